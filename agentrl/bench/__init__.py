@@ -1,0 +1,1 @@
+"""Benchmarks: each module measures ratios within one run, its variants interleaved."""

@@ -1,0 +1,38 @@
+"""Repeated measurements as a table or one JSON line.
+
+Guarantees: median and spread of every key, with the number of repeats; nothing is averaged away.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import orjson
+from rich.table import Table
+
+
+def statistics(results: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | int]]:
+    """Median, min, max and n of each key.
+
+    Args:
+        results: Key to its repeats, at least one each.
+    """
+    return {
+        key: {"median": median(values), "min": min(values), "max": max(values), "n": len(values)}
+        for key, values in results.items()
+    }
+
+
+def json_line(results: Mapping[str, Sequence[float]]) -> str:
+    """``{"key": {"median": ..., "min": ..., "max": ..., "n": ...}, ...}`` on one line."""
+    return orjson.dumps(statistics(results)).decode()
+
+
+def table(results: Mapping[str, Sequence[float]], title: str) -> Table:
+    """The same for a person."""
+    shown = Table(title=title)
+    shown.add_column("key")
+    for name in ("median", "min", "max", "n"):
+        shown.add_column(name, justify="right")
+    for key, row in statistics(results).items():
+        shown.add_row(key, *(f"{row[name]:.4g}" for name in ("median", "min", "max")), str(row["n"]))
+    return shown

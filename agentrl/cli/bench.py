@@ -1,0 +1,46 @@
+"""``agentrl bench``: ratios measured on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_NOT_BENCHMARKS = {"__init__", "report"}
+
+
+def benchmark_names() -> list[str]:
+    """Modules of ``agentrl.bench`` that measure something, sorted."""
+    folder = Path(__file__).resolve().parent.parent / "bench"
+    return sorted({file.stem for file in folder.glob("*.py")} - _NOT_BENCHMARKS)
+
+
+def complete_benchmark(incomplete: str) -> list[str]:
+    """Benchmark names that start with what was typed, for shell completion."""
+    return [name for name in benchmark_names() if name.startswith(incomplete)]
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark.", autocompletion=complete_benchmark)],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line instead of a table.")] = False,
+) -> None:
+    """Measure speed ratios on this machine.
+
+    At least 5 repeats, interleaved; prints median and spread.
+    """
+    import importlib
+
+    from rich.console import Console
+
+    from agentrl.config.errors import ConfigError
+    from agentrl.core.registry import nearest
+
+    names = benchmark_names()
+    if name not in names:
+        raise ConfigError(f"no benchmark {name!r}{nearest(name, names) or '.'} Known: {', '.join(names)}")
+    results = importlib.import_module(f"agentrl.bench.{name}").run()
+    from agentrl.bench.report import json_line, table
+
+    if as_json:
+        typer.echo(json_line(results))
+    else:
+        Console().print(table(results, f"agentrl bench {name}"))

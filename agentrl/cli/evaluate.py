@@ -1,0 +1,96 @@
+"""``agentrl eval``: roll out without a trainer, against a server that runs already or the embedded engine."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.recipe import Overrides, complete_recipe, run_loaded
+
+# An external server holds another model than the recipe's CPU part is sized for; both can be set.
+_EXTERNAL = ("sampling.max_new_tokens=1024", "inference.context_length=8192")
+
+
+def evaluate(
+    name: Annotated[
+        str, typer.Argument(help="An environment's id or a recipe's name.", autocompletion=complete_recipe)
+    ],
+    overrides: Overrides = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            "--base-url", help="OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1. Default: start ours."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The server's name of the model; without --base-url, the model to load."),
+    ] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Tasks.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Episodes per task; over 1, also pass@k.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Folder for the episodes.")] = None,
+) -> None:
+    """Evaluate a model on an environment.
+
+    The API key is read from $OPENAI_API_KEY, or the variable that inference.api_key_env names.
+    """
+    from rich.console import Console
+
+    from agentrl.config.errors import ConfigError
+    from agentrl.config.load import load_recipe
+
+    if base_url is not None and model is None:
+        raise ConfigError("--base-url needs --model NAME: the name under which that server knows the model")
+    recipe_name = recipe_of(name)
+    folder = output or Path("runs") / f"eval-{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = eval_settings(base_url, model, n, k, folder)
+    recipe = load_recipe(recipe_name, [*settings, *(overrides or ())])
+    raise typer.Exit(run_loaded(recipe, resume=False, console=Console(highlight=False)))
+
+
+def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int | None, folder: Path) -> list[str]:
+    """The options as recipe settings."""
+    from agentrl.config.yaml12 import write_yaml
+
+    settings = ["trainer.type=null", f"launch.run_dir={folder.parent}", f"name={folder.name}"]
+    if base_url is not None:
+        settings += ["inference.engine=openai", f"inference.urls={write_yaml([base_url])}", *_EXTERNAL]
+        settings.append(f"inference.model={model}")
+    elif model is not None:
+        settings.append(f"model.name={model}")
+    if n is not None:
+        settings.append(f"eval.tasks={n}")
+    if k is not None:
+        settings.append(f"eval.samples={k}")
+        if k > 1:
+            settings.append("sampling.eval_temperature=1.0")  # greedy samples of one task would all be the same
+    return settings
+
+
+def recipe_of(name: str) -> str:
+    """The recipe behind a recipe's name or path, or the first recipe of an environment.
+
+    Raises:
+        ConfigError: Neither is known.
+    """
+    from agentrl.config.errors import ConfigError
+    from agentrl.config.load import find_recipe, recipe_names
+    from agentrl.config.overrides import read_file
+    from agentrl.core.registry import nearest
+
+    names = recipe_names()
+    if name in names or name.endswith((".yaml", ".yml")):
+        return name
+    by_env: dict[str, str] = {}
+    for recipe in names:
+        env = read_file(find_recipe(recipe)).get("env")
+        if isinstance(env, dict):
+            by_env.setdefault(str(env.get("id")), recipe)
+    if name in by_env:
+        return by_env[name]
+    known = [*by_env, *names]
+    raise ConfigError(
+        f"no environment or recipe {name!r}{nearest(name, known) or '.'} Environments with a recipe: "
+        f"{', '.join(by_env)}. Recipes: {', '.join(names)}"
+    )

@@ -1,0 +1,60 @@
+"""``agentrl``: the commands, and what happens when one fails.
+
+Guarantees: an error that a user can act on is one message on standard error and exit code 2, without a traceback;
+anything else keeps its traceback. ``agentrl --help`` imports neither torch nor transformers, gymnasium or openai.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from agentrl import __version__
+from agentrl.cli.bench import bench
+from agentrl.cli.evaluate import evaluate
+from agentrl.cli.recipe import app as recipe_app
+from agentrl.cli.serve import serve
+from agentrl.config.errors import UserError
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    name="agentrl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would double the time of --help
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(recipe_app, name="recipe")
+app.command(name="eval")(evaluate)
+app.command(name="serve", context_settings=PASS_THROUGH)(serve)
+app.command(name="bench")(bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reinforcement learning of language-model agents, with Gymnasium's vocabulary."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code.
+
+    Args:
+        argv: Arguments without the program's name; the process's own by default.
+    """
+    try:
+        app(args=list(argv) if argv is not None else None, prog_name="agentrl")
+    except UserError as error:
+        print(f"agentrl: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,120 @@
+"""``agentrl recipe``: list, show and run recipes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrl.config.recipe import Recipe
+
+app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipe names that start with what was typed, for shell completion."""
+    from agentrl.config.load import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def complete_override(incomplete: str) -> list[str]:
+    """Keys that start with what was typed, for shell completion."""
+    from agentrl.config.load import dotted_keys
+
+    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
+
+
+Name = Annotated[
+    str, typer.Argument(help="A recipe's name, or a path to its YAML file.", autocompletion=complete_recipe)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Settings, e.g. trainer.learning_rate=1e-6.", metavar="[KEY=VALUE]...", autocompletion=complete_override
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file merged over the recipe, before the settings.")
+]
+
+
+@app.command(name="list")
+def list_recipes() -> None:
+    """List all recipes that can be run by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentrl.config.load import find_recipe, recipe_names
+    from agentrl.config.overrides import read_file
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("recipe", "what it does", "file"):
+        table.add_column(column)
+    for name in recipe_names():
+        path = find_recipe(name)
+        table.add_row(name, str(read_file(path).get("description", "")), str(path))
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> None:
+    """Print a recipe as it would run here: every key, its value and its meaning."""
+    from agentrl.config.render import render
+
+    typer.echo(render(_load(name, overrides, config)), nl=False)
+
+
+@app.command()
+def run(
+    name: Name,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and the plan; start nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run of this name from its checkpoint.")
+    ] = False,
+) -> None:
+    """Run a recipe: train, or with trainer.type=null evaluate."""
+    from rich.console import Console
+
+    recipe = _load(name, overrides, config)
+    console = Console(highlight=False)
+    if dry_run:
+        _print_plan(recipe)
+        return
+    raise typer.Exit(run_loaded(recipe, resume=resume, console=console))
+
+
+def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console") -> int:
+    """Train, or evaluate where there is no trainer; returns the exit code."""
+    from agentrl.config.errors import UserError
+    from agentrl.launch.run import RunError, run_recipe
+
+    try:
+        return run_recipe(recipe, resume=resume, console=console)
+    except RunError as error:
+        raise UserError(str(error)) from error
+
+
+def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":
+    from agentrl.config.load import load_recipe
+
+    return load_recipe(name, overrides or (), str(config) if config is not None else None)
+
+
+def _print_plan(recipe: "Recipe") -> None:
+    from agentrl.config.render import render
+    from agentrl.data.models import find_config
+    from agentrl.launch.plan import plan_lines
+
+    typer.echo(render(recipe))
+    if recipe.inference.engine == "openai":
+        config, model = None, f"{recipe.inference.model or recipe.model.name}: at {', '.join(recipe.inference.urls)}"
+    else:
+        config, model = find_config(recipe.model.name)
+    typer.echo("\n".join(plan_lines(recipe, config, model)))

@@ -1,0 +1,35 @@
+"""``agentrl serve``: one inference server in the foreground."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Engine(StrEnum):
+    """Engines that ``agentrl serve`` starts."""
+
+    EMBEDDED = "embedded"  # our own, any Hugging Face causal LM, CPU or GPU
+
+
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Option("--model", help="Local folder, Hugging Face id or a shipped model.")],
+    engine: Annotated[Engine, typer.Option("--engine", help="Which server.")] = Engine.EMBEDDED,
+) -> None:
+    """Serve a model over HTTP.
+
+    Further options go to the engine as they are: --port, --context-length, --max-running and so on.
+    """
+    from agentrl.data.models import require_chat_template, resolve_model
+
+    found = resolve_model(model, say=_say)
+    require_chat_template(found.path)
+    _say(found.source)
+    from agentrl.inference.engine.__main__ import main
+
+    raise typer.Exit(main(["--model", str(found.path), *context.args]))
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

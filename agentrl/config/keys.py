@@ -1,0 +1,84 @@
+"""The dotted names of all recipe keys, and the nearest one to a name that does not exist.
+
+Guarantees: derived from the recipe's models, so the list cannot go stale; keys below an open mapping (``env.kwargs``)
+are accepted as they are, since only the component that receives them knows them.
+"""
+
+import functools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from agentrl.config.recipe import Recipe, Section
+from agentrl.core.registry import nearest
+
+
+@functools.cache
+def fields() -> dict[str, FieldInfo]:
+    """Every dotted key of a recipe, sections included, with its pydantic field, in the order of the models."""
+    return dict(_walk(Recipe, ""))
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        child = section_of(field)
+        if child is not None:
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, ``None`` where it holds a value."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def choices(field: FieldInfo) -> tuple[Any, ...]:
+    """The types and literals a field may hold, unions taken apart."""
+    annotation = field.annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def dotted_keys() -> list[str]:
+    """Every key that can be set, ``trainer`` and ``trainer.learning_rate`` alike."""
+    return list(fields())
+
+
+def is_open(key: str) -> bool:
+    """Whether ``key`` holds a mapping whose keys the recipe does not know, such as ``env.kwargs``."""
+    field = fields().get(key)
+    return field is not None and typing.get_origin(field.annotation) is dict
+
+
+def is_known(key: str) -> bool:
+    """Whether ``key`` can be set."""
+    if key in fields():
+        return True
+    parts = key.split(".")
+    return any(is_open(".".join(parts[:depth])) for depth in range(1, len(parts)))
+
+
+def unknown_key(key: str) -> str:
+    """The sentence that answers an unknown key, with the nearest valid one where there is one."""
+    last = key.rpartition(".")[2]
+    same = [known for known in fields() if known.rpartition(".")[2] == last]
+    if len(same) == 1:
+        return f"unknown key {key!r}, did you mean {same[0]!r}?"
+    return f"unknown key {key!r}{nearest(key, same or dotted_keys()) or nearest(key, dotted_keys())}"
+
+
+def unknown_keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A sentence for each key of nested ``data`` that no section knows."""
+    found: list[str] = []
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if not is_known(key):
+            found.append(unknown_key(key))
+        elif isinstance(value, Mapping) and not is_open(key) and section_of(fields()[key]) is not None:
+            found += unknown_keys(value, f"{key}.")
+    return found

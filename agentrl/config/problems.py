@@ -1,0 +1,76 @@
+"""What pydantic found wrong, in a user's words.
+
+Guarantees: every problem is told at once, each with its key, the value it had, what is allowed and what the key means.
+"""
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.config.keys import choices, fields, section_of, unknown_key
+from agentrl.config.overrides import describe
+
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+}
+_BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def problems(error: ValidationError) -> list[str]:
+    """One line per problem in ``error``."""
+    return [_problem(dict(item)) for item in error.errors(include_url=False)]
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if not key:
+        return str(item["ctx"]["error"]) if item["type"] == "value_error" else str(item["msg"])
+    if item["type"] == "extra_forbidden":
+        return unknown_key(key)
+    wanted = allowed(key)
+    if item["type"] == "missing":
+        return f"{key} is missing: it must be {wanted}"
+    return f"{key} was {describe(item['input'])}, but must be {wanted}"
+
+
+def allowed(key: str) -> str:
+    """What a key may hold, e.g. ``a number, greater than 0``."""
+    field = fields().get(key) or fields().get(key.rpartition(".")[0])  # an item of a list has no field of its own
+    if field is None:
+        return "something else"
+    section = section_of(field)
+    if section is not None:
+        return f"a mapping with the keys {', '.join(section.model_fields)}"
+    kinds: list[str] = []
+    bounds: list[str] = [_bound(mark) for mark in field.metadata]
+    for choice in choices(field):
+        if typing.get_origin(choice) is typing.Literal:
+            kinds += [str(literal) for literal in typing.get_args(choice)]
+        elif typing.get_origin(choice) is typing.Annotated:
+            kinds.append(_kind(typing.get_args(choice)[0]))
+            for mark in typing.get_args(choice)[1:]:
+                bounds += [_bound(part) for part in getattr(mark, "metadata", [mark])]
+        else:
+            kinds.append(_kind(choice))
+    text = ", ".join([" or ".join(kinds), *[bound for bound in bounds if bound]])
+    return f"{text} ({field.description})" if field.description else text
+
+
+def _kind(choice: Any) -> str:
+    origin = typing.get_origin(choice)
+    if origin in (list, tuple):
+        return f"a list of {_kind(typing.get_args(choice)[0])}"
+    return "a mapping" if origin is dict else _KINDS.get(choice, str(choice))
+
+
+def _bound(mark: Any) -> str:
+    parts = [
+        f"{words} {getattr(mark, name)}" for name, words in _BOUNDS.items() if getattr(mark, name, None) is not None
+    ]
+    return " and ".join(parts)

@@ -1,0 +1,35 @@
+"""How a process of ours behaves towards the one that started it.
+
+Guarantees: a child whose parent dies is sent SIGTERM by the kernel (Linux), so that even ``kill -9`` of the launcher leaves
+nothing running; files that announce something appear whole.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int | None = None, signum: int = signal.SIGTERM) -> None:
+    """Ask the kernel for ``signum`` when the parent dies; exit now if it is gone already.
+
+    Args:
+        parent_pid: The parent, where the caller knows it; ``None`` trusts ``os.getppid()``.
+        signum: What to get.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        sys.exit(0)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` to ``path`` in one step: readers see the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(data))
+    partial.replace(path)

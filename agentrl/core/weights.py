@@ -1,0 +1,63 @@
+"""What a weight push says about itself, and how a server proves that it took it.
+
+Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel beside it as safetensors files, on tmpfs or on
+disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
+"""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+WINDOW = 16 * 1024  # bytes read at the head, the middle and the tail of a tensor: 13 MB for a model of 272 tensors
+WEIGHTS_FILE = "model.safetensors"
+
+
+class WeightManifest(BaseModel):
+    """One published policy version.
+
+    Attributes:
+        version: Policy version the bytes belong to (trainer steps done).
+        path: Folder that holds ``model.safetensors``, readable by the servers.
+        transport: ``shm`` for a tmpfs folder of this host, ``disk`` for any other folder.
+        dtype: Element type of every tensor, by its safetensors name (``F32``, ``BF16``, ``F16``).
+        nbytes: Total size of the tensors in bytes.
+        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int
+    path: str
+    transport: Literal["shm", "disk"]
+    dtype: str
+    nbytes: int
+    fingerprints: dict[str, str]
+
+    @property
+    def file(self) -> Path:
+        """The safetensors file itself."""
+        return Path(self.path) / WEIGHTS_FILE
+
+
+def fingerprint(data: memoryview) -> str:
+    """Fingerprint of one tensor's bytes: its length and a CRC-32 over three windows (head, middle, tail)."""
+    data = data.cast("B")
+    size = len(data)
+    crc = 0
+    for start in sorted({0, max(0, size // 2 - WINDOW // 2), max(0, size - WINDOW)}):
+        crc = zlib.crc32(data[start : start + WINDOW], crc)
+    return f"{size:x}:{crc:08x}"
+
+
+def checksum(data: memoryview) -> str:
+    """CRC-32 over all bytes of one tensor."""
+    data = data.cast("B")
+    return f"{len(data):x}:{zlib.crc32(data):08x}"
+
+
+def mismatches(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    """Names whose fingerprint differs or is missing on the server's side, sorted."""
+    return sorted(name for name, value in expected.items() if actual.get(name) != value)

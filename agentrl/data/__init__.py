@@ -1,0 +1,1 @@
+"""Models and datasets found by name."""

@@ -1,0 +1,39 @@
+"""Sums of two small numbers, for learning proofs and examples.
+
+Guarantees: train and test never share an ordered pair; which pairs are held out depends on nothing but the arguments.
+"""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from agentrl.config.errors import DataError
+
+_SPLIT_SEED = 7  # any number, as long as it stays: published results depend on which pairs are held out
+
+
+def load(
+    split: str, path: str | None, max_operand: int = 50, held_out: int = 200
+) -> tuple[Iterable[dict[str, Any]], str]:
+    """All sums ``a + b`` with ``0 <= a, b <= max_operand``.
+
+    Args:
+        split: ``train`` or ``test``.
+        path: Must be ``None``: nothing is read.
+        max_operand: Largest operand.
+        held_out: Ordered pairs that make up ``test``.
+
+    Returns:
+        Lines ``{"a", "b", "question", "answer"}``, and a sentence about them.
+    """
+    if path is not None:
+        raise DataError(f"dataset 'arithmetic' is generated and reads no path, but path was {path!r}")
+    pairs = [(a, b) for a in range(max_operand + 1) for b in range(max_operand + 1)]
+    if not 0 < held_out < len(pairs):
+        raise DataError(f"held_out was {held_out}, but must be between 1 and {len(pairs) - 1} of {len(pairs)} pairs")
+    random.Random(_SPLIT_SEED).shuffle(pairs)
+    parts = {"test": pairs[:held_out], "train": pairs[held_out:]}
+    if split not in parts:
+        raise DataError(f"dataset 'arithmetic' has no split {split!r}; it has train and test")
+    lines = [{"a": a, "b": b, "question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in parts[split]]
+    return lines, f"arithmetic: generated, operands 0 to {max_operand}, {held_out} pairs held out"

@@ -1,0 +1,71 @@
+"""A recipe's dataset section into tasks.
+
+Guarantees: a task's id is its place in the dataset (``train/17``), whatever the order, seed or limit; the same
+configuration and seed give the same tasks in the same order. Validation tasks are drawn with a seed of their own, so
+runs with different seeds are evaluated on the same ones.
+"""
+
+import inspect
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.config.errors import DataError
+from agentrl.config.recipe import DatasetConfig
+from agentrl.core.episode import Task
+from agentrl.core.registry import load
+
+_FIXED_SEED = 20_240_501  # any number, as long as it stays: changing it changes which validation tasks a limit takes
+
+
+@dataclass(frozen=True)
+class LoadedTasks:
+    """Tasks and where they come from.
+
+    Attributes:
+        tasks: In the order they are to be used.
+        source: A sentence that says where they come from.
+    """
+
+    tasks: list[Task]
+    source: str
+
+
+def load_tasks(config: DatasetConfig, *, seed: int) -> LoadedTasks:
+    """Load the tasks of a dataset section.
+
+    Args:
+        config: The section. Its ``name`` is a registered dataset or ``path/to/file.py:function``; the function gets
+            ``split``, ``path`` and ``kwargs`` and returns the lines and a sentence about their source.
+        seed: Orders the training tasks; every other split has a fixed order.
+
+    Raises:
+        DataError: The dataset is unknown, not found, empty, or its loader does not take these arguments.
+    """
+    try:
+        loader = load("dataset", config.name)
+    except LookupError as error:
+        raise DataError(str(error.args[0])) from error
+    try:
+        inspect.signature(loader).bind(config.split, config.path, **config.kwargs)
+    except TypeError as error:
+        raise DataError(f"dataset {config.name!r} does not take kwargs={config.kwargs}: {error}") from error
+    lines, source = loader(config.split, config.path, **config.kwargs)
+    tasks = [Task(id=f"{config.split}/{index}", data=_checked(line, config)) for index, line in enumerate(lines)]
+    if not tasks:
+        raise DataError(f"dataset {config.name!r}, split {config.split!r}, has no tasks ({source})")
+    if config.shuffle:
+        random.Random(seed if config.split == "train" else _FIXED_SEED).shuffle(tasks)
+    if config.limit is not None and config.limit < len(tasks):
+        source = f"{source}; the first {config.limit} of {len(tasks)} {config.split} tasks"
+        tasks = tasks[: config.limit]
+    else:
+        source = f"{source}; {len(tasks)} {config.split} tasks"
+    return LoadedTasks(tasks, source)
+
+
+def _checked(line: object, config: DatasetConfig) -> dict[str, Any]:
+    if not isinstance(line, Mapping):
+        raise DataError(f"dataset {config.name!r} gave {line!r}; a line must be a mapping")
+    return dict(line)

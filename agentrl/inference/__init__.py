@@ -1,0 +1,1 @@
+"""Models behind servers: chat sessions, backends, and the embedded engine."""

@@ -1,0 +1,94 @@
+"""What the rest of agentrl needs from an inference server.
+
+Guarantees: a generation carries the ids that were sampled, their behavior logprobs and the policy version of each, as the server
+stated them; text is only decoded from ids. Errors name the URL and what was expected.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from agentrl.core.weights import WeightManifest
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+class InferenceError(RuntimeError):
+    """The server refused a request, answered nonsense, or could not be reached."""
+
+
+class ContextOverflow(InferenceError):
+    """The prompt does not fit the model's context."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling of one request; ``temperature`` 0 is greedy, ``top_k`` -1 the whole vocabulary."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What the server sampled after a prompt.
+
+    Attributes:
+        token_ids: ``[tokens]``, the end-of-turn token included where it was sampled.
+        logprobs: ``[tokens]`` ``log_softmax(logits / T)`` of each sampled token.
+        versions: ``[tokens]`` policy version that sampled it.
+        finish_reason: ``stop``, ``length`` or ``abort`` (given up by the server, partial tokens are valid).
+        cached_tokens: Prompt tokens the server did not have to compute.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: Literal["stop", "length", "abort"]
+    cached_tokens: int = 0
+
+
+class Backend(Protocol):
+    """One server that generates from token ids and takes weights."""
+
+    url: str
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """Sample a continuation."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Give a request up; it returns with ``abort``."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether it takes requests now."""
+        ...
+
+    async def version(self) -> int:
+        """Policy version of the loaded weights."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling; new requests are held."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        ...
+
+    async def load(self, path: str, version: int) -> None:
+        """Load weights from a folder."""
+        ...
+
+    async def verify(self, manifest: WeightManifest) -> list[str]:
+        """Names of the tensors that are not what the manifest says."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...

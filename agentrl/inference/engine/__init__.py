@@ -1,0 +1,8 @@
+"""The embedded inference engine: an HTTP server over any Hugging Face causal language model, on CPU or GPU.
+
+Guarantees: importing this package imports neither torch nor transformers; the server speaks the part of SGLang's HTTP
+contract that training needs, so a client cannot tell the two apart on that part.
+
+Start it with ``python -m agentrl.inference.engine --model DIR``, or call
+:func:`agentrl.inference.engine.__main__.main`.
+"""

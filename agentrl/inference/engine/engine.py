@@ -1,0 +1,318 @@
+"""The loop thread: admits, prefills, decodes, samples, and obeys between steps.
+
+Guarantees: one thread alone touches model, cache and scheduler; everybody else hands it closures through a queue. A
+submitted request always ends: finished, aborted, or failed with the message of the exception. An exception in a model
+step fails the requests of that step and nothing else. No cache entry survives a weight change, except of requests
+frozen by ``in_place``.
+"""
+
+import logging
+import queue
+import random
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.inference.engine.request import Finish, Request
+from agentrl.inference.engine.runner import ModelRunner
+from agentrl.inference.engine.sampling import sample
+from agentrl.inference.engine.scheduler import Scheduler
+from agentrl.inference.engine.weights import load_weights
+
+T = TypeVar("T")
+PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
+PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens; one prompt always goes
+PAUSE_MODES = ("abort", "retract", "in_place")
+log = logging.getLogger(__name__)
+
+
+class QueueFullError(RuntimeError):
+    """More requests wait than allowed. Becomes HTTP 503."""
+
+
+class Engine:
+    """A runner and a scheduler under one thread.
+
+    Args:
+        build: Makes the runner; called in the loop thread, which then owns it.
+        max_running: Slots.
+        max_waiting: Most requests beyond the slots.
+        seed: Seed of the stream that seeds requests without an own seed.
+        version: Weight version at the start.
+        threads: Torch threads of the loop; 0 leaves torch's choice.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], ModelRunner],
+        *,
+        max_running: int = 64,
+        max_waiting: int = 4096,
+        seed: int | None = None,
+        version: str = "0",
+        threads: int = 0,
+    ) -> None:
+        """Prepare; :meth:`start` starts the thread."""
+        self.scheduler = Scheduler(max_running)
+        self.max_waiting = max_waiting
+        self.version = version
+        self.paused = False
+        self.failed_steps = 0
+        self.ready: Future[ModelRunner] = Future()
+        self._build = build
+        self._threads = threads
+        self._seeds = random.Random(seed)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._live: set[str] = set()
+        self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
+        self._thread = threading.Thread(target=self._loop, name="agentrl-engine", daemon=True)
+
+    # What other threads call.
+
+    def start(self) -> "Engine":
+        """Start the thread, which first builds the runner; ``ready`` tells the outcome."""
+        self._thread.start()
+        return self
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop thread lives."""
+        return self._thread.is_alive()
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The runner, once ready."""
+        return self.ready.result(timeout=0)
+
+    def next_seed(self) -> int:
+        """A seed for a request that names none."""
+        with self._lock:
+            return self._seeds.getrandbits(63)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; their ``on_update`` tells the rest.
+
+        Args:
+            requests: New requests; their rids must not be in use.
+
+        Raises:
+            QueueFullError: If too many wait.
+            ValueError: If a rid is in use.
+        """
+        with self._lock:
+            if len(self._live) + len(requests) > self.scheduler.max_running + self.max_waiting:
+                raise QueueFullError(f"{len(self._live)} requests are unfinished, the queue is full")
+            rids = [request.rid for request in requests]
+            taken = sorted(self._live.intersection(rids)) or sorted({rid for rid in rids if rids.count(rid) > 1})
+            if taken:
+                raise ValueError(f"rid {taken[0]!r} is already in use")
+            self._live.update(rids)
+        self._commands.put(lambda: self.scheduler.add(requests))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function in the loop thread between two steps."""
+        future: Future[T] = Future()
+        self._commands.put(lambda: _settle(future, function))
+        return future
+
+    def abort(self, rid: str = "", *, everything: bool = False) -> "Future[int]":
+        """End requests now, with what they have.
+
+        Args:
+            rid: A request's own or parent id; unknown ones are ignored.
+            everything: All of them.
+
+        Returns:
+            How many ended.
+        """
+        return self.call(lambda: self._abort(lambda r: everything or rid in (r.rid, r.parent), "aborted by the client"))
+
+    def pause(self, mode: str) -> "Future[None]":
+        """Stop stepping: ``abort`` ends all, ``retract`` requeues the running, ``in_place`` freezes them."""
+        return self.call(lambda: self._pause(mode))
+
+    def resume(self) -> "Future[None]":
+        """Step again."""
+        return self.call(self._resume)
+
+    def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
+        """Load weights from a folder between two steps; returns the bytes read."""
+        return self.call(lambda: self._load(folder, version, abort_all))
+
+    def stop(self, timeout: float = 2.0) -> bool:
+        """Abort everything and end the thread.
+
+        Args:
+            timeout: Seconds to wait for a step in progress.
+
+        Returns:
+            Whether the thread ended.
+        """
+        self._commands.put(self._stop)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # What the loop thread does.
+
+    def _loop(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        _settle(self.ready, self._build)
+        if self.ready.exception() is not None:
+            return
+        while not self._stopping:
+            idle = self.paused or not self.scheduler.unfinished
+            self._obey(block=idle)
+            if not self.paused and not self._stopping:
+                self._step()
+
+    def _obey(self, *, block: bool) -> None:
+        """Run queued commands, waiting for one if there is nothing else to do."""
+        if block:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _step(self) -> None:
+        prefills = tokens = 0
+        while prefills < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
+            group = self.scheduler.next_group()
+            if not group:
+                break
+            self._guarded(group, lambda group=group: self._admit(group))
+            prefills, tokens = prefills + 1, tokens + len(group[0].prefix)
+            self._obey(block=False)
+            if self.paused or self._stopping:
+                return
+        if self.scheduler.running:
+            self._guarded(list(self.scheduler.running), self._decode)
+
+    def _guarded(self, involved: Sequence[Request], step: Callable[[], None]) -> None:
+        """The engine-loop boundary: an exception of a step becomes the error of its requests."""
+        try:
+            step()
+        except Exception as error:
+            self.failed_steps += 1
+            log.error("a model step failed: %s", traceback.format_exc())
+            for request in involved:
+                request.end(Finish("error", message=f"{type(error).__name__}: {error}"))
+            self._sweep()
+            for request in involved:
+                self._report(request)
+
+    def _admit(self, group: list[Request]) -> None:
+        """Prefill a group once, then sample each member's first token."""
+        if all(request.limit == 0 and not request.needs_prompt_logprobs for request in group):
+            for request in group:
+                request.end(Finish("length"))
+                self._report(request)
+            return
+        first = len(self.scheduler.running)
+        starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
+        score_from = min(starts) if starts else -1
+        slots = range(first, first + len(group))
+        logits, scores = self.runner.prefill(group[0].prefix, slots, score_from)
+        for request in group:
+            self.scheduler.place(request)
+            if request.needs_prompt_logprobs:
+                start = max(request.logprob_start, 1)
+                skip = start - max(score_from, 1)
+                request.input_logprobs = scores[skip : skip + max(0, len(request.prompt) - start)]
+            if request.limit == 0:
+                request.end(Finish("length"))
+        self._sample(group, logits.repeat(len(group), 1))
+
+    def _decode(self) -> None:
+        running = list(self.scheduler.running)
+        logits = self.runner.decode([r.last for r in running], [r.length - 1 for r in running])
+        self._sample(running, logits)
+
+    def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+        """Append one token to each request that has not ended, and report."""
+        drawn = sample(logits, requests)
+        for row, request in enumerate(requests):
+            if request.finish is not None:
+                continue
+            if row in drawn.broken:
+                request.end(Finish("error", message="the model gave NaN or infinite logits"))
+            else:
+                request.append(drawn.tokens[row], drawn.logprobs[row], self.version)
+        self._sweep()
+        for request in requests:
+            if request.finish is not None or request.stream:
+                self._report(request)
+
+    def _sweep(self) -> None:
+        """Free the slots of ended requests, from the last one down so that moves stay valid."""
+        for slot in range(len(self.scheduler.running) - 1, -1, -1):
+            if self.scheduler.running[slot].finish is not None:
+                moved = self.scheduler.release(slot)
+                if moved != slot:
+                    self.runner.move(moved, slot, self.scheduler.running[slot].length)
+
+    def _report(self, request: Request) -> None:
+        if request.finish is not None:
+            with self._lock:
+                self._live.discard(request.rid)
+        request.on_update(request)
+
+    def _abort(self, matches: Callable[[Request], bool], message: str) -> int:
+        chosen = [request for request in self.scheduler.unfinished if matches(request)]
+        for request in chosen:
+            request.end(Finish("abort", message=message))
+        self.scheduler.drop_waiting(chosen)
+        self._sweep()
+        for request in chosen:
+            self._report(request)
+        return len(chosen)
+
+    def _pause(self, mode: str) -> None:
+        self.paused = True
+        if mode == "abort":
+            self._abort(lambda request: True, "generation was paused")
+        elif mode == "retract":
+            self.scheduler.retract()
+
+    def _resume(self) -> None:
+        self.paused = False
+
+    def _load(self, folder: str, version: str | None, abort_all: bool) -> int:
+        if abort_all:
+            self._abort(lambda request: True, "aborted by a weight update")
+        read = load_weights(self.runner.loaded.model, folder)
+        self.runner.weights_changed()
+        if not self.paused:
+            self.scheduler.retract()
+        if not self.scheduler.running:
+            self.runner.cache.clear()
+        if version is not None:
+            self.version = version
+        return read
+
+    def flush(self) -> bool:
+        """Give the cache's memory back; False if requests run. Loop thread only."""
+        if self.scheduler.unfinished:
+            return False
+        self.runner.cache.clear()
+        return True
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self.ready.done() and self.ready.exception() is None:
+            self._abort(lambda request: True, "the server is stopping")
+
+
+def _settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    """Run a function and put its result, or its exception, into a future (half of the engine-loop boundary)."""
+    try:
+        result = function()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,176 @@
+"""Key/value memory of the running requests, as a cache that transformers models accept.
+
+Guarantees: row s of each layer belongs to slot s; a decode step over B requests works on views of rows 0..B-1 up to
+the longest length, without copies; memory grows in steps up to slots x context and no short workload pays for a long
+one; positions beyond a row's length hold finite numbers, so a mask is enough to hide them.
+
+How: the runner says what comes (:meth:`SlotCache.begin_prefill`, :meth:`SlotCache.begin_decode`) and every layer of
+the model then calls ``update``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+LENGTH_STEP = 128  # positions; storage grows to a multiple of it
+VIEW_STEP = 16  # positions; the view of a decode step is a multiple of it: aligned rows, few shapes
+SLOT_STEP = 8
+
+
+class Plan:
+    """What the coming forward pass writes; shared by all layers.
+
+    Attributes:
+        slots: Capacity in slots that storage must have.
+        length: Capacity in positions that storage must have.
+        slot: Slot being prefilled, or -1 in a decode step.
+        rows: Slots of a decode step, int64 [batch].
+        positions: Where each row's new token goes, int64 [batch].
+        view: Positions that a decode step attends to.
+    """
+
+    def __init__(self) -> None:
+        """Nothing planned."""
+        self.slots = 0
+        self.length = 0
+        self.slot = -1
+        self.rows = self.positions = torch.empty(0, dtype=torch.long)
+        self.view = 0
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, [slots, kv_heads, length, head_dim].
+
+    Args:
+        plan: The cache's plan.
+    """
+
+    is_sliding = False
+
+    def __init__(self, plan: Plan) -> None:
+        """Allocate nothing yet."""
+        super().__init__()
+        self._plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate or grow storage to the plan's capacity; zeros, because a mask does not hide NaN."""
+        self.keys = self._grown(self.keys, key_states)
+        self.values = self._grown(self.values, value_states)
+        self.is_initialized = True
+
+    def _grown(self, old: Tensor | None, like: Tensor) -> Tensor:
+        plan = self._plan
+        if old is not None and old.shape[0] >= plan.slots and old.shape[2] >= plan.length:
+            return old
+        new = like.new_zeros(plan.slots, like.shape[1], plan.length, like.shape[3])
+        if old is not None:
+            new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store new states and return what the queries attend to.
+
+        Args:
+            key_states: [1, kv_heads, prompt, head_dim] in a prefill, [batch, kv_heads, 1, head_dim] in a decode step.
+            value_states: The same shape, head_dim may differ.
+            args: Ignored.
+            kwargs: Ignored.
+
+        Returns:
+            Keys and values, [batch, kv_heads, attended, head_dim].
+        """
+        self.lazy_initialization(key_states, value_states)
+        plan = self._plan
+        assert self.keys is not None and self.values is not None
+        if plan.slot >= 0:
+            length = key_states.shape[2]
+            self.keys[plan.slot, :, :length] = key_states[0]
+            self.values[plan.slot, :, :length] = value_states[0]
+            return key_states, value_states
+        batch = len(plan.rows)
+        self.keys[plan.rows, :, plan.positions] = key_states[:, :, 0]
+        self.values[plan.rows, :, plan.positions] = value_states[:, :, 0]
+        return self.keys[:batch, :, : plan.view], self.values[:batch, :, : plan.view]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Mask size of a prefill, which starts at position 0; a decode step brings its own mask."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Cached positions before a prefill: none."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No own bound."""
+        return -1
+
+
+class SlotCache(Cache):
+    """All layers' slots.
+
+    Args:
+        layers: Number of attention layers.
+        max_slots: Most slots.
+        context: Most positions of a slot.
+    """
+
+    def __init__(self, layers: int, max_slots: int, context: int) -> None:
+        """Allocate nothing yet."""
+        self._plan = Plan()
+        self._max_slots, self._context = max_slots, context
+        super().__init__(layers=[SlotLayer(self._plan) for _ in range(layers)])
+
+    def _reserve(self, slots: int, length: int) -> None:
+        """Raise the planned capacity: slots by half, so copies stay rare, positions to the next step."""
+        plan = self._plan
+        if slots > plan.slots:
+            grown = max(slots, plan.slots * 3 // 2)
+            plan.slots = min(self._max_slots, -(-grown // SLOT_STEP) * SLOT_STEP)
+        if length > plan.length:
+            grown = max(length, plan.length * 5 // 4)
+            plan.length = min(self._context, -(-grown // LENGTH_STEP) * LENGTH_STEP)
+
+    def begin_prefill(self, slot: int, slots: int, length: int) -> None:
+        """Plan a prefill of ``length`` positions into ``slot``, knowing that ``slots`` slots will be used."""
+        self._reserve(slots, length)
+        self._plan.slot = slot
+
+    def begin_decode(self, rows: Tensor, positions: Tensor, longest: int) -> int:
+        """Plan one token for each of the slots 0..batch-1.
+
+        Args:
+            rows: 0..batch-1, int64 [batch].
+            positions: Position of each row's new token, int64 [batch].
+            longest: Largest position plus one.
+
+        Returns:
+            Number of positions that the step attends to; the mask must be that long.
+        """
+        plan = self._plan
+        self._reserve(len(rows), longest)
+        plan.slot, plan.rows, plan.positions = -1, rows, positions
+        plan.view = min(plan.length, -(-longest // VIEW_STEP) * VIEW_STEP)
+        return plan.view
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """Copy the first ``length`` positions of one slot to others."""
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                assert store is not None
+                for target in targets:
+                    store[target, :, :length] = store[source, :, :length]
+
+    def clear(self) -> None:
+        """Give all memory back; for when no request runs."""
+        self._plan.slots = self._plan.length = 0
+        for layer in self.layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated now."""
+        stores = [store for layer in self.layers for store in (layer.keys, layer.values) if store is not None]
+        return sum(store.numel() * store.element_size() for store in stores)

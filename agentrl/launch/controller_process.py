@@ -1,0 +1,122 @@
+"""Entry point of the rollout controller: ``python -m agentrl.launch.controller_process --run-dir DIR --model DIR --server URL``.
+
+Guarantees: it announces its own URL in ``--ready-file`` when it listens; it ends by itself with code 0 after the final evaluation, and
+with a message and another code when the trainer falls silent or the rollouts cannot go on.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.process import die_with_parent, write_json
+from agentrl.data.datasets import load_tasks
+from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.observe.sinks import MetricsWriter
+from agentrl.rollout.controller import Controller
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.service import make_app
+from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.weights import Committed, WeightTransaction
+from agentrl.train.checkpoint_state import latest_checkpoint, read_state
+from agentrl.train.controller_client import SECRET_ENV
+
+WATCH_SECONDS = 1.0
+
+
+async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], ready_file: Path, *, resume: bool) -> int:
+    """Run the controller until the run is over; returns the exit code."""
+    client, backends = make_client(recipe, model, urls)
+    workflow = make_workflow(recipe)
+    training = load_tasks(recipe.train_dataset, seed=recipe.seed)
+    journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
+    evaluator = Evaluator(recipe, workflow, client, journal)
+    weights = WeightTransaction(
+        backends, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
+    )
+
+    async def evaluate(version: int) -> dict[str, float]:
+        summary = await evaluator.run(version)
+        write_json(run_dir / f"eval-{version:06d}.json", summary.as_metrics())
+        return summary.as_metrics()
+
+    controller = Controller(
+        recipe,
+        TaskStream(training.tasks, recipe.seed, shuffle=recipe.train_dataset.shuffle),
+        workflow,
+        client,
+        weights,
+        journal,
+        writer.write,
+        evaluate,
+    )
+    checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        controller.restore(state["step"], state["controller"])
+    config = uvicorn.Config(make_app(controller, os.environ.get(SECRET_ENV, "")), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
+    socket = config.bind_socket()
+    serving = asyncio.create_task(server.serve([socket]))
+    host, port = socket.getsockname()[:2]
+    write_json(ready_file, {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source})
+    try:
+        return await _until_over(controller, recipe)
+    finally:
+        server.should_exit = True
+        await serving
+        await controller.close()
+        for backend in backends:
+            await backend.close()
+        journal.close()
+        writer.close()
+
+
+async def _until_over(controller: Controller, recipe: Recipe) -> int:
+    await controller.start()
+    controller.last_beat = time.monotonic()
+    while not (controller.finished.is_set() and controller.trainer_done.is_set()):
+        await asyncio.sleep(WATCH_SECONDS)
+        silent = time.monotonic() - controller.last_beat
+        if silent > recipe.launch.heartbeat_timeout:
+            print(
+                f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout="
+                f"{recipe.launch.heartbeat_timeout:g}): giving up",
+                file=sys.stderr,
+            )
+            return 3
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse arguments and run."""
+    parser = argparse.ArgumentParser(prog="agentrl.launch.controller_process")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--server", action="append", required=True)
+    parser.add_argument("--ready-file", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args(argv)
+    die_with_parent(args.parent_pid)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
+    work = serve(recipe, args.run_dir, args.model, args.server, args.ready_file, resume=args.resume)
+    return asyncio.run(work)
+
+
+def _exit_on_signal(signum: int, frame: Any) -> None:
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

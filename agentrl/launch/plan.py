@@ -1,0 +1,171 @@
+"""What a run would do, before it does anything: processes, devices, dtypes, tokens and memory.
+
+Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started, allocated or imported
+that could. The memory is an estimate of what lasts and of the largest buffers; activations are left out, and the text
+says so.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.recipe import Recipe
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder that memory depends on.
+
+    Attributes:
+        parameters: How many, tied ones once.
+        layers: Decoder layers.
+        kv_width: Key heads times head size: keys of one token in one layer.
+        vocab: Vocabulary size.
+    """
+
+    parameters: int
+    layers: int
+    kv_width: int
+    vocab: int
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """One line of the estimate, in bytes of one process."""
+
+    process: str
+    what: str
+    nbytes: int
+
+
+def model_shape(config: Mapping[str, Any]) -> ModelShape:
+    """Sizes of a Llama-like decoder from its ``config.json``; biases and norms are small and counted where known.
+
+    Raises:
+        ValueError: The config lacks what the estimate needs.
+    """
+    try:
+        hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        heads, inner = config["num_attention_heads"], config["intermediate_size"]
+    except KeyError as error:
+        raise ValueError(f"config.json of a {config.get('model_type', 'model')!r} has no {error}") from error
+    head = config.get("head_dim") or hidden // heads
+    kv_width = (config.get("num_key_value_heads") or heads) * head
+    attention = 2 * hidden * heads * head + 2 * hidden * kv_width
+    if config.get("model_type") == "qwen2":
+        attention += heads * head + 2 * kv_width
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return ModelShape(embeddings + layers * layer + hidden, layers, kv_width, vocab)
+
+
+def resolved_dtype(wanted: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What ``auto`` becomes: bfloat16 on a GPU and on CPUs that multiply it natively, else float32."""
+    if wanted != "auto":
+        return wanted
+    if device == "cuda":
+        return "bfloat16"
+    flags = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
+    """The estimate, one item per lasting allocation or large buffer."""
+    device = recipe.launch.device
+    inference, trainer = recipe.inference, recipe.trainer
+    items: list[MemoryItem] = []
+    if inference.engine != "openai" and not inference.urls:
+        width = _BYTES[resolved_dtype(inference.dtype, device)]
+        cache = inference.max_running * inference.context_length * 2 * shape.layers * shape.kv_width * width
+        items.append(MemoryItem("server", f"weights, {width} bytes each", shape.parameters * width))
+        items.append(
+            MemoryItem(
+                "server", f"KV cache at most, {inference.max_running} x {inference.context_length} tokens", cache
+            )
+        )
+    if trainer.type is None:
+        return items
+    width = _BYTES[resolved_dtype(trainer.dtype, device)]
+    share = -(-shape.parameters // trainer.nproc)
+    items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
+    if width != 4:
+        items.append(MemoryItem("trainer rank", "parameters in bfloat16 for compute", 2 * shape.parameters))
+    if trainer.kl_coef > 0:
+        items.append(MemoryItem("trainer rank", "reference model", 4 * share))
+    logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
+    items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
+    items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * 2 * shape.parameters))
+    return items
+
+
+def plan_lines(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> list[str]:
+    """The plan as text.
+
+    Args:
+        recipe: With ``launch.device`` resolved.
+        config: The model's ``config.json``; ``None`` where it is not known.
+        model: A sentence about the model: where it is, or why its config is not known.
+    """
+    lines = [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
+    if config is None:
+        return [*lines, "memory     not estimated: the model's config.json is not at hand"]
+    try:
+        shape = model_shape(config)
+    except ValueError as error:
+        return [*lines, f"memory     not estimated: {error}"]
+    lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate without activations:")
+    items = memory(recipe, shape)
+    lines += [f"             {item.process + ',':<14} {item.what:<56} {_size(item.nbytes):>9}" for item in items]
+    for process in dict.fromkeys(item.process for item in items):
+        total = sum(item.nbytes for item in items if item.process == process)
+        lines.append(f"             {process + ', sum':<71} {_size(total):>9}")
+    return lines
+
+
+def _processes(recipe: Recipe) -> list[str]:
+    inference, trainer, device = recipe.inference, recipe.trainer, recipe.launch.device
+    where = f"{platform.machine()} CPU" if device == "cpu" else "CUDA GPU"
+    found: list[str] = []
+    if inference.urls:
+        found.append(f"inference server, running already: {', '.join(inference.urls)}")
+    else:
+        dtype = resolved_dtype(inference.dtype, device)
+        threads = f", {inference.threads} threads" if inference.threads else ""
+        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {dtype}{threads}")
+    found.append("1 x rollout controller")
+    if trainer.type is None:
+        found.append("no trainer: evaluation only")
+    else:
+        dtype = resolved_dtype(trainer.dtype, device)
+        found.append(
+            f"{trainer.nproc} x trainer rank, {trainer.type}, {where}, computes in {dtype} on float32 parameters"
+        )
+    return found
+
+
+def _tokens(recipe: Recipe) -> list[str]:
+    rollout, sampling, trainer = recipe.rollout, recipe.sampling, recipe.trainer
+    tasks = recipe.eval.tasks or "all"
+    evaluation = f"evaluation {tasks} tasks x {recipe.eval.samples} episodes"
+    if trainer.type is None:
+        return [evaluation]
+    episodes = rollout.batch_size * rollout.group_size
+    every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
+    limits = [f"{trainer.total_steps} steps"]
+    if trainer.time_budget:
+        limits.append(f"{trainer.time_budget:g} s")
+    return [
+        f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
+        f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, {episodes * recipe.inference.context_length:,} in all",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, at most {rollout.max_staleness} steps stale",
+        f"length     {' or '.join(limits)}",
+        f"{evaluation}, {every}before and after",
+    ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,162 @@
+"""Child processes of a run, watched together.
+
+Guarantees: every child has its own session, its own log file and a death signal tied to this process; the first child that fails
+stops the rest, and the error carries the tail of its log; :meth:`Supervisor.stop` leaves no process behind, however often it is called.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TAIL_LINES = 30
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+
+
+class ChildFailed(RuntimeError):
+    """A child ended that should not have, or did not come up; the message ends with its log's tail."""
+
+
+@dataclass
+class Child:
+    """One process.
+
+    Attributes:
+        name: For messages and the log's name.
+        process: The process itself, leader of its own session.
+        log: Its standard output and error.
+    """
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def tail(self) -> str:
+        """The last lines of the log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+class Supervisor:
+    """Starts, watches and stops the children of one run.
+
+    Args:
+        log_dir: Folder for ``<name>.log``.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._children: list[Child] = []
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def start(
+        self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, niceness: int = 0
+    ) -> Child:
+        """Start a child.
+
+        Args:
+            name: Unique in the run.
+            command: Arguments; no shell is involved.
+            env: Added to this process's environment.
+            niceness: Scheduling niceness.
+        """
+        log = self._log_dir / f"{name}.log"
+        with open(log, "ab") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        if niceness:
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)  # its threads are not started yet and inherit it
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    def wait_ready(self, child: Child, ready_file: Path, timeout: float) -> dict[str, Any]:
+        """Wait until ``child`` has announced itself.
+
+        Raises:
+            ChildFailed: It ended, another child failed, or the time is over.
+        """
+        deadline = time.monotonic() + timeout
+        while not ready_file.is_file():
+            self.check()
+            if child.process.poll() is not None:
+                raise ChildFailed(f"{child.name} ended before it was ready; the end of {child.log}:\n{child.tail()}")
+            if time.monotonic() > deadline:
+                raise ChildFailed(
+                    f"{child.name} did not come up within {timeout:g} s; the end of {child.log}:\n{child.tail()}"
+                )
+            time.sleep(POLL_SECONDS)
+        return json.loads(ready_file.read_text())
+
+    def check(self) -> None:
+        """Raise when any child has ended with an error.
+
+        Raises:
+            ChildFailed: One has.
+        """
+        for child in self._children:
+            code = child.process.poll()
+            if code not in (None, 0):
+                how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+                raise ChildFailed(f"{child.name} {how}; the end of {child.log}:\n{child.tail()}")
+
+    def wait(self, children: Sequence[Child], on_poll: Callable[[], None]) -> None:
+        """Watch until all of ``children`` have ended well, calling ``on_poll`` in between.
+
+        Raises:
+            ChildFailed: Any child failed, or one that must outlive these ended.
+        """
+        while True:
+            on_poll()
+            self.check()
+            if all(child.process.poll() == 0 for child in children):
+                return
+            for child in self._children:
+                if child not in children and child.process.poll() is not None:
+                    raise ChildFailed(f"{child.name} ended too early; the end of {child.log}:\n{child.tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End all children, the youngest first: SIGTERM, then SIGKILL to whatever of their families is left."""
+        families = [(child, _family(child.process.pid)) for child in reversed(self._children)]
+        for child, _ in families:
+            if child.process.poll() is None:
+                child.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child, family in families:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            for relative in family:
+                _kill(relative)
+        self._children.clear()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,12 @@
+"""``torchrun`` as a child that dies with its parent: ``python -m agentrl.launch.torchrun [torchrun's own arguments]``.
+
+Guarantees: when the launcher is gone, even by ``kill -9``, torchrun gets SIGTERM and takes its workers with it.
+"""
+
+from torch.distributed.run import main
+
+from agentrl.core.process import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+    main()

@@ -1,0 +1,1 @@
+"""Metric sinks, live progress, curves and tables."""

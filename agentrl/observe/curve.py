@@ -1,0 +1,111 @@
+"""The reward curve of a run as a picture.
+
+Guarantees: drawn from ``metrics.jsonl`` alone, so it can be drawn again at any time; the picture appears whole;
+evaluation points carry their 95% intervals.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.observe.sinks import read_metrics
+
+Record = dict[str, float]
+_COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8e5ea2", "#c23b5a", "#7a7a7a")
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and the ``window - 1`` before it; shorter at the start."""
+    return [sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)]
+
+
+def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
+    """Draw training reward above, evaluation below.
+
+    Args:
+        metrics_file: ``metrics.jsonl`` of the run.
+        target: PNG to write.
+        title: Heading.
+
+    Returns:
+        Whether there was something to draw: ``False``, and no picture, where the run ended before its first record.
+    """
+    records = read_metrics(metrics_file)
+    training = [record for record in records if "reward/mean" in record]
+    evaluations = [record for record in records if "eval/n" in record or "eval/accuracy" in record]
+    if not training and not evaluations:
+        return False
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    rows: list[tuple[Any, list[Record]]] = [
+        (part, found) for part, found in ((_training, training), (_evaluation, evaluations)) if found
+    ]
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (part, found) in zip(axes, rows, strict=True):
+        part(axis, found)
+        axis.grid(alpha=0.25)
+        axis.legend(loc="best", fontsize=9, framealpha=0.8)
+    axes[-1].set_xlabel("trainer step")
+    partial = target.with_name(f".{target.stem}.partial.png")
+    figure.savefig(partial, dpi=120)
+    partial.replace(target)
+    return True
+
+
+def _training(axis: Any, records: list[Record]) -> None:
+    steps = [record["step"] for record in records]
+    rewards = [record["reward/mean"] for record in records]
+    window = max(3, len(records) // 10)
+    axis.plot(steps, rewards, color=_COLOURS[0], alpha=0.25, linewidth=1, label="reward, mean of a batch")
+    axis.plot(
+        steps,
+        moving_average(rewards, window),
+        color=_COLOURS[0],
+        linewidth=2.2,
+        label=f"reward, mean of {window} steps",
+    )
+    names = sorted({name for record in records for name in record if name.startswith("metrics/")})
+    for colour, name in zip(_COLOURS[1:], names, strict=False):
+        found = [(record["step"], record[name]) for record in records if name in record]
+        smooth = moving_average([value for _, value in found], window)
+        label = f"{name.removeprefix('metrics/')}, mean of {window} steps"
+        axis.plot([step for step, _ in found], smooth, color=colour, linewidth=1.4, label=label)
+    axis.set_title("training (sampled)", fontsize=10)
+    axis.set_ylabel("per episode")
+
+
+def _evaluation(axis: Any, records: list[Record]) -> None:
+    names = ["accuracy", *sorted(_evaluated(records) - {"accuracy"})]
+    for colour, name in zip(_COLOURS[1:], names, strict=False):
+        found = [record for record in records if f"eval/{name}" in record]
+        if not found:
+            continue
+        means = [record[f"eval/{name}"] for record in found]
+        low = [max(0.0, mean - record.get(f"eval/{name}_low", mean)) for mean, record in zip(means, found, strict=True)]
+        high = [
+            max(0.0, record.get(f"eval/{name}_high", mean) - mean) for mean, record in zip(means, found, strict=True)
+        ]
+        axis.errorbar(
+            [record["step"] for record in found],
+            means,
+            yerr=[low, high],
+            color=colour,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            label=f"{name}, 95% interval",
+        )
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_title("evaluation on held-out tasks", fontsize=10)
+    axis.set_ylabel("share of answers")
+
+
+def _evaluated(records: list[Record]) -> set[str]:
+    """Metrics with an interval, the reward left out: it has a panel of its own."""
+    names = {name for record in records for name in record if name.startswith("eval/") and name.endswith("_low")}
+    return {name.removeprefix("eval/").removesuffix("_low") for name in names} - {"reward"}

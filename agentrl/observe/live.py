@@ -1,0 +1,154 @@
+"""What a person sees while a run goes on.
+
+Guarantees: in a terminal one panel that is redrawn in place; elsewhere, and with ``logging.live=false``, one line per
+step and per evaluation, so that a log file stays readable. Nothing shown changes the run.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.config.recipe import Recipe
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 60
+_ROWS = 8  # last steps shown in the panel
+
+
+class LiveView:
+    """Shows metric records of a run.
+
+    Args:
+        recipe: The run's configuration.
+        run_dir: Where its outputs are.
+        console: Where to show it.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, recipe: Recipe, run_dir: Path, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._recipe = recipe
+        self._run_dir = run_dir
+        self._console = console
+        self._clock = clock
+        self._started = clock()
+        self._state = "starting"
+        self._steps: list[dict[str, float]] = []
+        self._evaluation: dict[str, float] = {}
+        panel = console.is_terminal and recipe.logging.live
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=2) if panel else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last picture standing; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+
+    def state(self, text: str) -> None:
+        """Say what the run is doing now."""
+        changed, self._state = text != self._state, text
+        self._refresh(Text(f"[{self._elapsed()}] {text}") if changed else None)
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Take in one record of ``metrics.jsonl``."""
+        numbers = {name: float(value) for name, value in record.items() if value is not None}
+        if any(name.startswith("eval/") for name in numbers):
+            self._evaluation = numbers
+            self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
+        if "reward/mean" in numbers:
+            self._steps.append(numbers)
+            self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
+
+    def _refresh(self, line: Text | None) -> None:
+        if self._live is None and line is not None:
+            self._console.print(line, soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(self._clock() - self._started), 60)
+        return f"{minutes:d}:{seconds:02d}"
+
+    def render(self) -> Panel:
+        """The panel as it stands."""
+        parts: list[Any] = [Text(f"{self._state}", style="bold")]
+        if self._steps:
+            rewards = [record["reward/mean"] for record in self._steps]
+            parts += [Text(f"reward {sparkline(rewards, _CURVE_WIDTH)} {rewards[-1]:.3f}"), self._table()]
+        if self._evaluation:
+            parts.append(Text(evaluation_line(self._evaluation)))
+        title = f"{escape(self._recipe.name)} · {escape(self._recipe.model.name)} · {self._elapsed()}"
+        return Panel(Group(*parts), title=title, subtitle=escape(str(self._run_dir)), title_align="left")
+
+    def _table(self) -> Table:
+        names = sorted({name for record in self._steps for name in record if name.startswith("metrics/")})
+        table = Table(box=None, pad_edge=False)
+        heads = ["reward", *(name.removeprefix("metrics/") for name in names)]
+        for head in ("step", *heads, "tokens", "stale", "step s", "wait s", "update s"):
+            table.add_column(head, justify="right")
+        keys = ["reward/mean", *names, "tokens/completion_mean", "staleness/mean"]
+        keys += ["time/step", "time/wait_batch", "time/update"]
+        for record in self._steps[-_ROWS:]:
+            table.add_row(f"{record.get('step', 0):.0f}", *(_shown(record, key) for key in keys))
+        return table
+
+
+def _shown(record: Mapping[str, float], key: str) -> str:
+    if key not in record:
+        return "-"
+    return f"{record[key]:.3f}" if key.startswith(("reward/", "metrics/")) else f"{record[key]:.1f}"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last ``width`` values as bars between their own minimum and maximum."""
+    values = values[-width:]
+    low, high = min(values), max(values)
+    span = high - low or 1.0
+    return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1))] for value in values)
+
+
+def step_line(record: Mapping[str, float], total: int) -> str:
+    """One training step on one line."""
+    names = sorted(name for name in record if name.startswith("metrics/"))
+    parts = [f"step {record.get('step', 0):.0f}/{total}", f"reward {record['reward/mean']:.3f}"]
+    parts += [f"{name.removeprefix('metrics/')} {record[name]:.3f}" for name in names]
+    for key, label in (("tokens/completion_mean", "tokens"), ("staleness/mean", "stale")):
+        if key in record:
+            parts.append(f"{label} {record[key]:.1f}")
+    if "time/step" in record:
+        inner = [f"{label} {record[key]:.1f}" for key, label in _TIMES if key in record]
+        parts.append(f"{record['time/step']:.1f} s" + (f" ({', '.join(inner)})" if inner else ""))
+    return "  ".join(parts)
+
+
+_TIMES = (("time/wait_batch", "wait"), ("time/update", "update"))
+
+
+def evaluation_line(record: Mapping[str, float]) -> str:
+    """One evaluation on one line."""
+    names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high"))]
+    parts = [f"evaluation at step {record.get('step', 0):.0f}"]
+    for name in sorted(set(names) - {"eval/n", "eval/invalid"}):
+        text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
+        if f"{name}_low" in record:
+            text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
+        parts.append(text)
+    parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}")
+    return "  ".join(parts)

@@ -1,0 +1,110 @@
+"""Where metrics go: one JSON line per record, and TensorBoard events.
+
+Guarantees: a record that ``write`` returned from is in the file; a line that a kill cut short is dropped when the file
+is opened again, so every line is whole; a number that is not finite is written as null, since JSON has no word for it.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FOLDER = "tensorboard"
+
+
+class MetricsWriter:
+    """Appends metrics of a run.
+
+    Args:
+        run_dir: Folder of the run; created when missing.
+        tensorboard: Write TensorBoard events too, under ``tensorboard/``.
+        clock: Seconds since the epoch, for the ``time`` of a record.
+
+    Raises:
+        ModuleNotFoundError: ``tensorboard`` is wanted and tensorboardX is not installed.
+    """
+
+    def __init__(self, run_dir: Path, tensorboard: bool, clock: Callable[[], float] = time.time) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
+        self._path = run_dir / METRICS_FILE
+        _drop_cut_line(self._path)
+        self._file = self._path.open("ab")
+        self._events = _event_writer(run_dir / EVENTS_FOLDER) if tensorboard else None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one record.
+
+        Args:
+            step: Trainer step; evaluations of one step may come as a record of their own.
+            metrics: Name to number.
+        """
+        now = self._clock()
+        self._file.write(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    self._events.add_scalar(name, value, step, walltime=now)
+
+    def void_after(self, step: int) -> None:
+        """Drop the records of later steps: a run that resumes at ``step`` does them again."""
+        self._file.close()
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if orjson.loads(line)["step"] <= step]
+        partial = self._path.with_suffix(".partial")
+        partial.write_bytes(b"".join(kept))
+        partial.replace(self._path)
+        self._file = self._path.open("ab")
+
+    def close(self) -> None:
+        """Flush and close; may be called twice."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """All records of a metrics file, one per step in order; where a step has several, later values win.
+
+    Args:
+        path: ``metrics.jsonl``. A last line that is still being written is left out.
+
+    Returns:
+        Records with ``step``, ``time`` and the finite numbers of that step.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        record: dict[str, float | None] = orjson.loads(line)
+        step = record["step"]
+        if step is None:
+            raise ValueError(f"{path} has a record without a step: {line!r}")
+        finite = {name: value for name, value in record.items() if value is not None and math.isfinite(value)}
+        steps.setdefault(int(step), {}).update(finite)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _drop_cut_line(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _event_writer(folder: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "TensorBoard events need tensorboardX: pip install 'agentrl[train]', or set logging.tensorboard=false"
+        ) from error
+    return SummaryWriter(str(folder))

@@ -1,0 +1,62 @@
+"""The table at the end of a run.
+
+Guarantees: every number stands with its 95% interval, or says that it has none; failed episodes are told apart from
+wrong ones.
+"""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+_ROWS = (("accuracy", "test accuracy"), ("format", "format rate"), ("reward", "reward"))
+_SHARES = {"accuracy", "format"}
+
+
+def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
+    """Evaluation before and after training.
+
+    Args:
+        before: Metrics of the first evaluation, ``eval/accuracy``, ``eval/accuracy_low``, ``eval/accuracy_high``, ...
+        after: Those of the last.
+    """
+    table = Table(title="Held-out tasks, before and after training", caption=_caption(before, after))
+    table.add_column("")
+    table.add_column("before [95% interval]".replace("[", r"\["), justify="right")
+    table.add_column("after [95% interval]".replace("[", r"\["), justify="right")
+    for name, label in _ROWS:
+        if f"eval/{name}" in before or f"eval/{name}" in after:
+            table.add_row(label, with_interval(before, name), with_interval(after, name))
+    return table
+
+
+def with_interval(metrics: Mapping[str, float], name: str) -> str:
+    """A metric as ``12.5% [7.1%, 20.9%]``, its brackets escaped for rich.
+
+    Args:
+        metrics: Evaluation metrics.
+        name: Without ``eval/``.
+    """
+    value = metrics.get(f"eval/{name}")
+    if value is None:
+        return "not measured"
+    low, high = metrics.get(f"eval/{name}_low"), metrics.get(f"eval/{name}_high")
+    show = _percent if name in _SHARES or name.startswith("pass@") else _number
+    if low is None or high is None:
+        return f"{show(value)} (no interval)"
+    return rf"{show(value)} \[{show(low)}, {show(high)}]"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _caption(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    counts = [
+        f"{when}: {metrics.get('eval/n', 0):.0f} judged, {metrics.get('eval/invalid', 0):.0f} invalid"
+        for when, metrics in (("before", before), ("after", after))
+    ]
+    return "; ".join(counts)

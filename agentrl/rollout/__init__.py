@@ -1,0 +1,1 @@
+"""The rollout controller: tasks in, episodes out, weights through."""

@@ -1,0 +1,58 @@
+"""Finished groups on their way to the trainer.
+
+Guarantees: first in, first out; a batch has exactly the asked number of groups; each group leaves once. A failure put in reaches
+whoever waits.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from agentrl.core.episode import Episode
+
+
+@dataclass(frozen=True)
+class Group:
+    """Episodes of one task that are ready to train on.
+
+    Attributes:
+        draw: Draw number of the task.
+        episodes: Successful ones.
+        failed: Number of failed ones.
+    """
+
+    draw: int
+    episodes: list[Episode]
+    failed: int = 0
+
+
+class GroupBuffer:
+    """Queue of groups with batch-sized takes."""
+
+    def __init__(self) -> None:
+        self._groups: deque[Group] = deque()
+        self._changed = asyncio.Condition()
+        self._failure: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    async def put(self, group: Group) -> None:
+        """Add a finished group."""
+        async with self._changed:
+            self._groups.append(group)
+            self._changed.notify_all()
+
+    async def fail(self, error: BaseException) -> None:
+        """Let every present and future :meth:`take` raise ``error``."""
+        async with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    async def take(self, count: int) -> list[Group]:
+        """The ``count`` oldest groups, as soon as there are so many."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure is not None or len(self._groups) >= count)
+            if self._failure is not None:
+                raise self._failure
+            return [self._groups.popleft() for _ in range(count)]

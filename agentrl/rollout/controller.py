@@ -1,0 +1,257 @@
+"""The controller: admits tasks, runs episodes, hands out batches, moves weights, evaluates.
+
+Guarantees: groups are admitted only while the staleness gate has room; every admitted group ends in the journal exactly once; one
+failed episode never ends a run, a batch made mostly of failures does, with their reason; training waits while an evaluation
+that is due at its version runs.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Episode, Task
+from agentrl.core.weights import WeightManifest
+from agentrl.core.workflow import RolloutWorkflow
+from agentrl.rollout.buffer import Group, GroupBuffer
+from agentrl.rollout.episodes import Client, run_episode
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
+from agentrl.rollout.staleness import StalenessGate
+from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.weights import WeightTransaction
+
+Evaluate = Callable[[int], Any]  # async (version) -> dict of metrics
+
+
+class RolloutError(RuntimeError):
+    """The rollouts cannot go on; the message says why."""
+
+
+class Controller:
+    """Serves one trainer.
+
+    Args:
+        recipe: Resolved recipe.
+        tasks: Training tasks in order.
+        workflow: Shared by all episodes.
+        client: Model access.
+        weights: Owner of what the servers serve.
+        journal: Where outcomes go.
+        write_metrics: Called with a step and its metrics.
+        evaluate: Runs an evaluation at a version and returns its metrics.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tasks: TaskStream,
+        workflow: RolloutWorkflow,
+        client: Client,
+        weights: WeightTransaction,
+        journal: Journal,
+        write_metrics: Callable[[int, dict[str, float]], None],
+        evaluate: Evaluate,
+    ) -> None:
+        self.recipe = recipe
+        self._config = recipe.rollout
+        self._tasks = tasks
+        self._workflow = workflow
+        self._client = client
+        self._weights = weights
+        self._journal = journal
+        self._write_metrics = write_metrics
+        self._evaluate = evaluate
+        self.gate = StalenessGate(
+            self._config.max_staleness,
+            self._config.batch_size,
+            max(1, self._config.max_concurrent // self._config.group_size),
+        )
+        self._buffer = GroupBuffer()
+        self._room = asyncio.Event()
+        self._groups: set[asyncio.Task[None]] = set()
+        self._admission: asyncio.Task[None] | None = None
+        self._consumed: dict[int, list[Group]] = {}
+        self._pending_metrics: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
+        self._recent: list[bool] = []  # whether each of the latest episodes failed
+        self.finished = asyncio.Event()  # the final version is published and evaluated
+        self.trainer_done = asyncio.Event()
+        self.last_beat = time.monotonic()
+
+    async def start(self) -> None:
+        """Evaluate the starting version, then admit tasks."""
+        if self.gate.version == 0:
+            self._pending_metrics = await self._evaluate(0)
+        self._admission = asyncio.create_task(self._admit(), name="admission")
+
+    def restore(self, step: int, state: dict[str, Any]) -> None:
+        """Continue from the cut after ``step``; call before :meth:`start`."""
+        self._tasks.restore(state["tasks"])
+        self.gate.recover(step)
+        self._journal.resumed(step)
+
+    async def _admit(self) -> None:
+        while True:
+            while self.gate.capacity() > 0:
+                draw, task = self._tasks.draw()
+                self.gate.start()
+                job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
+                self._groups.add(job)
+                job.add_done_callback(self._groups.discard)
+            self._room.clear()
+            await self._room.wait()
+
+    async def _run_group(self, draw: int, task: Task) -> None:
+        episodes = await asyncio.gather(
+            *(
+                run_episode(
+                    self._workflow,
+                    task,
+                    self._client,
+                    group_id=f"g{draw}",
+                    index=index,
+                    seed=hash_seed(self.recipe.seed, draw, index),
+                    timeout=self._config.episode_timeout,
+                )
+                for index in range(self._config.group_size)
+            )
+        )
+        for episode in episodes:
+            self._journal.episode(episode)
+        good = [e for e in episodes if not e.failed]
+        await self._note_failures(episodes)
+        fate = self._filter(good)
+        self.gate.finish(accepted=fate is None)
+        if fate is None:
+            await self._buffer.put(Group(draw, good, failed=len(episodes) - len(good)))
+        else:
+            kind, reason = fate
+            self._tasks.settle(draw)
+            self._journal.group(kind, draw=draw, task=task.id, reason=reason)
+        self._room.set()
+
+    def _filter(self, good: list[Episode]) -> tuple[Any, str] | None:
+        if len(good) < 2:
+            return "failed", f"{len(good)} of {self._config.group_size} episodes usable"
+        if self._config.skip_uniform_groups and is_uniform(good):
+            return "filtered", "uniform rewards"
+        return None
+
+    async def _note_failures(self, episodes: list[Episode]) -> None:
+        """Stop the run when more of the latest batch's worth of episodes failed than the recipe allows."""
+        for episode in episodes:
+            self._recent.append(episode.failed)
+            if episode.failed:
+                self._failures[f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"] += 1
+        window = self._config.batch_size * self._config.group_size
+        del self._recent[:-window]
+        share = sum(self._recent) / window
+        if share >= self._config.max_failure_rate:
+            text, count = self._failures.most_common(1)[0]
+            await self._buffer.fail(
+                RolloutError(
+                    f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
+                    f"{self._config.max_failure_rate:g}); the most frequent reason, {count} times:\n{text[-3000:]}"
+                )
+            )
+
+    async def next_batch(self, step: int) -> dict[str, Any]:
+        """Batch of trainer step ``step``; the same batch when asked again.
+
+        Raises:
+            RolloutError: Too many episodes fail.
+        """
+        if step not in self._consumed:
+            groups = await self._buffer.take(self._config.batch_size)
+            self._consumed = {step: groups}
+            self._pending_metrics |= batch_metrics(groups, self.gate.version)
+            for group in groups:
+                self._tasks.settle(group.draw)
+                self._journal.group("trained", draw=group.draw, task=group.episodes[0].task_id, step=step)
+        return {
+            "step": step,
+            "total_steps": self._total_steps(),
+            "steps_per_epoch": self._steps_per_epoch(),
+            "episodes": [e.model_dump() for group in self._consumed[step] for e in group.episodes],
+        }
+
+    def _steps_per_epoch(self) -> int:
+        return max(1, len(self._tasks) // self._config.batch_size)
+
+    def _total_steps(self) -> int:
+        trainer = self.recipe.trainer
+        by_epochs = trainer.epochs * self._steps_per_epoch() if trainer.epochs else trainer.total_steps
+        return min(trainer.total_steps, by_epochs)
+
+    async def publish(self, manifest: WeightManifest, metrics: dict[str, float], *, final: bool) -> None:
+        """Serve a new version, record the step's metrics, evaluate where due.
+
+        Raises:
+            WeightPushError: The servers did not take it.
+        """
+        start = time.monotonic()
+        await self._weights.push(manifest)
+        publish_seconds = time.monotonic() - start
+        version = manifest.version
+        recovering = version == self.gate.version  # a resumed trainer brings the servers to its version
+        self.gate.version = version
+        self._room.set()
+        if recovering:
+            return
+        step_metrics = self._pending_metrics | metrics | step_times(metrics, publish_seconds)
+        self._pending_metrics = {}
+        every = self.recipe.eval.every
+        if final:
+            await self._stop_rollouts()
+        if final or (every and version % every == 0):
+            step_metrics |= await self._evaluate(version)
+        self._write_metrics(version, step_metrics)
+        if final:
+            self.finished.set()
+
+    async def _stop_rollouts(self) -> None:
+        if self._admission is not None:
+            self._admission.cancel()
+        for job in list(self._groups):
+            job.cancel()
+        await asyncio.gather(*self._groups, return_exceptions=True)
+        for draw in self._tasks.state()["owed"]:
+            self._journal.group("cancelled", draw=draw, task=self._tasks.task(draw).id, reason="end of the run")
+
+    def checkpoint(self) -> dict[str, Any]:
+        """State at the current cut."""
+        return {"tasks": self._tasks.state()}
+
+    def heartbeat(self, *, done: bool) -> None:
+        """The trainer lives, or is done."""
+        self.last_beat = time.monotonic()
+        if done:
+            self.trainer_done.set()
+
+    async def close(self) -> None:
+        """Cancel whatever runs."""
+        jobs = [*self._groups, *([self._admission] if self._admission else [])]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def step_times(metrics: dict[str, float], publish_seconds: float) -> dict[str, float]:
+    """Seconds of a whole step, and the share of it that was neither waiting for data nor updating."""
+    if "time/before_publish" not in metrics:
+        return {}
+    step = metrics["time/before_publish"] + publish_seconds
+    other = step - metrics["time/wait_batch"] - metrics["time/update"]
+    return {"time/publish": publish_seconds, "time/step": step, "time/overhead_share": other / step}
+
+
+def hash_seed(*parts: int) -> int:
+    """A 31-bit seed that differs for different parts and is the same in every process."""
+    value = 0x811C9DC5
+    for part in parts:
+        for byte in part.to_bytes(8, "little", signed=True):
+            value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF

@@ -1,0 +1,85 @@
+"""The episode boundary: whatever a workflow does, exactly one episode comes out.
+
+Guarantees: an exception, a timeout or a missing reward becomes a typed record with its traceback, never a reward; cancellation of
+the run itself passes through.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from agentrl.core.episode import Episode, StopReason, Task
+from agentrl.core.workflow import Outcome, RolloutWorkflow
+from agentrl.inference.backend import ContextOverflow, InferenceError
+from agentrl.inference.client import EpisodeLLM
+
+
+class Client(Protocol):
+    """Hands out episode handles."""
+
+    def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
+        """A handle and its release."""
+        ...
+
+
+async def run_episode(
+    workflow: RolloutWorkflow,
+    task: Task,
+    client: Client,
+    *,
+    group_id: str,
+    index: int,
+    seed: int,
+    timeout: float,
+    evaluation: bool = False,
+) -> Episode:
+    """Run one episode to its end, whatever that is.
+
+    Args:
+        workflow: Shared by all episodes; holds no state of one.
+        task: What to do.
+        client: Model access.
+        group_id: Group of the episode.
+        index: Position in the group.
+        seed: Of this episode.
+        timeout: Seconds.
+        evaluation: Use the evaluation sampling.
+    """
+    llm, release = client.acquire(evaluation=evaluation, seed=seed)
+    start = time.monotonic()
+    outcome, reason, error = Outcome(reward=None), StopReason.TERMINATED, None
+    try:
+        async with asyncio.timeout(timeout):
+            outcome = await workflow.arun_episode(task, llm, seed=seed)
+        reason = outcome.stop_reason
+    except ContextOverflow as caught:
+        reason, error = StopReason.CONTEXT_OVERFLOW, str(caught)
+    except TimeoutError:
+        reason, error = StopReason.TIMEOUT, f"no end within {timeout:g} s\n{traceback.format_exc()}"
+    except InferenceError as caught:
+        reason, error = StopReason.INFERENCE_ERROR, str(caught)
+    except Exception:  # the episode boundary: user code may raise anything, and it stays in this episode
+        text = traceback.format_exc()
+        reason, error = blame(text), text
+    finally:
+        release()
+    return Episode(
+        group_id=group_id,
+        task_id=task.id,
+        index=index,
+        seed=seed,
+        trajectories=llm.trajectories(),
+        reward=outcome.reward if error is None else None,
+        metrics=outcome.metrics,
+        stop_reason=reason,
+        error=error,
+        seconds=time.monotonic() - start,
+    )
+
+
+def blame(text: str) -> StopReason:
+    """Whether the environment or the agent raised: the innermost of their frames in the traceback decides."""
+    env, agent = text.rfind("await env."), text.rfind("await agent.")
+    return StopReason.AGENT_ERROR if agent > env else StopReason.ENVIRONMENT_ERROR

@@ -1,0 +1,1 @@
+"""The trainer: torchrun + FSDP2 ranks that consume batches of episodes and publish weights."""

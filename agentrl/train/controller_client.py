@@ -1,0 +1,82 @@
+"""The trainer's side of the four calls to the rollout controller.
+
+Guarantees: rank 0 alone talks; each call has a deadline; a controller that is gone or refuses is one exception that says so
+with the controller's own words. Heartbeats run in a thread of their own and stop with the trainer.
+"""
+
+import os
+import threading
+from typing import Any
+
+import httpx
+
+from agentrl.core.weights import WeightManifest
+
+HEARTBEAT_SECONDS = 5.0
+SECRET_ENV = "AGENTRL_SECRET"  # set by the launcher for its children; travels as a bearer token
+
+
+class ControllerError(RuntimeError):
+    """The controller refused a call or could not be reached."""
+
+
+class ControllerClient:
+    """Talks JSON over HTTP to the controller at ``url``.
+
+    Args:
+        url: Base URL.
+        timeout: Seconds the longest call (a batch) may take.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        secret = os.environ.get(SECRET_ENV, "")
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        self._stop = threading.Event()
+        self._step = 0
+        self._thread: threading.Thread | None = None
+
+    def next_batch(self, step: int) -> bytes:
+        """Batch of trainer step ``step`` as JSON bytes; waits until it is there."""
+        self._step = step
+        return self._post("/next_batch", {"step": step}).content
+
+    def publish(
+        self, version: int, manifest: WeightManifest, metrics: dict[str, float], *, final: bool
+    ) -> dict[str, Any]:
+        """Offer a policy version; returns when the servers have committed to it."""
+        body = {"version": version, "manifest": manifest.model_dump(), "metrics": metrics, "final": final}
+        return self._post("/publish", body).json()
+
+    def checkpoint(self, step: int) -> dict[str, Any]:
+        """The controller's state at the cut after ``step``, to be stored with the parameters."""
+        return self._post("/checkpoint", {"step": step}).json()
+
+    def start_heartbeat(self) -> None:
+        """Tell the controller every few seconds that this process lives."""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Say that the trainer is done, and stop."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._post("/heartbeat", {"step": self._step, "done": True})
+        self._http.close()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                self._http.post("/heartbeat", json={"step": self._step, "done": False}, timeout=HEARTBEAT_SECONDS)
+            except httpx.HTTPError:
+                continue  # the controller notices missing beats; a broken call shows in the main thread
+
+    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise ControllerError(f"controller {self._http.base_url}{path}: {error or type(error).__name__}") from error
+        if response.status_code != 200:
+            raise ControllerError(f"controller {path} answered {response.status_code}: {response.text[:2000]}")
+        return response

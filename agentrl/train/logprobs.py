@@ -1,0 +1,74 @@
+"""Log-probabilities and entropies of given tokens without a full ``[tokens, vocab]`` tensor.
+
+Guarantees: at most ``chunk`` rows of logits exist at one time, forward and backward; results equal a plain
+``log_softmax(hidden @ weight.T / temperature)`` in the dtype of the product, with the softmax in float32. The chunk size
+changes nothing but memory.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Keeps the log-normaliser of each token; the backward pass recomputes one chunk of logits at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        tokens = hidden.shape[0]
+        logprobs = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        normalizers = torch.empty_like(logprobs)
+        for start in range(0, tokens, chunk):
+            part = slice(start, start + chunk)
+            logits = (hidden[part] @ weight.t()).float().div_(temperature)
+            normalizer = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
+            normalizers[part] = normalizer
+            probabilities = (logits - normalizer[:, None]).exp_()
+            entropies[part] = normalizer - (probabilities.mul_(logits)).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, normalizers)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        grad_logprobs = grads[0]
+        hidden, weight, targets, normalizers = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight)
+        for start in range(0, hidden.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logits = (hidden[part] @ weight.t()).float().div_(ctx.temperature)
+            grad_logits = logits.sub_(normalizers[part, None]).exp_().neg_()
+            rows = torch.arange(grad_logits.shape[0], device=hidden.device)
+            grad_logits[rows, targets[part]] += 1
+            grad_logits.mul_((grad_logprobs[part] / ctx.temperature)[:, None])
+            grad_logits = grad_logits.to(hidden.dtype)
+            grad_hidden[part] = grad_logits @ weight
+            grad_weight.addmm_(grad_logits.t(), hidden[part])
+        return grad_hidden, grad_weight, None, None, None
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 512
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target under ``softmax(hidden @ weight.T / temperature)``, and the entropy.
+
+    Args:
+        hidden: ``[tokens, hidden]`` states that predict the targets.
+        weight: ``[vocab, hidden]`` of the output head.
+        targets: ``[tokens]`` ids.
+        temperature: Sampling temperature; must be positive.
+        chunk: Rows of logits in memory at one time.
+
+    Returns:
+        ``[tokens]`` float32 log-probabilities (differentiable) and ``[tokens]`` float32 entropies (not differentiable).
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be positive: at 0 there is no distribution to differentiate")
+    return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)  # type: ignore[return-value]

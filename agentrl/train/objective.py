@@ -1,0 +1,44 @@
+"""The policy objective, per token; summing and normalising is the caller's.
+
+Guarantees: every function is elementwise over tokens, so how a batch is split cannot change a token's loss. The caller
+divides by a count over the whole global batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ClipRange:
+    """Trust region of the probability ratio: ``[1 - low, 1 + high]``; ``high > low`` is DAPO's clip-higher."""
+
+    low: float = 0.2
+    high: float = 0.2
+
+
+def clipped_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: ClipRange
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate loss (PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7), negated, per token.
+
+    Args:
+        logprobs: ``[tokens]`` of the current policy; gradients flow through it.
+        old_logprobs: ``[tokens]`` of the policy that sampled.
+        advantages: ``[tokens]``.
+        clip: Trust region.
+
+    Returns:
+        ``[tokens]`` loss, and ``[tokens]`` bool: where the clip cut the gradient off.
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
+    return torch.maximum(unclipped, clipped), (clipped > unclipped).detach()
+
+
+def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Low-variance non-negative KL estimate of the current policy to a reference (Schulman 2020, "k3"), ``[tokens]``."""
+    difference = reference_logprobs - logprobs
+    return torch.exp(difference) - difference - 1

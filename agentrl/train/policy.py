@@ -1,0 +1,148 @@
+"""A Hugging Face causal LM as the policy: sharded with FSDP2, asked for the logprobs of given tokens.
+
+Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits of at most
+``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit scaling, a biased head)
+is refused at start, because its logprobs would be wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoModelForCausalLM
+
+from agentrl.train.logprobs import chunked_logprobs
+from agentrl.train.packing import Row
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Tensors of some rows, padded to the longest.
+
+    Attributes:
+        token_ids: ``[rows, length]``.
+        positions: ``[rows, length]``.
+        mask: ``[rows, 1, length, length]`` bool, true where a query may see a key.
+        sources: ``[trained]`` flat index into ``rows * length`` of the state that predicts each target.
+        targets: ``[trained]``.
+        logprobs: ``[trained]`` behavior logprobs.
+        advantages: ``[trained]``.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    sources: Tensor
+    targets: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+
+
+def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
+    """Pad rows into one micro-batch; no rows at all give one dummy token and nothing to train."""
+    length = max((len(row) for row in rows), default=1)
+    count = max(len(rows), 1)
+    token_ids = torch.zeros(count, length, dtype=torch.long)
+    positions = torch.zeros(count, length, dtype=torch.long)
+    segments = torch.full((count, length), -1, dtype=torch.long)
+    for index, row in enumerate(rows):
+        token_ids[index, : len(row)] = torch.tensor(row.token_ids)
+        positions[index, : len(row)] = torch.tensor(row.positions)
+        segments[index, : len(row)] = torch.tensor(row.segments)
+    same = segments[:, :, None] == segments[:, None, :]
+    trunk = segments[:, None, :] == 0
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = ((same | trunk) & causal)[:, None]
+    return MicroBatch(
+        token_ids=token_ids.to(device),
+        positions=positions.to(device),
+        mask=mask.to(device),
+        sources=torch.tensor(
+            [index * length + s for index, row in enumerate(rows) for s in row.sources], dtype=torch.long, device=device
+        ),
+        targets=torch.tensor([t for row in rows for t in row.targets], dtype=torch.long, device=device),
+        logprobs=torch.tensor([p for row in rows for p in row.logprobs], dtype=torch.float32, device=device),
+        advantages=torch.tensor([a for row in rows for a in row.advantages], dtype=torch.float32, device=device),
+    )
+
+
+class Policy(nn.Module):
+    """A causal LM whose forward pass returns logprobs and entropies of a micro-batch's targets.
+
+    Args:
+        model: Any Hugging Face causal LM with an unbiased linear head.
+        temperature: Sampling temperature of the behavior policy.
+        chunk: Tokens whose logits exist at one time.
+    """
+
+    def __init__(self, model: Any, temperature: float, chunk: int) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.chunk = chunk
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """``[trained]`` logprobs (differentiable) and ``[trained]`` entropies."""
+        decoder = self.model.get_decoder()
+        hidden = decoder(
+            input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
+        ).last_hidden_state
+        states = hidden.flatten(0, 1)[batch.sources]
+        weight = self.model.get_output_embeddings().weight
+        logprobs, entropies = chunked_logprobs(
+            states, weight, batch.targets, temperature=self.temperature, chunk=self.chunk
+        )
+        return logprobs + hidden[:, 0, 0].sum() * 0, entropies  # an empty micro-batch still takes part in collectives
+
+
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Refuse a model whose logits are not ``hidden @ head.T``.
+
+    Raises:
+        ValueError: The model's own logits differ.
+    """
+    ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
+    states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    plain = states @ model.get_output_embeddings().weight.t()
+    own = model(input_ids=ids, use_cache=False).logits
+    gap = (plain - own).abs().max().item()
+    if not gap <= 1e-3 * max(1.0, own.abs().max().item()):
+        raise ValueError(
+            f"{type(model).__name__} changes its logits after the output head (largest difference {gap:.3g}); "
+            "training such a model is not supported: its logprobs would be wrong"
+        )
+
+
+def load_model(path: Path, *, gradient_checkpointing: bool = False) -> Any:
+    """The model in float32, with PyTorch's scaled-dot-product attention, checked by :func:`check_head`."""
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
+    check_head(model)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """Shard with FSDP2: one group per decoder layer, one for the rest; float32 gradients are reduced.
+
+    A parameter group stays gathered from its first use to the step's last micro-batch (see :func:`accumulate`).
+    """
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    names = set(policy.model._no_split_modules or [])
+    layers = [module for module in policy.model.modules() if type(module).__name__ in names]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+
+
+def accumulate(policy: nn.Module, *, last: bool) -> None:
+    """Reduce gradients and free gathered parameters only after a step's ``last`` micro-batch."""
+    policy.set_requires_gradient_sync(last)  # type: ignore[operator]
+    policy.set_reshard_after_backward(last)  # type: ignore[operator]
+    policy.set_is_last_backward(last)  # type: ignore[operator]

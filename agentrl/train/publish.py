@@ -1,0 +1,157 @@
+"""Weights on their way out: gathered parameter by parameter into a safetensors file that servers map.
+
+Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is written
+has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
+:meth:`WeightPublisher.write` together (gathering is a collective); rank 0 alone writes.
+"""
+
+import json
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from agentrl.core.weights import WEIGHTS_FILE, WeightManifest, fingerprint
+
+SHM = Path("/dev/shm")
+PREFIX = "agentrl-weights-"
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
+
+
+def choose_transport(transport: Literal["auto", "shm", "disk"], nbytes: int) -> Literal["shm", "disk"]:
+    """``auto`` takes tmpfs where two copies fit with room to spare.
+
+    Raises:
+        OSError: ``shm`` was asked for and does not fit or does not exist.
+    """
+    free = shutil.disk_usage(SHM).free if SHM.is_dir() else 0
+    fits = free > 2.2 * nbytes
+    if transport == "shm" and not fits:
+        raise OSError(
+            f"weights.transport=shm needs {2.2 * nbytes / 1e6:.0f} MB in {SHM}, which has {free / 1e6:.0f} MB free; "
+            "use weights.transport=disk"
+        )
+    return "shm" if fits and transport != "disk" else "disk"
+
+
+def sweep_stale() -> None:
+    """Remove tmpfs folders whose owner is gone (a machine-wide clean-up after ``kill -9``)."""
+    for folder in SHM.glob(f"{PREFIX}*") if SHM.is_dir() else ():
+        owner = folder.name.removeprefix(PREFIX).split("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class WeightPublisher:
+    """Writes published versions for the servers of this host, or of any host that sees ``disk_dir``.
+
+    Args:
+        parameters: Hugging Face name -> parameter (DTensor or plain), tied copies left out.
+        dtype: Element type to write.
+        transport: See :func:`choose_transport`.
+        disk_dir: Folder for ``disk``.
+        is_writer: Whether this rank writes.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        dtype: torch.dtype,
+        transport: Literal["auto", "shm", "disk"],
+        disk_dir: Path,
+        *,
+        is_writer: bool,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._dtype = dtype
+        self._is_writer = is_writer
+        itemsize = torch.empty((), dtype=dtype).element_size()
+        self._nbytes = sum(p.numel() for _, p in self._parameters) * itemsize
+        self._folder: Path | None = None
+        self._buffers: list[tuple[Path, mmap.mmap, int]] = []
+        self.transport: Literal["shm", "disk"] = "disk"
+        if is_writer:
+            sweep_stale()
+            self.transport = choose_transport(transport, self._nbytes)
+            base = SHM if self.transport == "shm" else disk_dir
+            base.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+            self._folder.chmod(0o700)
+
+    def write(self, version: int) -> WeightManifest | None:
+        """Gather all parameters; on the writing rank fill the next buffer and return its manifest."""
+        if not self._is_writer:
+            for _, parameter in self._parameters:
+                _full(parameter)
+            return None
+        path, buffer, data_start = self._buffer(version % 2)
+        view = memoryview(buffer)
+        fingerprints: dict[str, str] = {}
+        offset = data_start
+        for name, parameter in self._parameters:
+            full = _full(parameter)
+            nbytes = full.numel() * torch.empty((), dtype=self._dtype).element_size()
+            target = torch.frombuffer(buffer, dtype=self._dtype, count=full.numel(), offset=offset).view(full.shape)
+            target.copy_(full)
+            fingerprints[name] = fingerprint(view[offset : offset + nbytes])
+            offset += nbytes
+        return WeightManifest(
+            version=version,
+            path=str(path.resolve()),
+            transport=self.transport,
+            dtype=DTYPE_NAMES[self._dtype],
+            nbytes=self._nbytes,
+            fingerprints=fingerprints,
+        )
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Full parameters, one at a time; a collective over all ranks."""
+        for name, parameter in self._parameters:
+            yield name, _full(parameter)
+
+    def _buffer(self, index: int) -> tuple[Path, mmap.mmap, int]:
+        while len(self._buffers) <= index:
+            assert self._folder is not None
+            folder = self._folder / f"buffer-{len(self._buffers)}"
+            folder.mkdir()
+            header = safetensors_header([(n, p.shape) for n, p in self._parameters], self._dtype)
+            with open(folder / WEIGHTS_FILE, "w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, len(header) + self._nbytes)  # a full disk shows here, not as SIGBUS
+                file.write(header)
+                file.flush()
+                buffer = mmap.mmap(file.fileno(), len(header) + self._nbytes)
+            self._buffers.append((folder, buffer, len(header)))
+        return self._buffers[index]
+
+    def close(self) -> None:
+        """Remove what was written."""
+        self._buffers.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def safetensors_header(shapes: Iterable[tuple[str, torch.Size]], dtype: torch.dtype) -> bytes:
+    """Header of a safetensors file that holds these tensors one after the other (format: 8-byte size, JSON, data)."""
+    itemsize = torch.empty((), dtype=dtype).element_size()
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes:
+        end = offset + shape.numel() * itemsize
+        entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _full(parameter: Tensor) -> Tensor:
+    data = parameter.detach()
+    return data.full_tensor() if isinstance(data, DTensor) else data

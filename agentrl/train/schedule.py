@@ -1,0 +1,27 @@
+"""Learning-rate schedules as pure functions of progress.
+
+Guarantees: the factor lies in ``(0, 1]``; progress may come from steps or from a time budget, whichever is further.
+"""
+
+import math
+from typing import Literal
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def progress(step: int, total_steps: int, elapsed: float, time_budget: float | None) -> float:
+    """Share of the run that is over, in ``[0, 1]``; ``elapsed`` and ``time_budget`` in seconds."""
+    by_steps = step / total_steps
+    by_time = elapsed / time_budget if time_budget else 0.0
+    return min(1.0, max(by_steps, by_time))
+
+
+def learning_rate_factor(step: int, done: float, *, warmup_steps: int, schedule: Schedule, floor: float) -> float:
+    """Factor on the peak learning rate for the update number ``step`` (from 0) at progress ``done``."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if schedule == "linear":
+        return floor + (1 - floor) * (1 - done)
+    if schedule == "cosine":
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    return 1.0

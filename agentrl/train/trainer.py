@@ -1,0 +1,189 @@
+"""The trainer's loop: batch, update, publish, save.
+
+Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends them
+along with the batch; time is accounted for in each step's metrics; a checkpoint is taken at a cut where parameters, optimizer and
+the controller's state belong together.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoTokenizer
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Episode
+from agentrl.train.batch import make_train_batch
+from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.train.checkpoint_state import latest_checkpoint
+from agentrl.train.controller_client import ControllerClient
+from agentrl.train.engine import TrainEngine
+from agentrl.train.publish import WeightPublisher
+from agentrl.train.schedule import learning_rate_factor, progress
+
+
+class Trainer:
+    """Runs a recipe's training on this rank.
+
+    Args:
+        recipe: Resolved recipe.
+        model_path: Folder of the starting policy; its tokenizer goes into the export.
+        run_dir: ``runs/<name>``.
+        engine: Policy and optimizer.
+        publisher: Weights out.
+        client: The controller's client on rank 0, ``None`` on the others.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model_path: Path,
+        run_dir: Path,
+        engine: TrainEngine,
+        publisher: WeightPublisher,
+        client: ControllerClient | None,
+    ) -> None:
+        self.recipe = recipe
+        self.config = recipe.trainer
+        self.model_path = model_path
+        self.run_dir = run_dir
+        self.engine = engine
+        self.publisher = publisher
+        self.client = client
+        self.step = 0
+        self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
+        self._last_save = time.monotonic()
+        self._longest_step = 0.0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of this run's checkpoints."""
+        return self.run_dir / "checkpoints"
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint, and bring the servers to its version."""
+        found = latest_checkpoint(self.checkpoints)
+        if found is None:
+            return
+        state = load_checkpoint(found, self.engine.policy, self.engine.optimizer)
+        self.step, self._elapsed_before = state["step"], state["elapsed"]
+        self._publish({}, final=False)
+
+    def run(self) -> None:
+        """Train until the steps or the time are used up, then save and export."""
+        start = time.monotonic()
+        final = False
+        while not final:
+            began = time.monotonic()
+            batch, plan = self._fetch(self._elapsed_before + began - start)
+            waited = time.monotonic() - began
+            if not batch["episodes"]:
+                break
+            final = plan["final"]
+            metrics = self._update(batch, plan)
+            updated = time.monotonic()
+            self.step += 1
+            metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
+            self._publish(metrics, final=final, began=began)
+            self._longest_step = max(self._longest_step, time.monotonic() - began)
+            elapsed = self._elapsed_before + time.monotonic() - start
+            if self._shared(final or self._save_due(batch)):
+                self.save(elapsed)
+        self.export(self.run_dir / "model")
+        if self.client is not None:
+            self.client.finish()
+
+    def _fetch(self, elapsed: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The batch and rank 0's decisions about this step, on every rank."""
+        payload = b""
+        if self.client is not None:
+            raw = self.client.next_batch(self.step)
+            payload = json.dumps(self._decide(json.loads(raw), elapsed)).encode() + b"\n" + raw
+        decided, _, raw = broadcast_bytes(payload, self.engine.device).partition(b"\n")
+        return json.loads(raw), json.loads(decided)
+
+    def _decide(self, batch: dict[str, Any], elapsed: float) -> dict[str, Any]:
+        config = self.config
+        total = min(config.total_steps, batch.get("total_steps") or config.total_steps)
+        done = progress(self.step, total, elapsed, config.time_budget)
+        factor = learning_rate_factor(
+            self.step,
+            done,
+            warmup_steps=config.warmup_steps,
+            schedule=config.schedule,
+            floor=config.min_learning_rate_ratio,
+        )
+        late = config.time_budget is not None and elapsed + self._longest_step >= config.time_budget
+        return {"learning_rate": config.learning_rate * factor, "final": self.step + 1 >= total or late}
+
+    def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
+        episodes = [Episode.model_validate(e) for e in batch["episodes"]]
+        train_batch = make_train_batch(
+            episodes, normalize_by_std=self.config.normalize_by_std, keep_zero=self.config.kl_coef > 0
+        )
+        return self.engine.update(train_batch, plan["learning_rate"])
+
+    def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
+        start = time.monotonic()
+        manifest = self.publisher.write(self.step)
+        if self.client is None or manifest is None:
+            return
+        metrics["time/gather"] = time.monotonic() - start
+        if began is not None:
+            metrics["time/before_publish"] = time.monotonic() - began
+        self.client.publish(self.step, manifest, metrics, final=final)
+
+    def _save_due(self, batch: dict[str, Any]) -> bool:
+        config = self.config
+        by_step = config.save_every > 0 and self.step % config.save_every == 0
+        by_time = config.save_seconds is not None and time.monotonic() - self._last_save >= config.save_seconds
+        epoch_steps = batch.get("steps_per_epoch", 0) * (config.save_epochs or 0)
+        by_epoch = epoch_steps > 0 and self.step % epoch_steps == 0
+        return by_step or by_time or by_epoch
+
+    def _shared(self, decision: bool) -> bool:
+        """Rank 0's decision, on every rank."""
+        flag = torch.tensor([int(decision)], device=self.engine.device)
+        dist.broadcast(flag, src=0)
+        return bool(flag.item())
+
+    def save(self, elapsed: float) -> None:
+        """Checkpoint the cut after the current step."""
+        controller = self.client.checkpoint(self.step) if self.client is not None else {}
+        state = {"elapsed": elapsed, "controller": controller}
+        save_checkpoint(
+            self.checkpoints, self.step, self.engine.policy, self.engine.optimizer, state, self.config.keep_checkpoints
+        )
+        self._last_save = time.monotonic()
+
+    def export(self, target: Path) -> None:
+        """Write a plain Hugging Face folder with the current weights, whole or not at all."""
+        model = self.engine.policy.model
+        dtype = getattr(model.config, "dtype", None) or torch.float32
+        state: dict[str, torch.Tensor] = {}
+        for name, full in self.publisher.gather():
+            if self.client is not None:
+                state[name] = full.to(dtype=dtype, device="cpu")
+        if self.client is not None:
+            partial = target.with_name(f".partial-{target.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            model.save_pretrained(partial, state_dict=state)
+            AutoTokenizer.from_pretrained(str(self.model_path)).save_pretrained(partial)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        dist.barrier()
+
+
+def broadcast_bytes(payload: bytes, device: torch.device) -> bytes:
+    """Rank 0's bytes on every rank."""
+    size = torch.tensor([len(payload)], dtype=torch.long, device=device)
+    dist.broadcast(size, src=0)
+    data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    if dist.get_rank() == 0:
+        data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+    dist.broadcast(data, src=0)
+    return data.cpu().numpy().tobytes()

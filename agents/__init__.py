@@ -1,0 +1,1 @@
+"""Agents: one file each, written against the public API. Copy one to start your own."""

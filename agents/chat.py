@@ -1,0 +1,35 @@
+"""The plain chat agent: everything said so far goes to the model, its reply is the action.
+
+Guarantees: the history only grows, and what the model said stands in it unchanged.
+"""
+
+from typing import Any
+
+from agentrl import Agent, Message
+from agentrl.core.agent import Chat
+
+
+class ChatAgent(Agent):
+    """Keeps the conversation and asks for the next message.
+
+    Args:
+        llm: Chat client of the episode.
+        system: System prompt, put first in every episode.
+    """
+
+    def __init__(self, llm: Chat, system: str | None = None) -> None:
+        super().__init__(llm)
+        self.system = system
+        self.messages: list[Message] = []
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start a new conversation."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
+        """Add the new messages, and answer them."""
+        self.messages += observation
+        reply = await self.llm.chat.completions.create(messages=self.messages)
+        message: Message = reply.choices[0].message.model_dump(exclude_none=True)
+        self.messages.append(message)
+        return message

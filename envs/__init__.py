@@ -1,0 +1,1 @@
+"""Environments: one file each, written against the public API. Copy one to start your own."""

@@ -1,0 +1,98 @@
+"""Tokens and logprobs against the plain Hugging Face forward."""
+
+import random
+
+import pytest
+import torch
+
+from agentrl.inference.engine.params import SamplingParams
+
+from tests.inference.engine.driving import Driver, reference_logprobs
+
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+def ragged_prompts(count: int, longest: int = 60) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(260) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def test_greedy_tokens_equal_the_plain_model(driver: Driver, reference: torch.nn.Module) -> None:
+    (request,) = driver.run(driver.make(ragged_prompts(1)[0], GREEDY))
+    ids = list(request.prompt)
+    for _ in range(12):
+        with torch.inference_mode():
+            ids.append(int(reference(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert request.output == ids[len(request.prompt) :]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_ragged_concurrent_logprobs_equal_the_plain_model(
+    driver: Driver, reference: torch.nn.Module, temperature: float
+) -> None:
+    lengths = [3, 9, 17, 5, 30, 11, 2, 8, 21, 4]  # more than slots, ending at different times
+    prompts = ragged_prompts(len(lengths))
+    requests = driver.run(
+        *(
+            driver.make(prompt, SamplingParams(max_new_tokens=n, temperature=temperature, ignore_eos=True))
+            for prompt, n in zip(prompts, lengths, strict=True)
+        )
+    )
+    for request, length in zip(requests, lengths, strict=True):
+        assert len(request.output) == len(request.logprobs) == length
+        exact = reference_logprobs(reference, request, temperature)
+        assert (torch.tensor(request.logprobs).double() - exact).abs().max() < 1e-4
+
+
+def test_long_outputs_grow_the_cache_and_stay_exact(driver: Driver, reference: torch.nn.Module) -> None:
+    params = SamplingParams(max_new_tokens=300, ignore_eos=True)
+    requests = driver.run(driver.make([1, 2, 3], params), driver.make(list(range(150)), params))
+    for request in requests:
+        exact = reference_logprobs(reference, request)
+        assert (torch.tensor(request.logprobs).double() - exact).abs().max() < 1e-4
+    cache = driver.engine.runner.cache
+    assert cache.nbytes <= 2 * 2 * 8 * 2 * 512 * 8 * 4  # layers, keys and values, slots, heads, context, head, bytes
+
+
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_company(driver: Driver) -> None:
+    seeded = SamplingParams(max_new_tokens=20, ignore_eos=True, sampling_seed=11)
+    (alone,) = driver.run(driver.make([5, 6, 7], seeded))
+    crowd = [driver.make(prompt) for prompt in ragged_prompts(6)]
+    together = driver.run(*crowd[:3], driver.make([5, 6, 7], seeded), *crowd[3:])[3]
+    assert together.output == alone.output
+    assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    (unlike,) = driver.run(driver.make([5, 6, 7], SamplingParams(max_new_tokens=20, ignore_eos=True, sampling_seed=12)))
+    assert unlike.output != alone.output
+
+
+def test_a_group_is_prefilled_once_and_its_samples_are_exact(driver: Driver, reference: torch.nn.Module) -> None:
+    before = driver.engine.runner.prefills
+    group = driver.run(*(driver.make([9, 8, 7, 6]) for _ in range(6)))
+    assert driver.engine.runner.prefills == before + 1
+    for request in group:
+        exact = reference_logprobs(reference, request)
+        assert (torch.tensor(request.logprobs).double() - exact).abs().max() < 1e-4
+
+
+def test_prompt_logprobs_equal_the_plain_model_also_within_a_group(
+    driver: Driver, reference: torch.nn.Module
+) -> None:
+    prompt = ragged_prompts(3)[2]
+    whole, tail, none = driver.run(
+        driver.make(prompt, logprob_start=0), driver.make(prompt, logprob_start=4), driver.make(prompt)
+    )
+    with torch.inference_mode():
+        rows = reference(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    exact = rows[:-1].gather(-1, torch.tensor(prompt)[1:, None]).squeeze(-1).tolist()
+    assert whole.input_logprobs == pytest.approx(exact, abs=1e-4)
+    assert tail.input_logprobs == pytest.approx(exact[3:], abs=1e-4)
+    assert none.input_logprobs is None
+
+
+def test_zero_new_tokens_only_score(driver: Driver) -> None:
+    nothing, scored = driver.run(
+        driver.make([1, 2], SamplingParams(max_new_tokens=0)),
+        driver.make([1, 2, 3], SamplingParams(max_new_tokens=0), logprob_start=0),
+    )
+    assert nothing.output == scored.output == []
+    assert scored.input_logprobs is not None and len(scored.input_logprobs) == 2
