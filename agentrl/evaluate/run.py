@@ -5,6 +5,8 @@ episodes are written down as they end.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
@@ -83,12 +85,17 @@ class Evaluator:
         self._workflow = workflow
         self._client = client
         self._journal = journal
-        self.done = 0
+        self.on_episode: Callable[[Episode], None] = lambda episode: None
+        self.failures: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        """Episodes of one evaluation."""
+        return len(self.tasks) * self._recipe.eval.samples
 
     async def run(self, version: int) -> EvalSummary:
         """Attempt every task; ``version`` labels the episodes."""
         places = asyncio.Semaphore(self._recipe.rollout.max_concurrent)
-        self.done = 0
 
         async def attempt(number: int, task: Task, index: int) -> Episode:
             async with places:
@@ -103,7 +110,9 @@ class Evaluator:
                     evaluation=True,
                 )
             self._journal.episode(episode, evaluation_step=version)
-            self.done += 1
+            if episode.failed:
+                self.failures[f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"] += 1
+            self.on_episode(episode)
             return episode
 
         attempts = [

@@ -160,8 +160,10 @@ def _tokens(recipe: Recipe) -> list[str]:
         limits.append(f"{trainer.time_budget:g} s")
     return [
         f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
-        f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, {episodes * recipe.inference.context_length:,} in all",
-        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, at most {rollout.max_staleness} steps stale",
+        f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, "
+        f"{episodes * recipe.inference.context_length:,} in all",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, staleness at most "
+        f"{rollout.max_staleness}",
         f"length     {' or '.join(limits)}",
         f"{evaluation}, {every}before and after",
     ]

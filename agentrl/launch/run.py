@@ -4,24 +4,22 @@ Guarantees: what can be refused is refused before a process starts; whatever end
 no process, port or shared memory behind; outputs stand in ``runs/<name>/``.
 """
 
-import contextlib
 import json
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
-from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.launch import commands
-from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
+from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.servers import find_model, start_servers
+from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.summary import summary_table
@@ -36,30 +34,41 @@ class RunError(ValueError):
 
 
 def run_recipe(recipe: Recipe, *, resume: bool, console: Console) -> int:
-    """Train as the recipe says.
+    """Train as the recipe says, or evaluate where it has no trainer.
 
     Returns:
-        Exit code: 0, 1 when a process failed, 130 after Ctrl-C.
+        Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C.
 
     Raises:
         RunError: The run cannot start.
     """
+    run_dir = choose_run_dir(recipe, resume=resume)
+    try:
+        if recipe.trainer.type is None:
+            return evaluate_recipe(recipe, run_dir, console)
+        return train_recipe(recipe, run_dir, console, resume=resume)
+    except KeyboardInterrupt:
+        console.print("\nstopped")
+        if latest_checkpoint(run_dir / "checkpoints") is not None:
+            console.print(f"go on with: agentrl recipe run RECIPE name={recipe.name} --resume", highlight=False)
+        return STOP_SIGNAL_CODE
+    except ChildFailed as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 1
+
+
+def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
+    """The run's processes from start to end, and its report."""
     started = time.monotonic()
-    run_dir = prepare_run_dir(recipe, resume=resume)
     model = find_model(recipe, console)
     check_disk(recipe, model.path, run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
-    console.print(f"run     {run_dir}")
+    console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
         with LiveView(recipe, run_dir, console) as view:
             _train(recipe, model.path, run_dir, supervisor, view, resume=resume)
-    except KeyboardInterrupt:
-        console.print(f"\nstopped. Go on with: agentrl recipe run RECIPE name={recipe.name} --resume")
-        return STOP_SIGNAL_CODE
-    except ChildFailed as error:
-        console.print(f"[red]{_escape(str(error))}[/red]", highlight=False)
-        return 1
     finally:
         supervisor.stop()
         if (run_dir / "metrics.jsonl").is_file():
@@ -68,7 +77,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console) -> int:
     return 0
 
 
-def prepare_run_dir(recipe: Recipe, *, resume: bool) -> Path:
+def choose_run_dir(recipe: Recipe, *, resume: bool) -> Path:
     """``runs/<name>``, new or to be resumed.
 
     Raises:
@@ -87,16 +96,7 @@ def prepare_run_dir(recipe: Recipe, *, resume: bool) -> Path:
         step = read_state(checkpoint)["step"]
         if step >= recipe.trainer.total_steps:
             raise RunError(f"run {recipe.name!r} has done its {step} steps; give it more with trainer.total_steps=N")
-    run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir
-
-
-def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
-    """Resolve the model's name and check that it can chat."""
-    model = resolve_model(recipe.model.name)
-    require_chat_template(model.path)
-    console.print(f"model   {model.source}", highlight=False)
-    return model
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
@@ -108,7 +108,8 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     parameters = sum(f.stat().st_size for f in model.glob("*.safetensors"))
     checkpoints = 3 * parameters * (recipe.trainer.keep_checkpoints + 1)  # parameters and two moments; one more while writing
     needed = checkpoints + parameters
-    free = shutil.disk_usage(run_dir).free
+    place = next(folder for folder in (run_dir, *run_dir.resolve().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
     if free < needed:
         raise RunError(
             f"{run_dir} has {free / 1e9:.1f} GB free, checkpoints and the exported model need up to {needed / 1e9:.1f} GB: "
@@ -145,51 +146,6 @@ def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, v
     poll()
 
 
-def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor) -> list[str]:
-    """Start the recipe's servers and return their URLs when all are ready."""
-    inference = recipe.inference
-    beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
-    niceness = inference.niceness if beside_trainer else 0
-    waiting: list[tuple[Child, Path | str]] = []
-    for index in range(inference.servers):
-        name = f"server-{index}"
-        if inference.engine == "embedded":
-            ready = processes / f"{name}.json"
-            command = commands.embedded_server(recipe, model, ready, index)
-            waiting.append((supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness), ready))
-        else:
-            port = free_port()
-            command = commands.sglang_server(recipe, model, port)
-            waiting.append((supervisor.start(name, command), f"http://127.0.0.1:{port}"))
-    urls: list[str] = []
-    for child, where in waiting:
-        if isinstance(where, Path):
-            urls.append(supervisor.wait_ready(child, where, inference.start_timeout)["url"])
-        else:
-            _wait_http(supervisor, child, where, inference.start_timeout)
-            urls.append(where)
-    return urls
-
-
-def free_port() -> int:
-    """A loopback port that is free now; for servers that cannot pick one themselves."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        supervisor.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/ready", timeout=5.0, trust_env=False).status_code == 200:
-                return
-        if child.process.poll() is not None or time.monotonic() > deadline:
-            raise ChildFailed(f"{child.name} did not come up at {url}; the end of {child.log}:\n{child.tail()}")
-        time.sleep(1.0)
-
-
 class MetricsTail:
     """Reads a growing ``metrics.jsonl``.
 
@@ -218,7 +174,3 @@ def _report(run_dir: Path, console: Console, seconds: float) -> None:
         before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
         console.print(summary_table(before, after))
     console.print(f"done in {seconds / 60:.1f} min; outputs in {run_dir}: reward.png, metrics.jsonl, episodes.jsonl, model/")
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -29,6 +29,25 @@ def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
     return table
 
 
+def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
+    """One evaluation: each metric with its interval, invalid episodes apart from wrong ones.
+
+    Args:
+        metrics: ``eval/<metric>``, ``eval/<metric>_low``, ``eval/<metric>_high``, ``eval/n``, ``eval/invalid``.
+        title: Heading.
+    """
+    table = Table(title=title)
+    table.add_column("")
+    table.add_column("value [95% interval]".replace("[", r"\["), justify="right")
+    names = [key.removeprefix("eval/") for key in metrics if not key.endswith(("_low", "_high"))]
+    for name in names:
+        if name not in ("n", "invalid"):
+            table.add_row(name, with_interval(metrics, name))
+    table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
+    table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
+    return table
+
+
 def with_interval(metrics: Mapping[str, float], name: str) -> str:
     """A metric as ``12.5% [7.1%, 20.9%]``, its brackets escaped for rich.
 

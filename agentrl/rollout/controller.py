@@ -84,7 +84,7 @@ class Controller:
     async def start(self) -> None:
         """Evaluate the starting version, then admit tasks."""
         if self.gate.version == 0:
-            self._pending_metrics = await self._evaluate(0)
+            self._write_metrics(0, await self._evaluate(0))
         self._admission = asyncio.create_task(self._admit(), name="admission")
 
     def restore(self, step: int, state: dict[str, Any]) -> None:

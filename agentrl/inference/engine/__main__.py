@@ -141,6 +141,7 @@ async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if loading.done() and not stopped.is_set():
+        loading.exception()  # retrieved here, or asyncio would print it
         code = _announce(args, listener, service)
     if code == 0:
         await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -91,7 +91,7 @@ async def update_version(http: HttpRequest) -> Response:
 async def weights_checker(http: HttpRequest) -> Response:
     """Handle ``POST /weights_checker {action: checksum | fingerprint}``."""
     action = (await json_body(http)).get("action")
-    if action not in DIGESTS:
+    if not isinstance(action, str) or action not in DIGESTS:
         raise BadRequestError(f"action must be one of {', '.join(DIGESTS)}, got {action!r:.80}")
     service = _service(http)
     model = service.loaded.model

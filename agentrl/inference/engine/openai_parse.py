@@ -107,7 +107,8 @@ def _call(
     output_ids = _flag(body, "return_token_ids")
     if stream and output_ids:
         raise BadRequestError("return_token_ids cannot be combined with stream")
-    options = body.get("stream_options") or {}
+    options = body.get("stream_options")
+    options = {} if options is None else options
     if not isinstance(options, dict):
         raise BadRequestError("stream_options must be an object")
     model = body.get("model")
@@ -167,7 +168,8 @@ def _render(body: dict[str, Any], messages: list[dict[str, Any]], service: Servi
     tokenizer = service.loaded.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise BadRequestError(f"{service.model_path} has no chat template: use /v1/completions, or send input_ids")
-    extra, tools = body.get("chat_template_kwargs") or {}, body.get("tools")
+    extra, tools = body.get("chat_template_kwargs"), body.get("tools")
+    extra = {} if extra is None else extra
     if not isinstance(extra, dict) or not (tools is None or isinstance(tools, list)):
         raise BadRequestError("chat_template_kwargs must be an object and tools a list")
     last = _flag(body, "continue_final_message")

@@ -27,6 +27,7 @@ STATUS: dict[type[Exception], int] = {
     NotReadyError: 503,
     CancelledError: 503,
     StepFailedError: 500,
+    Exception: 500,
 }
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 ROUTES: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
@@ -60,6 +61,7 @@ def build_app(service: Service) -> Starlette:
         exception_handlers={
             **dict.fromkeys(STATUS, _answer),
             HTTPException: _answer_http,
+            Exception: _answer,  # Starlette answers with it and still logs the traceback
         },
     )
     app.state.service = service

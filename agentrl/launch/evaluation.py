@@ -1,0 +1,92 @@
+"""Evaluation only: a recipe with ``trainer.type=null``, against a server of ours or any other.
+
+Guarantees: no trainer and, with an external API, no model and no torch; the API key is read from the environment and written
+nowhere; an evaluation in which nothing could be judged ends with an error, not with a score.
+"""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.process import write_json
+from agentrl.evaluate.metrics import EvalSummary
+from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.inference.client import OpenAIClient
+from agentrl.launch.servers import find_model, start_servers
+from agentrl.launch.supervisor import Supervisor
+from agentrl.observe.summary import evaluation_table
+from agentrl.rollout.journal import Journal
+
+EPISODES = "eval-episodes.jsonl"
+
+
+def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
+    """Roll out on the validation tasks and print what came of it.
+
+    Returns:
+        Exit code: 0, or 1 when no episode could be judged.
+    """
+    if recipe.inference.engine == "openai":
+        model = None
+        console.print(f"model   {recipe.inference.model or recipe.model.name} at {recipe.inference.urls[0]}", highlight=False)
+    else:
+        model = find_model(recipe, console)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    supervisor = Supervisor(run_dir / "logs")
+    journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    try:
+        if model is None:
+            summary, failures = asyncio.run(_with_api(recipe, journal, console))
+        else:
+            processes = run_dir / "processes"
+            processes.mkdir(exist_ok=True)
+            urls = list(recipe.inference.urls) or start_servers(recipe, model.path, processes, supervisor)
+            summary, failures = asyncio.run(_with_servers(recipe, model.path, urls, journal, console))
+    finally:
+        supervisor.stop()
+        journal.close()
+    write_json(run_dir / "result.json", summary.as_metrics())
+    console.print(evaluation_table(summary.as_metrics(), title=f"{recipe.name}: {summary.tasks} tasks"))
+    for text, count in failures.most_common(3):
+        console.print(f"{count} invalid: {text[-600:]}", style="red", markup=False)
+    console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
+    return 0 if summary.n else 1
+
+
+async def _with_api(recipe: Recipe, journal: Journal, console: Console) -> tuple[EvalSummary, Counter[str]]:
+    inference, sampling = recipe.inference, recipe.sampling
+    defaults = {"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens}
+    client = OpenAIClient(
+        inference.urls[0],
+        inference.model or recipe.model.name,
+        inference.api_key_env,
+        inference.request_timeout,
+        defaults,
+    )
+    return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
+
+
+async def _with_servers(
+    recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console
+) -> tuple[EvalSummary, Counter[str]]:
+    client, backends = make_client(recipe, model, urls)
+    try:
+        return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
+    finally:
+        for backend in backends:
+            await backend.close()
+
+
+async def _run(evaluator: Evaluator, console: Console) -> tuple[EvalSummary, Counter[str]]:
+    console.print(f"data    {evaluator.source}", highlight=False)
+    columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        row = bar.add_task("", total=evaluator.total)
+        evaluator.on_episode = lambda _: bar.advance(row)
+        summary = await evaluator.run(0)
+    return summary, evaluator.failures

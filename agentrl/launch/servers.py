@@ -1,0 +1,85 @@
+"""Inference servers of a run: the model they load, and their start.
+
+Guarantees: servers that were named by URL are never started or stopped by us; a server that does not come up is an error with the
+tail of its log.
+"""
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from agentrl.config.recipe import Recipe
+from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
+from agentrl.launch import commands
+from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
+
+READY_POLL_SECONDS = 1.0
+
+
+def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
+    """Resolve the model's name, check that it can chat, and say where it came from."""
+    model = resolve_model(recipe.model.name)
+    require_chat_template(model.path)
+    console.print(f"model   {model.source}", highlight=False, soft_wrap=True)
+    return model
+
+
+def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor) -> list[str]:
+    """Start the recipe's servers and return their URLs when all are ready.
+
+    Args:
+        recipe: For ``inference``.
+        model: Folder to load.
+        processes: Folder for the files in which servers announce themselves.
+        supervisor: Owns the processes.
+    """
+    inference = recipe.inference
+    beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
+    niceness = inference.niceness if beside_trainer else 0
+    waiting: list[tuple[Child, Path | str]] = []
+    for index in range(inference.servers):
+        name = f"server-{index}"
+        if inference.engine == "embedded":
+            ready = processes / f"{name}.json"
+            command = commands.embedded_server(recipe, model, ready, index)
+            waiting.append((supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness), ready))
+        else:
+            port = free_port()
+            command = commands.sglang_server(recipe, model, port)
+            waiting.append((supervisor.start(name, command), f"http://127.0.0.1:{port}"))
+    urls: list[str] = []
+    for child, where in waiting:
+        if isinstance(where, Path):
+            urls.append(supervisor.wait_ready(child, where, inference.start_timeout)["url"])
+        else:
+            wait_http(supervisor, child, where, inference.start_timeout)
+            urls.append(where)
+    return urls
+
+
+def free_port() -> int:
+    """A loopback port that is free now; for servers that cannot pick one themselves."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) -> None:
+    """Wait until ``GET url/ready`` answers 200.
+
+    Raises:
+        ChildFailed: The server ended or took too long.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        supervisor.check()
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        if child.process.poll() is not None or time.monotonic() > deadline:
+            raise ChildFailed(f"{child.name} did not come up at {url}; the end of {child.log}:\n{child.tail()}")
+        time.sleep(READY_POLL_SECONDS)

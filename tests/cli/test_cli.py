@@ -1,0 +1,100 @@
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl import __version__
+from agentrl.cli import bench as bench_command
+from agentrl.cli import evaluate as eval_command
+from agentrl.cli.main import main
+from agentrl.config.load import load_recipe, validate
+from agentrl.config.yaml12 import read_yaml
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    return int(caught.value.code or 0)
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"agentrl {__version__}\n"
+
+
+def test_help_lists_the_commands(capsys):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {command} " in out for command in ("recipe", "eval", "serve", "bench"))
+
+
+def test_recipes_are_listed(capsys):
+    assert run("recipe", "list") == 0
+    assert "gsm8k_grpo" in capsys.readouterr().out
+
+
+def test_a_shown_recipe_loads_again(capsys):
+    assert run("recipe", "show", "arithmetic_grpo", "seed=3") == 0
+    shown = validate(read_yaml(capsys.readouterr().out, "output"))
+    assert shown == load_recipe("arithmetic_grpo", ["seed=3"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("recipe", "run", "gsm8k_gpro"), "did you mean 'gsm8k_grpo'"),
+        (("recipe", "run", "gsm8k_grpo", "trainer.lerning_rate=1"), "did you mean 'trainer.learning_rate'"),
+        (("recipe", "run", "gsm8k_grpo", "--config", "no.yaml"), "cannot read no.yaml"),
+        (("eval", "gsm8"), "did you mean 'gsm8k'"),
+        (("eval", "gsm8k", "--base-url", "http://h/v1"), "--base-url needs --model"),
+        (("bench", "nothing"), "no benchmark 'nothing'"),
+    ],
+)
+def test_a_users_error_is_one_message_and_code_2(capsys, argv, words):
+    assert run(*argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("agentrl: ")
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_a_dry_run_prints_configuration_and_plan(capsys, tmp_path):
+    assert run("recipe", "run", "arithmetic_grpo", "--dry-run", f"model.name={_tiny_config(tmp_path)}") == 0
+    out = capsys.readouterr().out
+    assert "learning_rate" in out
+    assert "trainer rank" in out
+    assert "memory     for" in out
+
+
+def _tiny_config(folder):
+    config = {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 16, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
+    return folder
+
+
+def test_eval_options_become_settings(monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(eval_command, "run_loaded", lambda recipe, **kwargs: seen.update(recipe=recipe) or 5)
+    options = ["--base-url", "http://h/v1", "--model", "some-model", "--n", "9", "--k", "4"]
+    assert run("eval", "gsm8k", *options, "--output", str(tmp_path / "out"), "sampling.max_new_tokens=77") == 5
+    recipe = seen["recipe"]
+    assert recipe.trainer.type is None
+    assert (recipe.inference.engine, recipe.inference.urls) == ("openai", ("http://h/v1",))
+    assert recipe.inference.model == "some-model"
+    assert (recipe.eval.tasks, recipe.eval.samples, recipe.sampling.eval_temperature) == (9, 4, 1.0)
+    assert recipe.sampling.max_new_tokens == 77
+    assert (recipe.launch.run_dir, recipe.name) == (str(tmp_path), "out")
+
+
+def test_eval_of_one_sample_stays_greedy():
+    assert not any("temperature" in setting for setting in eval_command.eval_settings(None, None, 3, 1, Path("runs/x")))
+
+
+def test_bench_prints_one_json_line(monkeypatch, capsys):
+    monkeypatch.setattr(bench_command, "benchmark_names", lambda: ["fake"])
+    monkeypatch.setitem(sys.modules, "agentrl.bench.fake", SimpleNamespace(run=lambda: {"x": [1.0, 2.0]}))
+    assert run("bench", "fake", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"x": {"median": 1.5, "min": 1.0, "max": 2.0, "n": 2}}

@@ -1,0 +1,55 @@
+import pytest
+
+from agentrl.agents.chat import ChatAgent
+from agentrl.core.registry import load
+from agentrl.envs.arithmetic import Arithmetic
+from agentrl.envs.gsm8k import GSM8K
+
+PROBLEM = {"question": "How many?", "answer": "3 + 4 = 7\n#### 7"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "metrics"),
+    [
+        ("3 + 4 = 7\n#### 7", 1.2, {"accuracy": 1.0, "format": 1.0}),
+        ("It is 7.", 1.0, {"accuracy": 1.0, "format": 0.0}),
+        ("#### 8", 0.2, {"accuracy": 0.0, "format": 1.0}),
+        ("no idea", 0.0, {"accuracy": 0.0, "format": 0.0}),
+    ],
+)
+async def test_gsm8k_rewards_number_and_format_apart(answer, reward, metrics):
+    env = GSM8K()
+    messages, _ = await env.reset(options=PROBLEM)
+    assert "How many?" in messages[0]["content"]
+    assert "#### <number>" in messages[0]["content"]
+    _, got, terminated, truncated, info = await env.step({"role": "assistant", "content": answer})
+    assert got == pytest.approx(reward)
+    assert (terminated, truncated) == (True, False)
+    assert info["metrics"] == metrics
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("42", 1.0),
+        ("17 + 25 = 42.", 1.0),
+        ("42 or 43", 0.0),
+        ("", 0.0),
+        ("-42", 0.0),
+        ("17-42", 1.0),
+        ("9" * 5000, 0.0),
+    ],
+)
+async def test_arithmetic_compares_the_last_integer(answer, reward):
+    env = Arithmetic()
+    messages, _ = await env.reset(options={"question": "What is 17 + 25?", "answer": "42"})
+    assert messages == [{"role": "user", "content": "What is 17 + 25? Reply with just the number."}]
+    _, got, *_, info = await env.step({"role": "assistant", "content": answer})
+    assert got == reward
+    assert info["metrics"] == {"accuracy": reward}
+
+
+def test_registered_names_lead_to_these_classes():
+    assert load("env", "gsm8k") is GSM8K
+    assert load("env", "arithmetic") is Arithmetic
+    assert load("agent", "chat") is ChatAgent

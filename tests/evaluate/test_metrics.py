@@ -1,0 +1,63 @@
+import pytest
+
+from agentrl.core.episode import Episode, StopReason
+from agentrl.evaluate.intervals import proportion_interval
+from agentrl.evaluate.metrics import summarize
+
+
+def episode(task: int, accuracy: float | None, stop: StopReason = StopReason.TERMINATED) -> Episode:
+    metrics = {} if accuracy is None else {"accuracy": accuracy}
+    return Episode(
+        group_id=str(task),
+        task_id=f"test/{task}",
+        index=0,
+        seed=0,
+        reward=accuracy,
+        metrics=metrics,
+        stop_reason=stop,
+    )
+
+
+def test_single_samples_give_the_proportion_and_its_interval():
+    metrics = summarize([episode(i, float(i < 3)) for i in range(10)]).as_metrics()
+    low, high = proportion_interval(3, 10)
+    assert metrics["eval/accuracy"] == pytest.approx(0.3)
+    assert metrics["eval/accuracy_low"] == pytest.approx(low)
+    assert metrics["eval/accuracy_high"] == pytest.approx(high)
+    assert metrics["eval/n"] == 10
+
+
+def test_a_failed_episode_is_invalid_not_wrong():
+    found = summarize([episode(0, 1.0), episode(1, None, StopReason.INFERENCE_ERROR), episode(2, None)])
+    assert found.failed == 2
+    assert found.as_metrics()["eval/accuracy"] == 1.0
+    assert found.as_metrics()["eval/invalid"] == 2
+
+
+def test_pass_at_k_asks_for_one_right_sample_a_task():
+    samples = [(0, 1.0), (0, 0.0), (1, 0.0), (1, 0.0), (2, 1.0), (2, 1.0)]
+    found = summarize([episode(task, accuracy) for task, accuracy in samples])
+    assert found.samples == 2
+    assert found.estimates["pass@2"].mean == pytest.approx(2 / 3)
+    assert found.estimates["accuracy"].mean == pytest.approx(0.5)
+
+
+def test_a_task_with_a_failed_sample_is_left_out_of_pass_at_k():
+    failed = episode(0, None, StopReason.TIMEOUT)
+    found = summarize([episode(0, 0.0), failed, episode(1, 1.0), episode(1, 0.0)])
+    assert found.estimates["pass@2"].mean == 1.0
+
+
+def test_equal_tasks_do_not_get_an_interval_without_width():
+    found = summarize([episode(task, 0.0) for task in range(20) for _ in range(4)]).estimates["accuracy"]
+    assert (found.low, found.high) == pytest.approx(proportion_interval(0, 20))
+
+
+def test_a_single_task_gives_no_made_up_bounds():
+    metrics = summarize([episode(0, 1.5)]).as_metrics()
+    assert metrics["eval/reward"] == 1.5
+    assert "eval/reward_low" not in metrics
+
+
+def test_no_episodes_are_no_numbers():
+    assert summarize([]).as_metrics() == {"eval/n": 0.0, "eval/invalid": 0.0}

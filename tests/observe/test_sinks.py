@@ -1,0 +1,54 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from agentrl.observe.sinks import MetricsWriter, read_metrics
+
+
+def test_each_record_is_one_line_at_once(tmp_path: Path):
+    writer = MetricsWriter(tmp_path / "run", tensorboard=False, clock=lambda: 12.5)
+    writer.write(3, {"reward/mean": 0.5, "bad": math.nan})
+    line = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert json.loads(line) == {"step": 3, "time": 12.5, "reward/mean": 0.5, "bad": None}
+    writer.close()
+    writer.close()
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step":1,"time":0,"a":1}\n{"step":2,"ti')
+    assert [record["step"] for record in read_metrics(file)] == [1]
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write(2, {"a": 2.0})
+    writer.close()
+    assert [record["a"] for record in read_metrics(file)] == [1, 2]
+
+
+def test_records_of_one_step_are_read_as_one_and_later_values_win(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write(1, {"a": 1.0, "b": 1.0})
+    writer.write(1, {"a": 2.0})
+    writer.close()
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (record["a"], record["b"]) == (2.0, 1.0)
+
+
+def test_resuming_voids_later_steps(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    for step in range(1, 6):
+        writer.write(step, {"a": float(step)})
+    writer.void_after(3)
+    writer.write(4, {"a": 40.0})
+    writer.close()
+    assert [record["a"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 40]
+
+
+def test_tensorboard_events_are_written_too(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    writer = MetricsWriter(tmp_path, tensorboard=True)
+    writer.write(1, {"reward/mean": 0.5})
+    writer.close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"reward/mean" in events.read_bytes()

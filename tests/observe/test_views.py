@@ -1,0 +1,98 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentrl.config.load import load_recipe
+from agentrl.observe.curve import draw_curve, moving_average
+from agentrl.observe.live import LiveView, sparkline
+from agentrl.observe.sinks import MetricsWriter
+from agentrl.observe.summary import summary_table
+
+STEP = {
+    "step": 3,
+    "reward/mean": 0.25,
+    "metrics/accuracy": 0.125,
+    "tokens/completion_mean": 80.0,
+    "staleness/mean": 0.5,
+    "time/step": 8.0,
+    "time/wait_batch": 3.0,
+    "time/update": 4.5,
+}
+EVALUATION = {
+    "eval/accuracy": 0.5,
+    "eval/accuracy_low": 0.4,
+    "eval/accuracy_high": 0.6,
+    "eval/n": 64,
+    "eval/invalid": 1,
+}
+
+
+def view(terminal: bool) -> tuple[LiveView, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    return LiveView(load_recipe("gsm8k_grpo", device="cpu"), Path("runs/x"), console, clock=lambda: 0.0), out
+
+
+def test_outside_a_terminal_each_step_is_one_line():
+    shown, out = view(terminal=False)
+    with shown:
+        shown.state("starting servers")
+        shown.state("starting servers")
+        shown.update(STEP)
+        shown.update({"step": 3, **EVALUATION})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "starting servers" in lines[0]
+    for word in ("step 3/", "reward 0.250", "accuracy 0.125", "tokens 80.0", "8.0 s (wait 3.0, update 4.5)"):
+        assert word in lines[1]
+    assert "accuracy 0.500 [0.400, 0.600]" in lines[2]
+    assert "invalid 1" in lines[2]
+
+
+def test_in_a_terminal_the_panel_shows_steps_and_evaluation():
+    shown, out = view(terminal=True)
+    with shown:
+        shown.update(STEP)
+        shown.update({"step": 3, **EVALUATION})
+    assert "0.250" in out.getvalue()
+    assert "evaluation at step 3" in out.getvalue()
+
+
+def test_a_sparkline_spans_its_own_range():
+    assert sparkline([0.0, 1.0], 10) == "▁█"
+    assert sparkline([2.0, 2.0], 10) == "▁▁"
+
+
+def test_the_moving_average_is_trailing():
+    assert moving_average([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+
+
+def test_the_summary_has_intervals_and_counts():
+    out = io.StringIO()
+    after = {"eval/accuracy": 0.75, "eval/n": 64}
+    Console(file=out, width=120).print(summary_table(EVALUATION, after))
+    text = out.getvalue()
+    assert "50.0% [40.0%, 60.0%]" in text
+    assert "75.0% (no interval)" in text
+    assert "64 judged, 1 invalid" in text
+    assert "format" not in text
+
+
+def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write(0, EVALUATION)
+    for step in range(1, 5):
+        writer.write(step, {**STEP, "reward/mean": step / 10})
+    writer.close()
+    assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["reward.png"]
+
+
+def test_nothing_to_draw_draws_nothing(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").touch()
+    assert not draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
+    assert not (tmp_path / "reward.png").exists()

@@ -1,0 +1,83 @@
+"""The design's package table, held against the imports that really stand in the files."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ALL = {"core", "config", "inference", "rollout", "train", "rewards", "evaluate", "data", "observe", "launch", "bench"}
+# Every package may read the recipe's typed sections (config), which import core alone.
+ALLOWED = {
+    "core": set(),
+    "config": {"core"},
+    "inference": {"core"},
+    "rollout": {"core", "config", "inference"},
+    "train": {"core", "config"},
+    "rewards": {"core", "inference"},
+    "evaluate": {"core", "config", "inference", "rollout", "rewards", "data"},
+    "data": {"core", "config"},
+    "bench": ALL,
+    "observe": {"core", "config"},
+    "launch": ALL - {"bench"},  # it puts a run together: its modules are the processes' entry points
+    "cli": ALL,
+}
+USER_CODE = ("envs", "agents", "recipes")
+PRIVATE_TO_USERS = {"agentrl.launch", "agentrl.cli", "agentrl.train", "agentrl.rollout", "agentrl.bench"}
+HEAVY = {"torch", "transformers", "gymnasium", "openai", "scipy", "pydantic", "datasets", "matplotlib"}
+
+
+def real_imports(file: Path) -> set[str]:
+    """Modules a file imports anywhere, those for type checking alone left out."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        waiting += list(ast.iter_child_nodes(node))
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_imports_what_the_table_allows(package):
+    wrong = []
+    for file in (ROOT / "agentrl" / package).rglob("*.py"):
+        for name in real_imports(file):
+            parts = name.split(".")
+            if parts[0] == "agentrl" and len(parts) > 2 and parts[1] not in ALLOWED[package] | {package}:
+                wrong.append(f"{file.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", USER_CODE)
+def test_user_folders_import_what_a_user_would(folder):
+    for file in (ROOT / folder).rglob("*.py"):
+        names = {".".join(name.split(".")[:2]) for name in real_imports(file)}
+        assert not names & PRIVATE_TO_USERS, file
+        assert not {name.split(".")[0] for name in names} & set(USER_CODE), f"{file}: say agentrl.{folder}"
+
+
+def test_every_package_stands_in_the_table():
+    found = {path.parent.name for path in (ROOT / "agentrl").glob("*/__init__.py")} - set(USER_CODE)
+    assert found <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("code", ["import agentrl", "from agentrl.cli.main import main; main(['--help'])"])
+def test_importing_and_help_stay_light(code):
+    probe = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.rpartition("LOADED")[2].split())
+    assert "agentrl" in loaded
+    assert not loaded & HEAVY
