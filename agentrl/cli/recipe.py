@@ -52,7 +52,7 @@ def list_recipes() -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in ("recipe", "what it does", "file"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for name in recipe_names():
         path = find_recipe(name)
         table.add_row(name, str(read_file(path).get("description", "")), str(path))

@@ -29,9 +29,9 @@ class DatasetConfig(Section):
     """Where tasks come from."""
 
     name: str = Field(description="Dataset id, e.g. openai/gsm8k or arithmetic.")
-    path: str | None = Field(None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
+    path: str | None = Field(default=None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
     split: str = "train"
-    limit: Positive | None = Field(None, description="Use the first N tasks only.")
+    limit: Positive | None = Field(default=None, description="Use the first N tasks only.")
     shuffle: bool = True
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the dataset's own loader.")
 
@@ -46,27 +46,29 @@ class ComponentConfig(Section):
 class SamplingConfig(Section):
     """How the policy samples during training; evaluation is greedy unless told otherwise."""
 
-    temperature: float = Field(1.0, ge=0, le=10)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, description="-1 for the whole vocabulary.")
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1, description="-1 for the whole vocabulary.")
     max_new_tokens: Positive = 256
-    eval_temperature: float = Field(0.0, ge=0, le=10)
+    eval_temperature: float = Field(default=0.0, ge=0, le=10)
 
 
 class InferenceConfig(Section):
     """The inference servers."""
 
     engine: Literal["embedded", "sglang", "openai"] = "embedded"
-    urls: tuple[str, ...] = Field((), description="Servers that run already; never started or stopped by us.")
+    urls: tuple[str, ...] = Field(default=(), description="Servers that run already; never started or stopped by us.")
     servers: Positive = 1
-    model: str | None = Field(None, description="Model name sent to an external OpenAI-compatible server.")
-    api_key_env: str = Field("OPENAI_API_KEY", description="Environment variable that holds the API key.")
+    model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
+    api_key_env: str = Field(default="OPENAI_API_KEY", description="Environment variable that holds the API key.")
     dtype: DType = "auto"
-    max_running: Positive = Field(64, description="Requests decoded together in one server.")
-    context_length: Positive = Field(1024, description="Prompt and answer together, in tokens.")
-    threads: int | None = Field(None, ge=1, description="CPU threads of a server; all cores by default.")
-    niceness: int = Field(10, ge=0, le=19, description="Scheduling niceness of a server on CPU beside a trainer.")
-    args: tuple[str, ...] = Field((), description="The server's own flags, passed through.")
+    max_running: Positive = Field(default=64, description="Requests decoded together in one server.")
+    context_length: Positive = Field(default=1024, description="Prompt and answer together, in tokens.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of a server; all cores by default.")
+    niceness: int = Field(
+        default=10, ge=0, le=19, description="Scheduling niceness of a server on CPU beside a trainer."
+    )
+    args: tuple[str, ...] = Field(default=(), description="The server's own flags, passed through.")
     start_timeout: Seconds = 180.0
     request_timeout: Seconds = 600.0
 
@@ -74,54 +76,68 @@ class InferenceConfig(Section):
 class RolloutConfig(Section):
     """How episodes are produced."""
 
-    batch_size: Positive = Field(8, description="Groups (tasks) a trainer step consumes.")
-    group_size: Positive = Field(8, description="Episodes per task.")
-    max_staleness: int = Field(1, ge=0, description="Trainer steps a batch's admission may run ahead.")
-    max_concurrent: Positive = Field(128, description="Episodes in flight.")
+    batch_size: Positive = Field(default=8, description="Groups (tasks) a trainer step consumes.")
+    group_size: Positive = Field(default=8, description="Episodes per task.")
+    max_staleness: int = Field(default=1, ge=0, description="Trainer steps a batch's admission may run ahead.")
+    max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
     episode_timeout: Seconds = 300.0
-    max_failure_rate: float = Field(0.5, gt=0, le=1, description="Share of failures in a batch that stops the run.")
-    skip_uniform_groups: bool = Field(False, description="Drop groups whose rewards are all equal, and sample more.")
+    max_failure_rate: float = Field(
+        default=0.5, gt=0, le=1, description="Share of failures in a batch that stops the run."
+    )
+    skip_uniform_groups: bool = Field(
+        default=False, description="Drop groups whose rewards are all equal, and sample more."
+    )
 
 
 class EvalConfig(Section):
     """Evaluation on the validation tasks."""
 
-    every: int = Field(10, ge=0, description="Trainer steps between evaluations; 0: only before and after.")
-    tasks: Positive | None = Field(128, description="Validation tasks used; null for all.")
-    samples: Positive = Field(1, description="Episodes per task.")
+    every: int = Field(default=10, ge=0, description="Trainer steps between evaluations; 0: only before and after.")
+    tasks: Positive | None = Field(default=128, description="Validation tasks used; null for all.")
+    samples: Positive = Field(default=1, description="Episodes per task.")
 
 
 class TrainerConfig(Section):
     """The optimisation. Times are wall-clock seconds, lengths are tokens."""
 
     type: Literal["grpo"] | None = "grpo"
-    nproc: Positive = Field(1, description="torchrun ranks.")
+    nproc: Positive = Field(default=1, description="torchrun ranks.")
     total_steps: Positive = 100
-    epochs: Positive | None = Field(None, description="Stop after so many passes over the training tasks.")
-    time_budget: Seconds | None = Field(None, description="Stop training after so many seconds; paces the schedule.")
-    learning_rate: float = Field(1e-6, gt=0)
-    warmup_steps: int = Field(2, ge=0)
+    epochs: Positive | None = Field(default=None, description="Stop after so many passes over the training tasks.")
+    time_budget: Seconds | None = Field(
+        default=None, description="Stop training after so many seconds; paces the schedule."
+    )
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=2, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    min_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.0, ge=0)
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.99, ge=0, lt=1)
-    adam_epsilon: float = Field(1e-8, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    clip_eps: float = Field(0.2, gt=0, lt=1)
-    clip_eps_high: float | None = Field(None, gt=0, description="Upper clip range; clip_eps where null.")
-    kl_coef: float = Field(0.0, ge=0, description="Weight of the k3 KL to the starting policy; 0: no reference model.")
-    normalize_by_std: bool = Field(True, description="Divide group advantages by the group's standard deviation.")
-    dtype: DType = Field("auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native.")
+    min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip_eps: float = Field(default=0.2, gt=0, lt=1)
+    clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; clip_eps where null.")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the k3 KL to the starting policy; 0: no reference model."
+    )
+    normalize_by_std: bool = Field(
+        default=True, description="Divide group advantages by the group's standard deviation."
+    )
+    dtype: DType = Field(
+        default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
+    )
     tokens_per_microbatch: Positive = 1024
-    logprob_chunk: Positive = Field(512, description="Tokens whose logits exist at one time.")
+    logprob_chunk: Positive = Field(default=512, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
-    threads: int | None = Field(None, ge=1, description="CPU threads of each rank; cores / nproc by default.")
-    save_every: int = Field(0, ge=0, description="Trainer steps between checkpoints; 0: by time and at the end only.")
-    save_seconds: Seconds | None = Field(600.0, description="Seconds between checkpoints; null: never by time.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of each rank; cores / nproc by default.")
+    save_every: int = Field(
+        default=0, ge=0, description="Trainer steps between checkpoints; 0: by time and at the end only."
+    )
+    save_seconds: Seconds | None = Field(default=600.0, description="Seconds between checkpoints; null: never by time.")
     save_epochs: Positive | None = None
     keep_checkpoints: Positive = 1
-    batch_timeout: Seconds = Field(1800.0, description="Longest wait for one batch before the run is stopped.")
+    batch_timeout: Seconds = Field(default=1800.0, description="Longest wait for one batch before the run is stopped.")
 
 
 class WeightsConfig(Section):
@@ -129,10 +145,10 @@ class WeightsConfig(Section):
 
     transport: Literal["auto", "shm", "disk"] = "auto"
     pause_mode: Literal["retract", "in_place", "abort"] = Field(
-        "retract",
-        description="Requests in flight during a push: recompute their cache, keep the old one (cheap on a CPU), or resubmit.",
+        default="retract",
+        description="Requests in flight during a push: recompute their cache, keep it (cheap on a CPU), or resubmit.",
     )
-    lease_seconds: Seconds = Field(120.0, description="A push longer than this is rolled back.")
+    lease_seconds: Seconds = Field(default=120.0, description="A push longer than this is rolled back.")
 
 
 class LaunchConfig(Section):
@@ -141,7 +157,7 @@ class LaunchConfig(Section):
     type: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
-    heartbeat_timeout: Seconds = Field(600.0, description="A silent trainer is given up after so many seconds.")
+    heartbeat_timeout: Seconds = Field(default=600.0, description="A silent trainer is given up after so many seconds.")
 
 
 class LoggingConfig(Section):
@@ -149,13 +165,13 @@ class LoggingConfig(Section):
 
     tensorboard: bool = True
     episodes: bool = True
-    live: bool = Field(True, description="A live view in a terminal; one line a step elsewhere.")
+    live: bool = Field(default=True, description="A live view in a terminal; one line a step elsewhere.")
 
 
 class Recipe(Section):
     """A whole run. Every field can be set on the command line as ``section.field=value``."""
 
-    name: str = Field("run", description="Run name: runs/<name>/ holds its outputs.")
+    name: str = Field(default="run", description="Run name: runs/<name>/ holds its outputs.")
     description: str = ""
     seed: int = 0
     model: ModelConfig
@@ -164,14 +180,14 @@ class Recipe(Section):
     env: ComponentConfig
     agent: ComponentConfig = ComponentConfig(id="chat")
     workflow: ComponentConfig = ComponentConfig(id="agent_env")
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
-    inference: InferenceConfig = Field(default_factory=InferenceConfig)
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    eval: EvalConfig = Field(default_factory=EvalConfig)
-    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-    weights: WeightsConfig = Field(default_factory=WeightsConfig)
-    launch: LaunchConfig = Field(default_factory=LaunchConfig)
-    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    sampling: SamplingConfig = SamplingConfig()
+    inference: InferenceConfig = InferenceConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    launch: LaunchConfig = LaunchConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def check_combinations(self) -> Self:

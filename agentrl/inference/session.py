@@ -169,7 +169,7 @@ class ChatSession:
                 f"prompt of {len(prompt)} tokens does not fit inference.context_length={self._settings.context_length}"
             )
         if params.seed is not None:
-            params = replace(params, seed=params.seed + index)
+            params = replace(params, seed=params.seed + len(self.trajectory.nodes))  # each turn its own stream
         budget = min(params.max_new_tokens, room)
         result = await self._generate_through_aborts(prompt, replace(params, max_new_tokens=budget))
         text = self._template.text(result.token_ids)

@@ -21,7 +21,7 @@ from agentrl.inference.engine.request import Finish, Request
 from agentrl.inference.engine.runner import ModelRunner
 from agentrl.inference.engine.sampling import sample
 from agentrl.inference.engine.scheduler import Scheduler
-from agentrl.inference.engine.weights import load_weights
+from agentrl.inference.engine.weights import load_weights, one_thread
 
 T = TypeVar("T")
 PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
@@ -285,8 +285,9 @@ class Engine:
     def _load(self, folder: str, version: str | None, abort_all: bool) -> int:
         if abort_all:
             self._abort(lambda request: True, "aborted by a weight update")
-        read = load_weights(self.runner.loaded.model, folder)
-        self.runner.weights_changed()
+        with one_thread():
+            read = load_weights(self.runner.loaded.model, folder)
+            self.runner.weights_changed()
         if not self.paused:
             self.scheduler.retract()
         if not self.scheduler.running:

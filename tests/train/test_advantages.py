@@ -1,0 +1,34 @@
+"""Advantages against published values, and their dependence on group identity alone."""
+
+import random
+
+import pytest
+
+from agentrl.train.advantages import group_advantages
+
+
+def test_group_mean_and_unbiased_std_match_the_published_values() -> None:
+    assert group_advantages([1, 0, 0, 0], ["a"] * 4, epsilon=0) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+
+
+def test_without_std_only_the_mean_is_taken_off() -> None:
+    assert group_advantages([1, 0, 0, 0], ["a"] * 4, normalize_by_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [3.0], [0.1 + 0.2, 0.1 + 0.2]])
+def test_a_group_without_spread_or_of_one_gives_zero(rewards: list[float]) -> None:
+    assert group_advantages(rewards, ["a"] * len(rewards), epsilon=0) == [0.0] * len(rewards)
+
+
+def test_groups_of_different_sizes_in_one_shuffled_batch_are_each_right() -> None:
+    groups = {("a", "x"): [1.0, 0.0, 0.0, 0.0], ("b", "x"): [2.0, 0.0, 1.0], ("a", "y"): [5.0]}
+    alone = {
+        (key, index): value
+        for key, rewards in groups.items()
+        for index, value in enumerate(group_advantages(rewards, [key] * len(rewards)))
+    }
+    entries = [(key, index, reward) for key, rewards in groups.items() for index, reward in enumerate(rewards)]
+    random.Random(3).shuffle(entries)
+    mixed = group_advantages([e[2] for e in entries], [e[0] for e in entries])
+    for (key, index, _), value in zip(entries, mixed, strict=True):
+        assert value == alone[key, index]

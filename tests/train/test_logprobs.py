@@ -1,0 +1,42 @@
+"""Chunked logprobs against a plain log-softmax, values and gradients, in float64."""
+
+import pytest
+import torch
+
+from agentrl.train.logprobs import chunked_logprobs
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_values_and_gradients_equal_plain_log_softmax(temperature: float, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 11, (7,), generator=generator)
+    upstream = torch.randn(7, dtype=torch.float64, generator=generator)
+
+    plain = torch.log_softmax(hidden @ weight.t() / temperature, -1)
+    expected = plain.gather(-1, targets[:, None]).squeeze(-1)
+    expected_entropy = -(plain.exp() * plain).sum(-1)
+    expected_grads = torch.autograd.grad((expected * upstream).sum(), [hidden, weight])
+
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk)
+    grads = torch.autograd.grad((logprobs * upstream.float()).sum(), [hidden, weight])
+    torch.testing.assert_close(logprobs, expected.float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, expected_entropy.float(), atol=1e-5, rtol=0)
+    for grad, reference in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, reference, atol=1e-5, rtol=1e-5)
+
+
+def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
+    weight = torch.randn(11, 5, requires_grad=True)
+    logprobs, _ = chunked_logprobs(torch.zeros(0, 5, requires_grad=True), weight, torch.zeros(0, dtype=torch.long))
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        chunked_logprobs(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.long), temperature=temperature)
