@@ -1,7 +1,7 @@
 """How long a weight push into the embedded engine takes.
 
-Guarantees: a real server in its own process, spoken to over HTTP, and the whole transaction in the figure: pause, load,
-verify fingerprints, resume. Writing the file is outside of it (the trainer double-buffers), and so is the server's start.
+Guarantees: a real server in its own process, spoken to over HTTP, and the whole transaction in the figure: pause,
+load, verify fingerprints, resume. Writing the file is outside of it (the trainer double-buffers), and so is the start.
 The sources alternate between two sets of weights, so every push changes every byte that the engine holds.
 """
 

@@ -71,6 +71,8 @@ class Controller:
         )
         self._buffer = GroupBuffer()
         self._room = asyncio.Event()
+        self._served = asyncio.Event()  # the servers hold the version that training goes on from
+        self._served.set()
         self._groups: set[asyncio.Task[None]] = set()
         self._admission: asyncio.Task[None] | None = None
         self._consumed: dict[int, list[Group]] = {}
@@ -92,8 +94,10 @@ class Controller:
         self._tasks.restore(state["tasks"])
         self.gate.recover(step)
         self._journal.resumed(step)
+        self._served.clear()
 
     async def _admit(self) -> None:
+        await self._served.wait()
         while True:
             while self.gate.capacity() > 0:
                 draw, task = self._tasks.draw()
@@ -198,6 +202,7 @@ class Controller:
         version = manifest.version
         recovering = version == self.gate.version  # a resumed trainer brings the servers to its version
         self.gate.version = version
+        self._served.set()
         self._room.set()
         if recovering:
             return

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from agentrl.inference.engine.service import Service
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -155,7 +157,7 @@ async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     return code
 
 
-def _quiet(server: "uvicorn.Server") -> "uvicorn.Server":  # noqa: F821 - imported late
+def _quiet(server: "uvicorn.Server") -> "uvicorn.Server":
     """Keep uvicorn from taking the signals, which it would raise again at the end."""
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     return server

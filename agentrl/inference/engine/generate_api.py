@@ -108,9 +108,10 @@ def _inputs(body: dict[str, Any], service: Service) -> tuple[list[tuple[int, ...
         raise BadRequestError(f"a batch has 1 to {MAX_BATCH} prompts, got {len(items)}")
     if text is None:
         return [token_ids("input_ids", item, service.loaded.vocab_size) for item in items], batch
-    if not all(isinstance(item, str) for item in items):
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) != len(items):
         raise BadRequestError("text must be a string or a list of strings")
-    return [service.encode(item) for item in items], batch
+    return [service.encode(item) for item in texts], batch
 
 
 def _spread(key: str, value: Any, count: int, batch: bool) -> list[Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from agentrl.inference.engine.packed import native_bfloat16
 
@@ -28,7 +27,7 @@ class LoadedModel:
 
     Attributes:
         path: Folder it came from.
-        model: In eval mode, on its device.
+        model: A transformers causal language model, in eval mode, on its device.
         tokenizer: Its tokenizer.
         context_length: Most tokens of prompt and output together.
         eos_ids: All end tokens.
@@ -37,7 +36,7 @@ class LoadedModel:
     """
 
     path: str
-    model: nn.Module
+    model: Any
     tokenizer: Any
     context_length: int
     eos_ids: frozenset[int]
@@ -71,9 +70,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_model(
-    path: str, dtype: str = "auto", device: str = "auto", context_length: int | None = None
-) -> LoadedModel:
+def load_model(path: str, dtype: str = "auto", device: str = "auto", context_length: int | None = None) -> LoadedModel:
     """Load model and tokenizer from a local folder.
 
     Args:
@@ -93,7 +90,7 @@ def load_model(
     if not Path(path, "config.json").is_file():
         raise ModelError(f"{path} is no model folder: it has no config.json")
     target = pick_device(device)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=pick_dtype(dtype, target), attn_implementation="sdpa", local_files_only=True
     )
     model.eval().requires_grad_(False).to(target)

@@ -43,7 +43,7 @@ class PackedLinears:
         for module in model.modules():
             if type(module) is nn.Linear and can_pack(module.weight):
                 forward = _PackedForward(module)
-                module.forward = forward
+                setattr(module, "forward", forward)  # noqa: B010 - an instance attribute over the method, on purpose
                 self._forwards.append(forward)
 
     def __len__(self) -> int:

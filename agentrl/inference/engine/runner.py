@@ -34,9 +34,7 @@ class ModelRunner:
         self.decodes = 0
 
     @torch.inference_mode()
-    def prefill(
-        self, tokens: Sequence[int], slots: Sequence[int], score_from: int = -1
-    ) -> tuple[Tensor, list[float]]:
+    def prefill(self, tokens: Sequence[int], slots: Sequence[int], score_from: int = -1) -> tuple[Tensor, list[float]]:
         """Run a prompt once and fill the slots of all its samples.
 
         Args:

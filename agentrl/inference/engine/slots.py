@@ -120,7 +120,8 @@ class SlotCache(Cache):
         """Allocate nothing yet."""
         self._plan = Plan()
         self._max_slots, self._context = max_slots, context
-        super().__init__(layers=[SlotLayer(self._plan) for _ in range(layers)])
+        self._slot_layers = [SlotLayer(self._plan) for _ in range(layers)]
+        super().__init__(layers=list(self._slot_layers))
 
     def _reserve(self, slots: int, length: int) -> None:
         """Raise the planned capacity: slots by half, so copies stay rare, positions to the next step."""
@@ -156,7 +157,7 @@ class SlotCache(Cache):
 
     def copy(self, source: int, targets: list[int], length: int) -> None:
         """Copy the first ``length`` positions of one slot to others."""
-        for layer in self.layers:
+        for layer in self._slot_layers:
             for store in (layer.keys, layer.values):
                 assert store is not None
                 for target in targets:
@@ -165,12 +166,12 @@ class SlotCache(Cache):
     def clear(self) -> None:
         """Give all memory back; for when no request runs."""
         self._plan.slots = self._plan.length = 0
-        for layer in self.layers:
+        for layer in self._slot_layers:
             layer.keys = layer.values = None
             layer.is_initialized = False
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated now."""
-        stores = [store for layer in self.layers for store in (layer.keys, layer.values) if store is not None]
+        stores = [store for layer in self._slot_layers for store in (layer.keys, layer.values) if store is not None]
         return sum(store.numel() * store.element_size() for store in stores)

@@ -18,6 +18,7 @@ from agentrl.inference.engine.service import Service
 from tests.inference.engine.driving import SECONDS, Driver
 from tests.tiny import build_tiny_model
 
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -60,7 +61,7 @@ def client(engine: Engine, tiny: Path) -> Iterator[httpx.Client]:
     socket = config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
     thread.start()
-    with httpx.Client(base_url="http://127.0.0.1:%d" % socket.getsockname()[1], timeout=SECONDS) as opened:
+    with httpx.Client(base_url=f"http://127.0.0.1:{socket.getsockname()[1]}", timeout=SECONDS) as opened:
         yield opened
     server.should_exit = True
     thread.join(SECONDS)

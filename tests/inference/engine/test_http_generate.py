@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -43,9 +44,7 @@ def test_an_answer_has_sglangs_fields(client: httpx.Client) -> None:
 def test_batches_and_samples_answer_lists_prompt_by_prompt(client: httpx.Client, engine: Engine) -> None:
     before = engine.runner.prefills
     params = {"max_new_tokens": 3, "n": 2, "ignore_eos": True, "sampling_seed": 1}
-    answers = generate(
-        client, input_ids=[[1, 2], [3]], sampling_params=params, return_prompt_token_ids=True
-    ).json()
+    answers = generate(client, input_ids=[[1, 2], [3]], sampling_params=params, return_prompt_token_ids=True).json()
     assert [answer["prompt_token_ids"] for answer in answers] == [[1, 2], [1, 2], [3], [3]]
     assert engine.runner.prefills == before + 2
     assert answers[0]["output_ids"] != answers[1]["output_ids"]
@@ -69,7 +68,7 @@ def test_a_stream_is_cumulative_and_ends_like_the_plain_answer(client: httpx.Cli
     plain = client.post("/generate", json=body).json()
     with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
         chunks = events(response)
-    for before, after in zip(chunks, chunks[1:], strict=False):
+    for before, after in pairwise(chunks):
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
         assert after["text"].startswith(before["text"])
     assert chunks[-1]["output_ids"] == plain["output_ids"] and chunks[-1]["text"] == plain["text"]
@@ -77,9 +76,10 @@ def test_a_stream_is_cumulative_and_ends_like_the_plain_answer(client: httpx.Cli
 
 
 def test_pause_holds_new_requests_and_abort_returns_partial_ones(client: httpx.Client) -> None:
-    with ThreadPoolExecutor() as pool, client.stream(
-        "POST", "/generate", json={"input_ids": [1], "sampling_params": LONG, "stream": True}
-    ) as running:
+    with (
+        ThreadPoolExecutor() as pool,
+        client.stream("POST", "/generate", json={"input_ids": [1], "sampling_params": LONG, "stream": True}) as running,
+    ):
         lines = running.iter_lines()
         next(lines)  # it runs
         assert client.post("/pause_generation", json={}).status_code == 200

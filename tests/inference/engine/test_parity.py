@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from agentrl.inference.engine.params import SamplingParams
-
 from tests.inference.engine.driving import Driver, reference_logprobs
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
@@ -74,9 +73,7 @@ def test_a_group_is_prefilled_once_and_its_samples_are_exact(driver: Driver, ref
         assert (torch.tensor(request.logprobs).double() - exact).abs().max() < 1e-4
 
 
-def test_prompt_logprobs_equal_the_plain_model_also_within_a_group(
-    driver: Driver, reference: torch.nn.Module
-) -> None:
+def test_prompt_logprobs_equal_the_plain_model_also_within_a_group(driver: Driver, reference: torch.nn.Module) -> None:
     prompt = ragged_prompts(3)[2]
     whole, tail, none = driver.run(
         driver.make(prompt, logprob_start=0), driver.make(prompt, logprob_start=4), driver.make(prompt)

@@ -24,7 +24,8 @@ def at(count: int, action):
 def test_abort_mode_returns_everything_at_once_with_what_it_has(driver: Driver) -> None:
     engine = driver.engine
     params = SamplingParams(max_new_tokens=400, ignore_eos=True)
-    running = [driver.make([i], params, on_token=at(3, lambda: engine.pause("abort")) if i == 7 else None) for i in range(8)]
+    running = [driver.make([i], params) for i in range(7)]
+    running.append(driver.make([7], params, on_token=at(3, lambda: engine.pause("abort"))))
     waiting = driver.make([99], params)
     driver.run(*running, waiting)
     assert {request.finish.kind for request in [*running, waiting]} == {"abort"}  # type: ignore[union-attr]
@@ -34,9 +35,7 @@ def test_abort_mode_returns_everything_at_once_with_what_it_has(driver: Driver) 
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_paused_request_goes_on_as_if_nothing_happened(
-    driver: Driver, reference: torch.nn.Module, mode: str
-) -> None:
+def test_a_paused_request_goes_on_as_if_nothing_happened(driver: Driver, reference: torch.nn.Module, mode: str) -> None:
     engine = driver.engine
     (untouched,) = driver.run(driver.make([4, 5], SEEDED))
     prefills = engine.runner.prefills

@@ -29,7 +29,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_plain_rows_follow_the_softmax(temperature: float) -> None:
     logits = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 2
-    count = 40_000
+    count = 20_000
     drawn = sample(logits.repeat(count, 1), rows(count, temperature=temperature))
     exact = (logits.double() / temperature).softmax(-1)
     counts = torch.bincount(torch.tensor(drawn.tokens), minlength=500).double()
@@ -70,11 +70,11 @@ def test_truncated_rows_keep_only_what_they_may_and_report_the_whole_softmax() -
     logits = torch.randn(300, generator=torch.Generator().manual_seed(1)) * 3
     exact = logits.double().softmax(-1)
     order = exact.argsort(descending=True)
-    count = 20_000
+    count = 10_000
     cases = {
-        "top_k": (dict(top_k=5), order[:5]),
-        "top_p": (dict(top_p=0.8), order[: int((exact[order].cumsum(0) < 0.8).sum()) + 1]),
-        "min_p": (dict(min_p=0.1), order[exact[order] >= 0.1 * exact.max()]),
+        "top_k": ({"top_k": 5}, order[:5]),
+        "top_p": ({"top_p": 0.8}, order[: int((exact[order].cumsum(0) < 0.8).sum()) + 1]),
+        "min_p": ({"min_p": 0.1}, order[exact[order] >= 0.1 * exact.max()]),
     }
     for name, (params, kept) in cases.items():
         drawn = sample(logits.repeat(count, 1), rows(count, **params))

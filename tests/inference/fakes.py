@@ -1,0 +1,72 @@
+"""A server that answers from a script, and a tokenizer-exact look at what it was sent."""
+
+import asyncio
+from collections.abc import Callable
+
+from agentrl.core.weights import WeightManifest
+from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
+
+Script = Callable[[list[int], SamplingParams], Generation]
+
+
+class FakeBackend:
+    """Answers each request through ``script`` and remembers everything.
+
+    Attributes:
+        requests: ``(token_ids, params)`` in order.
+        calls: Names and arguments of the control calls in order.
+        held: Set it to an unset event and ``generate`` waits for it.
+        refuse: Control calls that fail, by name.
+        wrong: What :meth:`verify` reports.
+    """
+
+    def __init__(self, script: Script, url: str = "http://fake") -> None:
+        self.url = url
+        self.script = script
+        self.requests: list[tuple[list[int], SamplingParams]] = []
+        self.calls: list[tuple[str, object]] = []
+        self.held: asyncio.Event | None = None
+        self.refuse: set[str] = set()
+        self.wrong: list[str] = []
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        self.requests.append((token_ids, params))
+        if self.held is not None:
+            await self.held.wait()
+        return self.script(token_ids, params)
+
+    async def abort(self, request_id: str) -> None:
+        self.calls.append(("abort", request_id))
+
+    async def ready(self) -> bool:
+        return True
+
+    async def version(self) -> int:
+        return 0
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._control("pause", mode)
+
+    async def resume(self) -> None:
+        self._control("resume", None)
+
+    async def load(self, path: str, version: int) -> None:
+        self._control("load", (path, version))
+
+    async def verify(self, manifest: WeightManifest) -> list[str]:
+        self._control("verify", manifest.version)
+        return self.wrong
+
+    async def close(self) -> None:
+        self._control("close", None)
+
+    def _control(self, name: str, argument: object) -> None:
+        self.calls.append((name, argument))
+        if name in self.refuse:
+            raise InferenceError(f"{self.url} refuses {name}")
+
+
+def answer(ids: list[int], *, version: int = 0, finish: str = "stop") -> Generation:
+    """A generation with logprobs -1, -2, ..."""
+    logprobs = [-float(i + 1) for i in range(len(ids))]
+    return Generation(ids, logprobs, [version] * len(ids), finish)  # type: ignore[arg-type]

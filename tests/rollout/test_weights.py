@@ -1,0 +1,62 @@
+"""Weight pushes: all servers or none, whatever fails."""
+
+import asyncio
+
+import pytest
+
+from agentrl.core.weights import WeightManifest
+from agentrl.rollout.weights import Committed, WeightPushError, WeightTransaction
+from tests.inference.fakes import FakeBackend, answer
+
+MANIFEST = WeightManifest(version=3, path="/new", transport="disk", dtype="F32", nbytes=4, fingerprints={"a": "1"})
+
+
+def make(lease: float = 10.0) -> tuple[WeightTransaction, list[FakeBackend]]:
+    backends = [FakeBackend(lambda ids, params: answer([1]), f"http://{i}") for i in range(2)]
+    return WeightTransaction(list(backends), Committed(2, "/old"), "retract", lease), backends
+
+
+async def test_a_push_pauses_loads_verifies_and_resumes_every_server() -> None:
+    transaction, backends = make()
+    await transaction.push(MANIFEST)
+    for backend in backends:
+        assert backend.calls == [("pause", "retract"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+    assert transaction.committed == Committed(3, "/new")
+
+
+@pytest.mark.parametrize("failure", ["load", "verify", "values"])
+async def test_when_one_server_fails_all_go_back_to_the_committed_version_and_go_on(failure: str) -> None:
+    transaction, backends = make()
+    if failure == "values":
+        backends[1].wrong = ["a"]
+    elif failure == "load":
+        original = backends[1].load
+
+        async def load(path: str, version: int) -> None:
+            backends[1].refuse = {"load"} if path == "/new" else set()
+            await original(path, version)
+
+        backends[1].load = load  # type: ignore[method-assign]
+    else:
+        backends[1].refuse = {"verify"}
+    with pytest.raises(WeightPushError, match="version 3 was not taken"):
+        await transaction.push(MANIFEST)
+    assert transaction.committed == Committed(2, "/old")
+    for backend in backends:
+        assert backend.calls[-2:] == [("load", ("/old", 2)), ("resume", None)]
+
+
+async def test_a_push_that_outlives_its_lease_is_rolled_back() -> None:
+    transaction, backends = make(lease=0.01)
+    never = asyncio.Event()
+    original = backends[0].load
+
+    async def load(path: str, version: int) -> None:
+        if path == "/new":
+            await never.wait()
+        await original(path, version)
+
+    backends[0].load = load  # type: ignore[method-assign]
+    with pytest.raises(WeightPushError, match="lease_seconds"):
+        await transaction.push(MANIFEST)
+    assert all(backend.calls[-1] == ("resume", None) for backend in backends)

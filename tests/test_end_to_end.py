@@ -1,0 +1,154 @@
+"""The main path through all real processes: launcher, server, controller, torchrun ranks."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.train.publish import PREFIX, SHM
+from tests.end_to_end import SECONDS, command, environment, metrics, overrides, processes_of, run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_model: Path, runs: Path) -> Path:
+    """A finished run on one rank."""
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "one", "trainer.save_every=2"))
+    assert result.returncode == 0, result.stdout
+    assert "before" in result.stdout and "after" in result.stdout
+    return runs / "one"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_model: Path, runs: Path) -> Path:
+    """The same run on two ranks."""
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "two", "trainer.nproc=2"))
+    assert result.returncode == 0, result.stdout
+    return runs / "two"
+
+
+def test_three_updates_leave_all_outputs(one_rank: Path) -> None:
+    for name in ("config.json", "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "journal.jsonl", "reward.png"):
+        assert (one_rank / name).stat().st_size > 0, name
+    assert list((one_rank / "tensorboard").iterdir())
+    assert {p.name for p in (one_rank / "logs").iterdir()} == {"server-0.log", "controller.log", "trainer.log"}
+    records = metrics(one_rank)
+    assert [r["step"] for r in records] == [0, 1, 2, 3]
+    assert "eval/accuracy" in records[0] and "eval/accuracy" in records[3]
+    assert len((one_rank / "episodes.jsonl").read_text().splitlines()) >= 3 * 4 * 4
+
+
+def test_the_export_is_a_model_that_transformers_loads_and_that_has_changed(one_rank: Path, tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(one_rank / "model")
+    tokenizer = AutoTokenizer.from_pretrained(one_rank / "model")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], return_tensors="pt", return_dict=True)
+    assert model.generate(**ids, max_new_tokens=2).shape[1] == ids["input_ids"].shape[1] + 2
+    before, after = load_file(tiny_model / "model.safetensors"), load_file(one_rank / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_ratio_is_one_on_policy_and_every_token_has_its_version(one_rank: Path) -> None:
+    records = metrics(one_rank)[1:]
+    assert all(r["train/ratio_deviation_max"] < 1e-4 for r in records), "max_staleness=0: each step is on-policy"
+    assert all(r["train/tokens"] > 0 and r["train/grad_norm"] > 0 for r in records)
+    assert all(r["staleness/max"] == 0 for r in records)
+    episodes = [json.loads(line) for line in (one_rank / "episodes.jsonl").read_text().splitlines()]
+    versions = {v for e in episodes for n in e["trajectories"]["assistant"]["nodes"] for v in n["versions"]}
+    assert versions == {-1, 0, 1, 2}
+
+
+def test_two_ranks_give_the_parameters_of_one(one_rank: Path, two_ranks: Path) -> None:
+    one, two = (load_file(p / "model" / "model.safetensors") for p in (one_rank, two_ranks))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=2e-4, rtol=1e-3, msg=name)
+    first, second = metrics(one_rank)[1:], metrics(two_ranks)[1:]
+    assert [r["reward/mean"] for r in first] == pytest.approx([r["reward/mean"] for r in second])
+    assert [r["train/loss"] for r in first] == pytest.approx([r["train/loss"] for r in second], abs=1e-4)
+
+
+def test_every_task_of_a_batch_is_journalled_once(one_rank: Path) -> None:
+    records = [json.loads(line) for line in (one_rank / "journal.jsonl").read_text().splitlines()]
+    trained = [(r["step"], r["draw"]) for r in records if r["fate"] == "trained"]
+    assert [step for step, _ in trained] == [0] * 4 + [1] * 4 + [2] * 4
+    assert len({draw for _, draw in trained}) == 12
+
+
+def test_a_run_resumes_from_its_checkpoint(one_rank: Path, tiny_model: Path, runs: Path) -> None:
+    more = overrides(tiny_model, runs, "one", "trainer.total_steps=5")
+    refused = run("recipe", "run", "arithmetic_grpo", *more)
+    assert refused.returncode != 0
+    assert "--resume" in refused.stdout and "name=" in refused.stdout
+    result = run("recipe", "run", "arithmetic_grpo", *more, "--resume")
+    assert result.returncode == 0, result.stdout
+    records = metrics(one_rank)
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5]
+    assert records[4]["train/ratio_deviation_max"] < 1e-4, "the server did not get the resumed weights"
+    draws = [json.loads(line) for line in (one_rank / "journal.jsonl").read_text().splitlines()]
+    assert len({r["draw"] for r in draws if r["fate"] == "trained"}) == 20
+
+
+def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: Path) -> None:
+    shared_before = {p.name for p in SHM.glob(f"{PREFIX}*")}
+    arguments = overrides(tiny_model, runs, "stopped", "trainer.total_steps=10000")
+    process = subprocess.Popen(
+        command("recipe", "run", "arithmetic_grpo", *arguments),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:  # ends with the process: the deadline is the test runner's
+        lines.append(line)
+        if "step 2/" in line:
+            assert len(processes_of(runs / "stopped")) >= 3
+            process.send_signal(signal.SIGINT)
+            break
+    rest, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, "".join(lines) + rest
+    assert "Traceback" not in rest
+    assert processes_of(runs / "stopped") == []
+    assert {p.name for p in SHM.glob(f"{PREFIX}*")} <= shared_before
+
+
+def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path) -> None:
+    arguments = overrides(tiny_model, runs, "killed", "trainer.total_steps=10000")
+    process = subprocess.Popen(
+        command("recipe", "run", "arithmetic_grpo", *arguments),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 1/" in line:
+            break
+    children = processes_of(runs / "killed")
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while any(child.is_running() and child.status() != "zombie" for child in children):
+        assert time.monotonic() < deadline, [c.cmdline() for c in children if c.is_running()]
+        time.sleep(0.1)  # processes of another session end without telling us: there is nothing else to wait on
+
+
+def test_a_failing_trainer_ends_the_run_with_its_log(tiny_model: Path, runs: Path) -> None:
+    result = run(
+        "recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "broken", "inference.args=[--no-such-flag]")
+    )
+    assert result.returncode == 1
+    assert "server-0" in result.stdout and "--no-such-flag" in result.stdout
+    assert processes_of(runs / "broken") == []
+
+
+def test_nothing_heavy_is_imported_by_the_launcher_for_help() -> None:
+    code = "import sys, agentrl.cli.main; print(sorted({'torch', 'transformers', 'openai'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment()).strip() == "[]"
