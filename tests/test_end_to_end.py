@@ -39,7 +39,14 @@ def two_ranks(tiny_model: Path, runs: Path) -> Path:
 
 
 def test_three_updates_leave_all_outputs(one_rank: Path) -> None:
-    for name in ("config.json", "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "journal.jsonl", "reward.png"):
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "episodes.jsonl",
+        "eval-episodes.jsonl",
+        "journal.jsonl",
+        "reward.png",
+    ):
         assert (one_rank / name).stat().st_size > 0, name
     assert list((one_rank / "tensorboard").iterdir())
     assert {p.name for p in (one_rank / "logs").iterdir()} == {"server-0.log", "controller.log", "trainer.log"}

@@ -87,18 +87,15 @@ def run(
     if dry_run:
         _print_plan(recipe)
         return
-    raise typer.Exit(run_loaded(recipe, resume=resume, console=console))
+    named = any(setting.startswith("name=") for setting in overrides or ())
+    raise typer.Exit(run_loaded(recipe, resume=resume, console=console, numbered=not named))
 
 
-def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console") -> int:
+def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console", numbered: bool = False) -> int:
     """Train, or evaluate where there is no trainer; returns the exit code."""
-    from agentrl.config.errors import UserError
-    from agentrl.launch.run import RunError, run_recipe
+    from agentrl.launch.run import run_recipe
 
-    try:
-        return run_recipe(recipe, resume=resume, console=console)
-    except RunError as error:
-        raise UserError(str(error)) from error
+    return run_recipe(recipe, resume=resume, console=console, numbered=numbered)
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":

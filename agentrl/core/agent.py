@@ -1,7 +1,7 @@
 """The agent contract: what decides, given messages.
 
-Guarantees: an agent sees a chat client in ``openai``'s shape and nothing of the training; the same agent runs under evaluation
-against any server.
+Guarantees: an agent sees a chat client in ``openai``'s shape and nothing of the training; the same agent runs under
+evaluation against any server.
 """
 
 from abc import ABC, abstractmethod

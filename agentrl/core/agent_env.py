@@ -1,7 +1,7 @@
 """The standard workflow: one agent in one environment until either ends the episode.
 
-Guarantees: each step's reward is credited to the message that earned it; the environment is closed whatever happens; a wrong
-reward (not a finite number) is an error of the environment, never a number.
+Guarantees: each step's reward is credited to the message that earned it; the environment is closed whatever happens; a
+wrong reward (not a finite number) is an error of the environment, never a number.
 """
 
 import math
@@ -72,7 +72,9 @@ def checked_reward(reward: Any, env: object) -> float:
         ValueError: It is not finite.
     """
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise TypeError(f"{type(env).__name__}.step returned reward {reward!r}, a {type(reward).__name__}; want a float")
+        raise TypeError(
+            f"{type(env).__name__}.step returned reward {reward!r}, a {type(reward).__name__}; want a float"
+        )
     if not math.isfinite(reward):
         raise ValueError(f"{type(env).__name__}.step returned reward {reward!r}; want a finite float")
     return float(reward)

@@ -1,8 +1,9 @@
 """The environment contract: the async twin of ``gymnasium.Env``.
 
-Guarantees for callers: ``reset`` comes first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or ``truncated`` the
-next call is ``reset``; ``close`` may be called at any time, more than once. For language environments an observation is the
-list of messages that are new since the last action, and an action is one assistant message.
+Guarantees for callers: ``reset`` comes first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or
+``truncated`` the next call is ``reset``; ``close`` may be called at any time, more than once. For language
+environments an observation is the list of messages that are new since the last action, and an action is one assistant
+message.
 """
 
 from abc import ABC, abstractmethod
@@ -40,10 +41,11 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         """Act once.
 
         Returns:
-            Observation, reward of this step, terminated (the task's own end), truncated (a limit outside the task), info.
+            Observation, reward of this step, terminated (the task's own end), truncated (a limit outside the task),
+            info.
         """
 
-    async def close(self) -> None:  # noqa: B027 - nothing to close is the common case, as in Gymnasium
+    async def close(self) -> None:
         """Free whatever the environment holds."""
 
 

@@ -1,8 +1,8 @@
 """Episodes as data: what was said, what was sampled, what it was worth, and why it ended.
 
 Guarantees: an episode is plain JSON data and holds nothing of the process that made it. Messages form a graph: a shared
-history is stored once, a branch is a node whose parent has another child. Each node's per-token lists have equal length.
-A reward that is missing is ``None``, never 0; an episode that failed carries its reason and no reward.
+history is stored once, a branch is a node whose parent has another child. Each node's per-token lists have equal
+length. A reward that is missing is ``None``, never 0; an episode that failed carries its reason and no reward.
 """
 
 from enum import StrEnum

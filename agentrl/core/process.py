@@ -1,7 +1,7 @@
 """How a process of ours behaves towards the one that started it.
 
-Guarantees: a child whose parent dies is sent SIGTERM by the kernel (Linux), so that even ``kill -9`` of the launcher leaves
-nothing running; files that announce something appear whole.
+Guarantees: a child whose parent dies is sent SIGTERM by the kernel (Linux), so that even ``kill -9`` of the launcher
+leaves nothing running; files that announce something appear whole.
 """
 
 import ctypes

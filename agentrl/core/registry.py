@@ -1,7 +1,7 @@
 """Extension by name: ids for environments, agents, workflows and datasets, or a path to a class.
 
-Guarantees: registering imports nothing; a name that is not known is answered with the nearest that is. Ids follow Gymnasium's
-convention (``entry_point="module:Class"``); a path (``envs/mine.py:MyEnv``) needs no registration.
+Guarantees: registering imports nothing; a name that is not known is answered with the nearest that is. Ids follow
+Gymnasium's convention (``entry_point="module:Class"``); a path (``envs/mine.py:MyEnv``) needs no registration.
 """
 
 import difflib

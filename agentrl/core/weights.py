@@ -1,7 +1,7 @@
 """What a weight push says about itself, and how a server proves that it took it.
 
-Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel beside it as safetensors files, on tmpfs or on
-disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
+Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel beside it as safetensors files, on tmpfs or
+on disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
 """
 
 import zlib

@@ -1,7 +1,7 @@
 """The workflow contract: how one task becomes one episode.
 
-Guarantees: ``arun_episode`` either returns an outcome or raises; the rollout controller alone turns exceptions, timeouts and
-recorded tokens into an :class:`~agentrl.core.episode.Episode`, so that no workflow can lose or invent one.
+Guarantees: ``arun_episode`` either returns an outcome or raises; the rollout controller alone turns exceptions,
+timeouts and recorded tokens into an :class:`~agentrl.core.episode.Episode`, so that no workflow can lose or invent one.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """Evaluation: episodes on validation tasks, with a trainer around it or without.
 
-Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid, apart from wrong ones;
-episodes are written down as they end.
+Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid, apart
+from wrong ones; episodes are written down as they end.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the rest of agentrl needs from an inference server.
 
-Guarantees: a generation carries the ids that were sampled, their behavior logprobs and the policy version of each, as the server
-stated them; text is only decoded from ids. Errors name the URL and what was expected.
+Guarantees: a generation carries the ids that were sampled, their behavior logprobs and the policy version of each, as
+the server stated them; text is only decoded from ids. Errors name the URL and what was expected.
 """
 
 from dataclasses import dataclass

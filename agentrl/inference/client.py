@@ -1,7 +1,7 @@
 """The model as workflows see it: one handle per episode, one recorded session per role.
 
-Guarantees: everything sampled through a handle is in its trajectories; an episode stays on one server (its prefix cache), groups are
-spread over servers by load.
+Guarantees: everything sampled through a handle is in its trajectories; an episode stays on one server (its prefix
+cache), groups are spread over servers by load.
 """
 
 import os
@@ -156,9 +156,7 @@ class OpenAIClient:
         defaults: Request options (``temperature``, ``max_tokens``).
     """
 
-    def __init__(
-        self, base_url: str, model: str, api_key_env: str, timeout: float, defaults: dict[str, Any]
-    ) -> None:
+    def __init__(self, base_url: str, model: str, api_key_env: str, timeout: float, defaults: dict[str, Any]) -> None:
         key = os.environ.get(api_key_env) or "none"
         self._client = AsyncOpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=3)
         self._model = model
@@ -178,5 +176,3 @@ class OpenAIClient:
         if not models.data:
             raise InferenceError(f"{self._client.base_url}models lists no model; name one with inference.model=NAME")
         return models.data[0].id
-
-

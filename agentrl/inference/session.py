@@ -1,8 +1,9 @@
 """Token-exact chat sessions: agents see ``openai``, the trajectory sees ids.
 
-Guarantees: what is sent to the engine on a turn is exactly the ids stored for the turns before plus the new ones; each sampled token
-is stored once with the logprob and version the server gave; every other token has mask 0. A conversation that departs from
-what is stored starts a branch at the last message they share. A request the server aborted goes on with the same ids.
+Guarantees: what is sent to the engine on a turn is exactly the ids stored for the turns before plus the new ones; each
+sampled token is stored once with the logprob and version the server gave; every other token has mask 0. A conversation
+that departs from what is stored starts a branch at the last message they share. A request the server aborted goes on
+with the same ids.
 """
 
 import time
@@ -85,9 +86,7 @@ class ChatSession:
         choices = [await self._sample(parent, params, index) for index in range(samples)]
         prompt = sum(len(self.trajectory.nodes[i].token_ids) for i in self.trajectory.path(parent))
         completion = sum(len(self.trajectory.nodes[c].token_ids) for c, _ in choices)
-        usage = CompletionUsage(
-            prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
-        )
+        usage = CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
         return ChatCompletion(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             object="chat.completion",
@@ -142,19 +141,19 @@ class ChatSession:
     def _match(self, messages: list[Message]) -> tuple[int, int | None]:
         """How many leading messages are stored as one path, and its last node.
 
-        New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a whole.
+        New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a
+        whole.
         """
-        depth, parent = 0, None
+        parent: int | None = None
         best: tuple[int, int | None] = (0, None)
         nodes = self.trajectory.nodes
-        for message in messages:
+        for depth, message in enumerate(messages, start=1):
             key = _essence(message)
             parent = next(
                 (i for i, node in enumerate(nodes) if node.parent == parent and _essence(node.message) == key), None
             )
             if parent is None:
                 break
-            depth += 1
             sampled = nodes[parent].finish_reason is not None
             if sampled or (depth == len(messages) and nodes[parent].token_ids):
                 best = (depth, parent)

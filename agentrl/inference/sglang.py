@@ -1,7 +1,7 @@
 """Backend for SGLang's native contract, which the embedded engine speaks as well.
 
-Guarantees: tokens in, tokens out; versions come from the response (``weight_versions`` spans), never from the time it arrived;
-only reads and requests that never reached the server are retried.
+Guarantees: tokens in, tokens out; versions come from the response (``weight_versions`` spans), never from the time it
+arrived; only reads and requests that never reached the server are retried.
 """
 
 from typing import Any
@@ -63,10 +63,13 @@ class SGLangBackend:
                 spans = [{"version": meta.get("weight_version", "0"), "start": 0, "end": len(ids)}]
             versions = [0] * len(ids)
             for span in spans:
-                versions[span["start"] : span["end"]] = [version_number(span["version"])] * (span["end"] - span["start"])
+                versions[span["start"] : span["end"]] = [version_number(span["version"])] * (
+                    span["end"] - span["start"]
+                )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise InferenceError(
-                f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): {str(answer)[:300]}"
+                f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): "
+                f"{str(answer)[:300]}"
             ) from error
         return Generation(
             token_ids=ids,
@@ -110,7 +113,7 @@ class SGLangBackend:
             raise InferenceError(f"{self.url}/update_weights_from_disk refused {path}: {answer.get('message')}")
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare fingerprints with what the embedded engine holds; SGLang offers none of its own, so its version is compared."""
+        """Compare fingerprints with what the embedded engine holds; of SGLang, which has none, compare the version."""
         if not self.embedded:
             return [] if await self.version() == manifest.version else ["weight_version"]
         answer = await self._post("/weights_checker", {"action": "fingerprint"})

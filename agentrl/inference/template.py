@@ -1,7 +1,8 @@
 """Chat templates: from new messages to new ids, never re-encoding what is stored.
 
-Guarantees: ids of a continuation are the difference between two renders of which the shorter must be a prefix of the longer; a
-template that breaks this is refused by name. What the template puts after an end-of-turn token is found by probing it.
+Guarantees: ids of a continuation are the difference between two renders of which the shorter must be a prefix of the
+longer; a template that breaks this is refused by name. What the template puts after an end-of-turn token is found by
+probing it.
 """
 
 from pathlib import Path
@@ -44,7 +45,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer) -> None:
         if not tokenizer.chat_template:
             raise TemplateError(
-                "the model's tokenizer has no chat template: use an instruct model, or set tokenizer.chat_template and save it"
+                "the model's tokenizer has no chat template: use an instruct model, or set tokenizer.chat_template "
+                "and save it"
             )
         if tokenizer.eos_token is None or tokenizer.eos_token_id is None:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
@@ -81,8 +83,8 @@ class ChatTemplate:
         longer = self._render([*self._probe, *messages], generation=True)
         if not longer.startswith(self._closed):
             raise TemplateError(
-                "this chat template rewrites earlier turns when messages are added, so a conversation cannot be continued "
-                "token by token; single-turn workflows are not affected"
+                "this chat template rewrites earlier turns when messages are added, so a conversation cannot be "
+                "continued token by token; single-turn workflows are not affected"
             )
         text = self._after_turn + longer[len(self._closed) :]
         if not turn_closed and self._template_closes_turn:

@@ -50,7 +50,9 @@ def sglang_server(recipe: Recipe, model: Path, port: int) -> list[str]:
     ]
 
 
-def controller(recipe: Recipe, model: Path, run_dir: Path, urls: list[str], ready_file: Path, resume: bool) -> list[str]:
+def controller(
+    recipe: Recipe, model: Path, run_dir: Path, urls: list[str], ready_file: Path, resume: bool
+) -> list[str]:
     """The rollout controller."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.controller_process"),
@@ -65,7 +67,7 @@ def controller(recipe: Recipe, model: Path, run_dir: Path, urls: list[str], read
 
 
 def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool) -> list[str]:
-    """torchrun and its ranks; ``--standalone`` picks a free port for the rendezvous."""
+    """Torchrun and its ranks; ``--standalone`` picks a free port for the rendezvous."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
         *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),

@@ -1,7 +1,7 @@
-"""Entry point of the rollout controller: ``python -m agentrl.launch.controller_process --run-dir DIR --model DIR --server URL``.
+"""Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
-Guarantees: it announces its own URL in ``--ready-file`` when it listens; it ends by itself with code 0 after the final evaluation, and
-with a message and another code when the trainer falls silent or the rollouts cannot go on.
+Guarantees: it announces its own URL in ``--ready-file`` when it listens; it ends by itself with code 0 after the final
+evaluation, and with a message and another code when the trainer falls silent or the rollouts cannot go on.
 """
 
 import argparse
@@ -62,6 +62,7 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
     if checkpoint is not None:
         state = read_state(checkpoint)
         controller.restore(state["step"], state["controller"])
+        writer.void_after(state["step"])
     config = uvicorn.Config(make_app(controller, os.environ.get(SECRET_ENV, "")), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Evaluation only: a recipe with ``trainer.type=null``, against a server of ours or any other.
 
-Guarantees: no trainer and, with an external API, no model and no torch; the API key is read from the environment and written
-nowhere; an evaluation in which nothing could be judged ends with an error, not with a score.
+Guarantees: no trainer and, with an external API, no model and no torch; the API key is read from the environment and
+written nowhere; an evaluation in which nothing could be judged ends with an error, not with a score.
 """
 
 import asyncio
@@ -32,10 +32,11 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     """
     if recipe.inference.engine == "openai":
         model = None
-        console.print(f"model   {recipe.inference.model or recipe.model.name} at {recipe.inference.urls[0]}", highlight=False)
+        console.print(
+            f"model   {recipe.inference.model or recipe.model.name} at {recipe.inference.urls[0]}", highlight=False
+        )
     else:
         model = find_model(recipe, console)
-    run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)

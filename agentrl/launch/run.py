@@ -1,9 +1,10 @@
 """``agentrl recipe run``: a run from its recipe to its outputs.
 
-Guarantees: what can be refused is refused before a process starts; whatever ends the run (success, a failing child, Ctrl-C) leaves
-no process, port or shared memory behind; outputs stand in ``runs/<name>/``.
+Guarantees: what can be refused is refused before a process starts; whatever ends the run (success, a failing child,
+Ctrl-C) leaves no process, port or shared memory behind; outputs stand in ``runs/<name>/``.
 """
 
+import itertools
 import json
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
 from agentrl.launch import commands
@@ -29,12 +31,18 @@ from agentrl.train.controller_client import SECRET_ENV
 STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """The run cannot start; the message says what to change."""
 
 
-def run_recipe(recipe: Recipe, *, resume: bool, console: Console) -> int:
+def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> int:
     """Train as the recipe says, or evaluate where it has no trainer.
+
+    Args:
+        recipe: Resolved recipe.
+        resume: Continue the run of this name.
+        console: Where to print.
+        numbered: The name was not chosen by a person: where it is taken, ``-2``, ``-3``, ... is appended.
 
     Returns:
         Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C.
@@ -42,7 +50,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console) -> int:
     Raises:
         RunError: The run cannot start.
     """
-    run_dir = choose_run_dir(recipe, resume=resume)
+    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
     try:
         if recipe.trainer.type is None:
             return evaluate_recipe(recipe, run_dir, console)
@@ -55,6 +63,9 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console) -> int:
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
+    finally:
+        if not any(run_dir.iterdir()):
+            run_dir.rmdir()  # refused before anything was written
 
 
 def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
@@ -62,7 +73,6 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     check_disk(recipe, model.path, run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
@@ -77,26 +87,50 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     return 0
 
 
-def choose_run_dir(recipe: Recipe, *, resume: bool) -> Path:
-    """``runs/<name>``, new or to be resumed.
+def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Recipe, Path]:
+    """Make ``runs/<name>``, or find it again; two runs that start at once never get the same.
+
+    Returns:
+        The recipe with the name it got, and the folder.
 
     Raises:
-        RunError: It exists and ``resume`` is not set, or the other way round.
+        RunError: The name is taken, there is nothing to resume, or the folder cannot be made.
     """
-    run_dir = Path(recipe.launch.run_dir) / recipe.name
-    exists = (run_dir / "config.json").is_file()
-    if exists and not resume:
-        raise RunError(
-            f"a run named {recipe.name!r} exists in {run_dir}: continue it with --resume, or choose another with name=NEW"
-        )
+    runs = Path(recipe.launch.run_dir)
     if resume:
-        checkpoint = latest_checkpoint(run_dir / "checkpoints")
-        if checkpoint is None:
-            raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
-        step = read_state(checkpoint)["step"]
-        if step >= recipe.trainer.total_steps:
-            raise RunError(f"run {recipe.name!r} has done its {step} steps; give it more with trainer.total_steps=N")
-    return run_dir
+        check_resumable(recipe, runs / recipe.name)
+        return recipe, runs / recipe.name
+    for number in itertools.count(1):
+        name = recipe.name if number == 1 else f"{recipe.name}-{number}"
+        try:
+            (runs / name).mkdir(parents=True)
+        except FileExistsError as error:
+            if numbered:
+                continue
+            raise RunError(
+                f"a run named {name!r} exists in {runs / name}: continue it with --resume, or choose another "
+                "with name=NEW"
+            ) from error
+        except OSError as error:
+            raise RunError(
+                f"cannot make {runs / name}: {error.strerror}; choose another place with launch.run_dir=DIR"
+            ) from error
+        return recipe.model_copy(update={"name": name}), runs / name
+    raise AssertionError
+
+
+def check_resumable(recipe: Recipe, run_dir: Path) -> None:
+    """Refuse to resume what has no checkpoint or is done.
+
+    Raises:
+        RunError: It is so.
+    """
+    checkpoint = latest_checkpoint(run_dir / "checkpoints")
+    if checkpoint is None:
+        raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
+    step = read_state(checkpoint)["step"]
+    if step >= recipe.trainer.total_steps:
+        raise RunError(f"run {recipe.name!r} has done its {step} steps; give it more with trainer.total_steps=N")
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
@@ -106,14 +140,15 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
         RunError: Too little space.
     """
     parameters = sum(f.stat().st_size for f in model.glob("*.safetensors"))
-    checkpoints = 3 * parameters * (recipe.trainer.keep_checkpoints + 1)  # parameters and two moments; one more while writing
+    checkpoints = (
+        3 * parameters * (recipe.trainer.keep_checkpoints + 1)
+    )  # parameters and two moments; one more while writing
     needed = checkpoints + parameters
-    place = next(folder for folder in (run_dir, *run_dir.resolve().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(run_dir).free
     if free < needed:
         raise RunError(
-            f"{run_dir} has {free / 1e9:.1f} GB free, checkpoints and the exported model need up to {needed / 1e9:.1f} GB: "
-            "free some space, or choose another place with launch.run_dir=DIR"
+            f"{run_dir} has {free / 1e9:.1f} GB free, checkpoints and the exported model need up to "
+            f"{needed / 1e9:.1f} GB: free some space, or choose another place with launch.run_dir=DIR"
         )
 
 
@@ -173,4 +208,6 @@ def _report(run_dir: Path, console: Console, seconds: float) -> None:
     if len(evaluations) >= 2:
         before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
         console.print(summary_table(before, after))
-    console.print(f"done in {seconds / 60:.1f} min; outputs in {run_dir}: reward.png, metrics.jsonl, episodes.jsonl, model/")
+    console.print(
+        f"done in {seconds / 60:.1f} min; outputs in {run_dir}: reward.png, metrics.jsonl, episodes.jsonl, model/"
+    )

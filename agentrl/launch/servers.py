@@ -1,7 +1,7 @@
 """Inference servers of a run: the model they load, and their start.
 
-Guarantees: servers that were named by URL are never started or stopped by us; a server that does not come up is an error with the
-tail of its log.
+Guarantees: servers that were named by URL are never started or stopped by us; a server that does not come up is an
+error with the tail of its log.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ READY_POLL_SECONDS = 1.0
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
     """Resolve the model's name, check that it can chat, and say where it came from."""
-    model = resolve_model(recipe.model.name)
+    model = resolve_model(recipe.model.name, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
     require_chat_template(model.path)
     console.print(f"model   {model.source}", highlight=False, soft_wrap=True)
     return model

@@ -1,7 +1,8 @@
 """Child processes of a run, watched together.
 
-Guarantees: every child has its own session, its own log file and a death signal tied to this process; the first child that fails
-stops the rest, and the error carries the tail of its log; :meth:`Supervisor.stop` leaves no process behind, however often it is called.
+Guarantees: every child has its own session, its own log file and a death signal tied to this process; the first child
+that fails stops the rest, and the error carries the tail of its log; :meth:`Supervisor.stop` leaves no process behind,
+however often it is called.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Finished groups on their way to the trainer.
 
-Guarantees: first in, first out; a batch has exactly the asked number of groups; each group leaves once. A failure put in reaches
-whoever waits.
+Guarantees: first in, first out; a batch has exactly the asked number of groups; each group leaves once. A failure put
+in reaches whoever waits.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The controller: admits tasks, runs episodes, hands out batches, moves weights, evaluates.
 
-Guarantees: groups are admitted only while the staleness gate has room; every admitted group ends in the journal exactly once; one
-failed episode never ends a run, a batch made mostly of failures does, with their reason; training waits while an evaluation
-that is due at its version runs.
+Guarantees: groups are admitted only while the staleness gate has room; every admitted group ends in the journal
+exactly once; one failed episode never ends a run, a batch made mostly of failures does, with their reason; training
+waits while an evaluation that is due at its version runs.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The episode boundary: whatever a workflow does, exactly one episode comes out.
 
-Guarantees: an exception, a timeout or a missing reward becomes a typed record with its traceback, never a reward; cancellation of
-the run itself passes through.
+Guarantees: an exception, a timeout or a missing reward becomes a typed record with its traceback, never a reward;
+cancellation of the run itself passes through.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What became of every admitted group, appended as it happens.
 
-Guarantees: one line per group and outcome, flushed at once; a resumed run adds a line that voids the records of the steps after
-its checkpoint. Episodes are written beside it as JSON lines, each once.
+Guarantees: one line per group and outcome, flushed at once; a resumed run adds a line that voids the records of the
+steps after its checkpoint. Episodes are written beside it as JSON lines, each once.
 """
 
 import json

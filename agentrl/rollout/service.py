@@ -1,7 +1,7 @@
 """The controller's four calls over HTTP, for the trainer: ``next_batch``, ``publish``, ``checkpoint``, ``heartbeat``.
 
-Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with its reason
-(HTTP 409), not a broken connection.
+Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with
+its reason (HTTP 409), not a broken connection.
 """
 
 import hmac

@@ -1,7 +1,8 @@
 """Admission: how many groups may be started without their data becoming too old.
 
-Guarantees: pure arithmetic, no clock and no I/O. With ``eta`` the bound on staleness and ``B`` groups per step, a group is admitted
-only while all groups admitted so far are consumed at most ``eta`` steps after the version that is current now.
+Guarantees: pure arithmetic, no clock and no I/O. With ``eta`` the bound on staleness and ``B`` groups per step, a
+group is admitted only while all groups admitted so far are consumed at most ``eta`` steps after the version that is
+current now.
 """
 
 from dataclasses import dataclass

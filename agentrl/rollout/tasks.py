@@ -1,7 +1,7 @@
 """The order of tasks, and which of them are still owed.
 
-Guarantees: draw number ``n`` is the same task in every run with the same seed; each epoch is a permutation of all tasks; after a
-restart the tasks that were drawn but not consumed come first, each once.
+Guarantees: draw number ``n`` is the same task in every run with the same seed; each epoch is a permutation of all
+tasks; after a restart the tasks that were drawn but not consumed come first, each once.
 """
 
 import random

@@ -1,7 +1,7 @@
 """A weight push as a transaction over all servers: pause, load, verify, commit, resume.
 
-Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes in both
-cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm.
+Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
+in both cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm.
 """
 
 import asyncio
@@ -60,7 +60,9 @@ class WeightTransaction:
                     for backend in self._backends:
                         wrong = await backend.verify(manifest)
                         if wrong:
-                            raise InferenceError(f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}")
+                            raise InferenceError(
+                                f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}"
+                            )
             except (InferenceError, TimeoutError) as error:
                 reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
                 await self._roll_back(reason)

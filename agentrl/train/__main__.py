@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def native_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it natively, float32 elsewhere (emulated bfloat16 is several times slower)."""
+    """bfloat16 where the hardware multiplies it natively, float32 elsewhere (emulated, bfloat16 is much slower)."""
     if device.type == "cuda":
         return torch.bfloat16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

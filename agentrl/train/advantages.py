@@ -1,7 +1,7 @@
 """Advantages from rewards, by group identity.
 
-Guarantees: an advantage depends on the rewards that carry the same group key and on nothing else: not on order, position,
-batch size or padding. A group without spread, or of one episode, gives 0, never NaN.
+Guarantees: an advantage depends on the rewards that carry the same group key and on nothing else: not on order,
+position, batch size or padding. A group without spread, or of one episode, gives 0, never NaN.
 """
 
 from collections import defaultdict

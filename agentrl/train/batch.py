@@ -1,7 +1,7 @@
 """From a batch of episodes to sequences with advantages.
 
-Guarantees: failed episodes give nothing; advantages are per (group id, role); the token count that the loss is divided by
-covers the whole global batch, also the sequences whose advantage is 0 and which therefore need no computation.
+Guarantees: failed episodes give nothing; advantages are per (group id, role); the token count that the loss is divided
+by covers the whole global batch, also the sequences whose advantage is 0 and which therefore need no computation.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Checkpoints: parameters, optimizer and the controller's cut, written whole or not at all.
 
-Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded by another number
-of ranks; older ones are removed only after the new one stands.
+Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded by
+another number of ranks; older ones are removed only after the new one stands.
 """
 
 import json
@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.train.checkpoint_state import STATE_FILE, read_state
+
 
 def save_checkpoint(
     folder: Path, step: int, policy: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int
@@ -34,7 +36,7 @@ def save_checkpoint(
     dist.barrier()
     model_state, optimizer_state = get_state_dict(policy, optimizer)
     try:
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(partial))
+        save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(partial))
         if rank == 0:
             (partial / STATE_FILE).write_text(json.dumps({"step": step, **state}))
             shutil.rmtree(target, ignore_errors=True)
@@ -51,7 +53,7 @@ def load_checkpoint(checkpoint: Path, policy: nn.Module, optimizer: torch.optim.
     """Load tensors in place and return the saved state; a collective over all ranks."""
     model_state, optimizer_state = get_state_dict(policy, optimizer)
     tensors = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(tensors, checkpoint_id=str(checkpoint))
+    load(tensors, checkpoint_id=str(checkpoint))
     set_state_dict(policy, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
     return read_state(checkpoint)
 

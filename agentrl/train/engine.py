@@ -1,7 +1,8 @@
 """One optimizer update over one batch, the same for any number of ranks and micro-batches.
 
-Guarantees: the loss is a sum over tokens divided by the global batch's token count, so packing, micro-batching and ranks
-change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update and says so.
+Guarantees: the loss is a sum over tokens divided by the global batch's token count, so packing, micro-batching and
+ranks change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update
+and says so.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of given tokens without a full ``[tokens, vocab]`` tensor.
 
 Guarantees: at most ``chunk`` rows of logits exist at one time, forward and backward; results equal a plain
-``log_softmax(hidden @ weight.T / temperature)`` in the dtype of the product, with the softmax in float32. The chunk size
-changes nothing but memory.
+``log_softmax(hidden @ weight.T / temperature)`` in the dtype of the product, with the softmax in float32. The chunk
+size changes nothing but memory.
 """
 
 from typing import Any

@@ -39,6 +39,6 @@ def clipped_policy_loss(
 
 
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """Low-variance non-negative KL estimate of the current policy to a reference (Schulman 2020, "k3"), ``[tokens]``."""
+    """Low-variance non-negative estimate of the KL to a reference (Schulman 2020, "k3"), ``[tokens]``."""
     difference = reference_logprobs - logprobs
     return torch.exp(difference) - difference - 1

@@ -1,8 +1,8 @@
 """From episodes to micro-batches: a group's shared prompt is computed once, as the trunk of a tree.
 
-A row holds one trunk (the tokens that all members of a group begin with and none of them trains) followed by the members'
-own tokens. An attention mask lets a member see the trunk and itself only, and positions restart after the trunk, so each
-token sees exactly what it would see alone.
+A row holds one trunk (the tokens that all members of a group begin with and none of them trains) followed by the
+members' own tokens. An attention mask lets a member see the trunk and itself only, and positions restart after the
+trunk, so each token sees exactly what it would see alone.
 
 Guarantees: each trained token appears once; the split into rows, micro-batches and ranks changes no token's inputs; all
 ranks derive the same plan from the same sequences and get the same number of micro-batches (empty ones are filled up).
@@ -80,7 +80,7 @@ def _useful_length(sequence: TrainSequence) -> int:
 
 
 def build_rows(sequences: Sequence[TrainSequence], max_tokens: int) -> list[Row]:
-    """Pack sequences by group into rows of at most ``max_tokens`` tokens (a longer single sequence gets its own row)."""
+    """Pack sequences by group into rows of at most ``max_tokens`` tokens (a longer sequence gets its own row)."""
     groups: dict[Hashable, list[TrainSequence]] = defaultdict(list)
     for sequence in sequences:
         if any(sequence.loss_mask):
@@ -109,9 +109,7 @@ def _split(members: list[TrainSequence], trunk: int, max_tokens: int) -> list[li
 
 
 def _pack(members: list[TrainSequence], trunk: int) -> Row:
-    row = Row(
-        token_ids=list(members[0].token_ids[:trunk]), positions=list(range(trunk)), segments=[0] * trunk
-    )
+    row = Row(token_ids=list(members[0].token_ids[:trunk]), positions=list(range(trunk)), segments=[0] * trunk)
     for number, member in enumerate(members, start=1):
         offset = len(row) - trunk  # from a position in the member to its index in the row, past the trunk
         end = _useful_length(member)

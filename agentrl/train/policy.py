@@ -1,8 +1,8 @@
 """A Hugging Face causal LM as the policy: sharded with FSDP2, asked for the logprobs of given tokens.
 
-Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits of at most
-``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit scaling, a biased head)
-is refused at start, because its logprobs would be wrong.
+Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits
+of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit
+scaling, a biased head) is refused at start, because its logprobs would be wrong.
 """
 
 from collections.abc import Sequence

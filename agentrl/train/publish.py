@@ -1,7 +1,7 @@
 """Weights on their way out: gathered parameter by parameter into a safetensors file that servers map.
 
-Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is written
-has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
+Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is
+written has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
 :meth:`WeightPublisher.write` together (gathering is a collective); rank 0 alone writes.
 """
 
@@ -124,7 +124,9 @@ class WeightPublisher:
             folder.mkdir()
             header = safetensors_header([(n, p.shape) for n, p in self._parameters], self._dtype)
             with open(folder / WEIGHTS_FILE, "w+b") as file:
-                os.posix_fallocate(file.fileno(), 0, len(header) + self._nbytes)  # a full disk shows here, not as SIGBUS
+                os.posix_fallocate(
+                    file.fileno(), 0, len(header) + self._nbytes
+                )  # a full disk shows here, not as SIGBUS
                 file.write(header)
                 file.flush()
                 buffer = mmap.mmap(file.fileno(), len(header) + self._nbytes)

@@ -1,8 +1,8 @@
 """The trainer's loop: batch, update, publish, save.
 
-Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends them
-along with the batch; time is accounted for in each step's metrics; a checkpoint is taken at a cut where parameters, optimizer and
-the controller's state belong together.
+Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends
+them along with the batch; time is accounted for in each step's metrics; a checkpoint is taken at a cut where
+parameters, optimizer and the controller's state belong together.
 """
 
 import json

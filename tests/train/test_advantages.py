@@ -12,7 +12,9 @@ def test_group_mean_and_unbiased_std_match_the_published_values() -> None:
 
 
 def test_without_std_only_the_mean_is_taken_off() -> None:
-    assert group_advantages([1, 0, 0, 0], ["a"] * 4, normalize_by_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert group_advantages([1, 0, 0, 0], ["a"] * 4, normalize_by_std=False) == pytest.approx(
+        [0.75, -0.25, -0.25, -0.25]
+    )
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [3.0], [0.1 + 0.2, 0.1 + 0.2]])

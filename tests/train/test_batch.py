@@ -7,7 +7,10 @@ from agentrl.train.batch import make_train_batch
 def episode(group: str, reward: float | None, answer: list[int], **changes: object) -> Episode:
     count = len(answer)
     nodes = [
-        Node(parent=None, message={"role": "user"}, token_ids=[1, 2], loss_mask=[0, 0], logprobs=[0, 0], versions=[-1, -1]),
+        Node(
+            parent=None, message={"role": "user"}, token_ids=[1, 2], loss_mask=[0, 0],
+            logprobs=[0, 0], versions=[-1, -1],
+        ),
         Node(
             parent=0, message={"role": "assistant"}, token_ids=answer, loss_mask=[1] * count,
             logprobs=[-1.0] * count, versions=[0] * count, finish_reason="stop",

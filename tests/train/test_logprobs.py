@@ -39,4 +39,6 @@ def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(ValueError, match="temperature"):
-        chunked_logprobs(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.long), temperature=temperature)
+        chunked_logprobs(
+            torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.long), temperature=temperature
+        )

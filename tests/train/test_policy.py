@@ -89,7 +89,11 @@ def test_the_gradient_is_that_of_the_plain_objective(
     _, gradient = gradients(tiny_model, mesh, sequences, 150)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     total = torch.stack(
-        [-s.advantage * value / value.detach() * value.detach() for s in sequences for value in plain_logprobs(model, s)]
+        [
+            -s.advantage * value / value.detach() * value.detach()
+            for s in sequences
+            for value in plain_logprobs(model, s)
+        ]
     ).sum()  # at ratio 1 the clipped surrogate's gradient is -advantage * grad logprob
     (total / sum(sum(s.loss_mask) for s in sequences)).backward()
     plain = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

@@ -1,11 +1,15 @@
 """Tokens and logprobs against the plain Hugging Face forward."""
 
 import random
+import resource
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from agentrl.inference.engine.params import SamplingParams
+from agentrl.inference.engine.slots import zeros
 from tests.inference.engine.driving import Driver, reference_logprobs
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
@@ -93,3 +97,15 @@ def test_zero_new_tokens_only_score(driver: Driver) -> None:
     )
     assert nothing.output == scored.output == []
     assert scored.input_logprobs is not None and len(scored.input_logprobs) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_reserved_cache_takes_no_memory_until_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    reserved = zeros(torch.empty(0, dtype=torch.bfloat16), (64, 8, 8192, 64))  # 512 MiB
+    assert resident() - before < 64 * 2**20
+    reserved[3, :, :5] = 1.0
+    assert float(reserved[3].sum()) == 8 * 5 * 64

@@ -1,0 +1,71 @@
+"""Child processes: readiness, failures with their log, and nothing left."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrl.launch.supervisor import ChildFailed, Supervisor
+
+PYTHON = sys.executable
+FOREVER = "import threading; threading.Event().wait()"
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path):
+    made = Supervisor(tmp_path / "logs")
+    yield made
+    made.stop()
+
+
+def test_a_child_that_dies_before_it_is_ready_shows_the_end_of_its_log(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start("server", [PYTHON, "-c", "print('no such model'); raise SystemExit(3)"])
+    with pytest.raises(ChildFailed, match=r"(?s)server .*no such model"):
+        supervisor.wait_ready(child, tmp_path / "ready.json", 30.0)
+
+
+def test_a_child_that_does_not_come_up_in_time_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start("slow", [PYTHON, "-c", FOREVER])
+    with pytest.raises(ChildFailed, match=r"slow did not come up within 0\.3 s"):
+        supervisor.wait_ready(child, tmp_path / "ready.json", 0.3)
+
+
+def test_what_a_ready_child_announces_is_returned(supervisor: Supervisor, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    code = f'import pathlib; pathlib.Path({str(ready)!r}).write_text(\'{{"url": "x"}}\'); {FOREVER}'
+    child = supervisor.start("server", [PYTHON, "-c", code])
+    assert supervisor.wait_ready(child, ready, 30.0) == {"url": "x"}
+
+
+def test_the_failure_of_any_child_ends_the_wait_for_another(supervisor: Supervisor) -> None:
+    waiting = supervisor.start("trainer", [PYTHON, "-c", FOREVER])
+    supervisor.start("server", [PYTHON, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    with pytest.raises(ChildFailed, match="server was killed by SIGKILL"):
+        supervisor.wait([waiting], lambda: None)
+
+
+def test_a_server_that_ends_well_but_too_early_is_a_failure(supervisor: Supervisor) -> None:
+    waiting = supervisor.start("trainer", [PYTHON, "-c", FOREVER])
+    supervisor.start("server", [PYTHON, "-c", "print('bye')"])
+    with pytest.raises(ChildFailed, match=r"(?s)server ended too early.*bye"):
+        supervisor.wait([waiting], lambda: None)
+
+
+def test_stop_ends_children_that_ignore_sigterm_and_their_families(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agentrl.launch.supervisor.GRACE_SECONDS", 0.2)
+    ready = tmp_path / "ready"
+    grandchild = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"
+    code = (
+        "import signal, subprocess, sys, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"p = subprocess.Popen([sys.executable, '-c', {grandchild!r}], start_new_session=True);"
+        f"pathlib.Path({str(ready)!r}).write_text(str(p.pid)); p.wait()"
+    )
+    child = supervisor.start("stubborn", [PYTHON, "-c", code])
+    grandchild_pid = supervisor.wait_ready(child, ready, 30.0)
+    supervisor.stop()
+    assert child.process.poll() is not None
+    assert not psutil.pid_exists(int(str(grandchild_pid))) or psutil.Process(grandchild_pid).status() == "zombie"  # type: ignore[arg-type]
+    supervisor.stop()

@@ -1,0 +1,207 @@
+"""The controller with a scripted server: batches, staleness, failures, evaluation, restart."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Task
+from agentrl.core.weights import WeightManifest
+from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
+from agentrl.inference.backend import SamplingParams
+from agentrl.inference.client import ChatClient
+from agentrl.inference.session import SessionSettings
+from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.controller import Controller, RolloutError, hash_seed
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.service import make_app
+from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.weights import Committed, WeightTransaction
+from tests.inference.fakes import FakeBackend, answer
+
+TASKS = [Task(id=f"train/{i}", data={"n": i}) for i in range(6)]
+
+
+class Says(RolloutWorkflow):
+    """One message per episode; the reward depends on the seed, or the workflow fails."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.uniform = False
+
+    async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+        if self.broken:
+            raise RuntimeError("no such file: prices.csv")
+        await llm.session().chat.completions.create(messages=[{"role": "user", "content": task.id}])
+        return Outcome(reward=1.0 if self.uniform else float(seed % 97))
+
+
+class Harness:
+    """A controller and what it touches."""
+
+    def __init__(self, folder: Path, model: Path, *overrides: str, seed: int = 0) -> None:
+        settings = ["rollout.batch_size=2", "rollout.group_size=3", "rollout.max_staleness=1", *overrides]
+        self.recipe: Recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
+        self.backend = FakeBackend(lambda ids, params: answer([5, 6], version=self.controller.gate.version))
+        session = SessionSettings(SamplingParams(max_new_tokens=8), 500, locked=True, model="m")
+        client = ChatClient([self.backend], ChatTemplate.from_folder(model), session, session)
+        self.workflow = Says()
+        self.journal = Journal(folder, episodes=True)
+        self.folder = folder
+        self.written: list[tuple[int, dict[str, float]]] = []
+        self.evaluated: list[int] = []
+        self.controller = Controller(
+            self.recipe,
+            TaskStream(TASKS, seed),
+            self.workflow,
+            client,
+            WeightTransaction([self.backend], Committed(0, "/start"), "retract", 10.0),
+            self.journal,
+            lambda step, metrics: self.written.append((step, metrics)),
+            self._evaluate,
+        )
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        self.evaluated.append(version)
+        return {"eval/accuracy": 0.5}
+
+    async def publish(self, version: int, *, final: bool = False) -> None:
+        manifest = WeightManifest(
+            version=version, path=f"/v{version}", transport="disk", dtype="F32", nbytes=0, fingerprints={}
+        )
+        times = {"time/before_publish": 2.0, "time/wait_batch": 1.0, "time/update": 0.9}
+        await self.controller.publish(manifest, {"train/loss": 0.1, **times}, final=final)
+
+    def fates(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+
+
+async def settle() -> None:
+    """Let every ready task run until nothing moves."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def test_admission_runs_ahead_by_the_bound_and_no_further(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model)
+    await harness.controller.start()
+    await settle()
+    assert len(harness.backend.requests) == 2 * 2 * 3  # (staleness 1 + 1) batches of 2 groups of 3
+    batch = await harness.controller.next_batch(0)
+    await settle()
+    assert len(harness.backend.requests) == 12, "consuming alone must not admit more: the version is still 0"
+    assert len(batch["episodes"]) == 6
+    assert batch == await harness.controller.next_batch(0), "asked again, the same batch"
+    await harness.publish(1)
+    await settle()
+    assert len(harness.backend.requests) == 18
+    await harness.controller.close()
+
+
+async def test_metrics_of_a_step_carry_rollout_trainer_and_times(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model, "eval.every=2")
+    await harness.controller.start()
+    for step in range(2):
+        await harness.controller.next_batch(step)
+        await harness.publish(step + 1)
+    assert harness.evaluated == [0, 2]
+    assert [step for step, _ in harness.written] == [0, 1, 2]
+    metrics = harness.written[1][1]
+    assert metrics["train/loss"] == 0.1 and "reward/mean" in metrics and "eval/accuracy" not in metrics
+    assert metrics["time/overhead_share"] == pytest.approx(0.05, abs=0.02)
+    assert harness.written[2][1]["staleness/max"] == 1.0
+    assert "eval/accuracy" in harness.written[2][1]
+    await harness.controller.close()
+
+
+async def test_a_batch_of_failures_stops_the_run_with_their_reason(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model)
+    harness.workflow.broken = True
+    await harness.controller.start()
+    with pytest.raises(RolloutError, match=r"(?s)100% of the latest 6 episodes failed.*prices\.csv"):
+        await harness.controller.next_batch(0)
+    await settle()
+    assert {f["fate"] for f in harness.fates()} == {"failed"}
+    await harness.controller.close()
+
+
+async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
+    harness.workflow.uniform = True
+    await harness.controller.start()
+    await settle()
+    harness.workflow.uniform = False
+    batch = await harness.controller.next_batch(0)
+    assert len({e["reward"] for e in batch["episodes"]}) > 1
+    assert any(
+        f == {"fate": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"} for f in harness.fates()
+    )
+    await harness.controller.close()
+
+
+async def test_the_final_version_ends_all_rollouts_and_accounts_for_them(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model)
+    await harness.controller.start()
+    await harness.controller.next_batch(0)
+    await harness.publish(1, final=True)
+    assert harness.controller.finished.is_set()
+    assert harness.evaluated == [0, 1]
+    fates = harness.fates()
+    assert [f["fate"] for f in fates if f["fate"] == "trained"] == ["trained"] * 2
+    assert len({f["draw"] for f in fates}) == len(fates), "a draw with two fates"
+    await harness.controller.close()
+
+
+async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model: Path, tmp_path: Path) -> None:
+    first = Harness(tmp_path, tiny_model)
+    await first.controller.start()
+    await first.controller.next_batch(0)
+    await first.publish(1)
+    state = json.loads(json.dumps(first.controller.checkpoint()))
+    await first.controller.close()
+
+    second = Harness(tmp_path, tiny_model)
+    second.controller.restore(1, state)
+    await second.controller.start()
+    await settle()
+    assert second.backend.requests == [], "nothing may be sampled before the servers hold the resumed version"
+    assert second.evaluated == []
+    await second.publish(1)
+    seen = []
+    for step in (1, 2):
+        seen += [e["task_id"] for e in (await second.controller.next_batch(step))["episodes"][::3]]
+        await second.publish(step + 1)
+    trained = [f["task"] for f in first.fates() if f["fate"] == "trained"]
+    assert sorted(trained) == [t.id for t in TASKS], "the epoch, each task once"
+    assert sorted(seen) == sorted(trained[2:])
+    await second.controller.close()
+
+
+async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model)
+    transport = httpx.ASGITransport(make_app(harness.controller, "s3cret"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
+        assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
+        http.headers["Authorization"] = "Bearer s3cret"
+        assert (await http.post("/heartbeat", json={"done": True})).status_code == 200
+        assert harness.controller.trainer_done.is_set()
+        assert (await http.post("/next_batch", json={})).status_code == 400
+        assert (await http.post("/publish", content=b"{")).status_code == 400
+        await harness.controller.start()
+        assert len((await http.post("/next_batch", json={"step": 0})).json()["episodes"]) == 6
+        harness.backend.refuse = {"load"}
+        body = {"manifest": {"version": 1, "path": "/x", "transport": "disk", "dtype": "F32", "nbytes": 0}}
+        body["manifest"]["fingerprints"] = {}
+        refused = await http.post("/publish", json={**body, "metrics": {}, "final": False})
+        assert refused.status_code == 409 and "refuses load" in refused.text
+    await harness.controller.close()
+
+
+def test_seeds_differ_for_each_episode_and_repeat_in_another_process() -> None:
+    seeds = {hash_seed(0, draw, index) for draw in range(100) for index in range(16)}
+    assert len(seeds) == 1600
+    assert hash_seed(1, 2, 3) == hash_seed(1, 2, 3) != hash_seed(1, 3, 2)
