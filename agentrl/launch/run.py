@@ -8,6 +8,7 @@ import itertools
 import json
 import secrets
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +46,14 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         numbered: The name was not chosen by a person: where it is taken, ``-2``, ``-3``, ... is appended.
 
     Returns:
-        Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C.
+        Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C or SIGTERM.
 
     Raises:
         RunError: The run cannot start.
     """
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
+        signal.signal(signum, signal.default_int_handler)
     try:
         if recipe.trainer.type is None:
             return evaluate_recipe(recipe, run_dir, console)

@@ -1,0 +1,132 @@
+"""Every command that README and docs show is executed, with the tiny model in place of a real one."""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.launch.supervisor import Supervisor
+from tests.end_to_end import ROOT, command, environment, overrides, run
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS_MORE_THAN_A_TEST_HAS = {
+    "pip install 'agentrl[gpu]'": "SGLang needs a GPU and an environment of its own",
+}
+
+
+def shown_commands() -> list[str]:
+    """Lines of ``sh`` blocks and indented ``make`` lines, without comments."""
+    found: dict[str, None] = {}
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            found |= dict.fromkeys(line.split("  #")[0].strip() for line in block.splitlines() if line.strip())
+        indented = re.findall(r"^    (make .*)$", text, re.MULTILINE)
+        found |= dict.fromkeys(line.split("  #")[0].strip() for line in indented)
+    return list(found)
+
+
+COMMANDS = shown_commands()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with the environment that README shows."""
+    made = tmp_path_factory.mktemp("reader")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(block.splitlines()) <= 30
+    (made / "my_env.py").write_text(block)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, folder: Path) -> Iterator[str]:
+    """URL of ``agentrl serve`` on the tiny model."""
+    supervisor = Supervisor(folder / "logs")
+    ready = folder / "server.json"
+    arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
+    child = supervisor.start("serve", command(*arguments), env=environment())
+    yield supervisor.wait_ready(child, ready, 120.0)["url"]
+    supervisor.stop()
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(COMMANDS) > 10
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("make")])
+def test_make_knows_the_target(line: str) -> None:
+    result = subprocess.run([*shlex.split(line), "-n"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if re.match(r"agentrl recipe (list|show)|agentrl --", c)])
+def test_reading_commands_run(line: str) -> None:
+    result = run(*shlex.split(line)[1:])
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl recipe run")])
+def test_runs_are_planned_as_shown(line: str, tiny_model: Path, folder: Path) -> None:
+    """Their settings are accepted; that such runs work is shown by the end-to-end tests."""
+    result = run(*shlex.split(line)[1:], f"model.name={tiny_model}", "--dry-run", cwd=folder)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if "my_env.py" in c])
+def test_the_shown_environment_trains(line: str, tiny_model: Path, folder: Path) -> None:
+    own = [s for s in overrides(tiny_model, folder / "runs", "shown") if not s.startswith("env.id")]
+    result = run(*shlex.split(line)[1:], *own, "trainer.total_steps=1", cwd=folder)
+    assert result.returncode == 0, result.stdout
+    record = json.loads((folder / "runs" / "shown" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= record["metrics/capitals"] <= 1
+    assert {"metrics/brief", "eval/capitals", "train/loss"} <= record.keys()
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval")])
+def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Path, folder: Path) -> None:
+    words = shlex.split(line)[1:]
+    external = "--base-url" in words
+    if external:
+        words[words.index("--base-url") + 1] = f"{server}/v1"
+    else:
+        words += ["--model", str(tiny_model)]
+    output = folder / f"eval-{COMMANDS.index(line)}"
+    small = ["--n", "3", "--k", "2", "--output", str(output), "sampling.max_new_tokens=8", "inference.threads=1"]
+    small += [] if external else ["inference.context_length=1500"]
+    result = run(*words, *small, cwd=folder)
+    assert result.returncode == 0, result.stdout
+    assert "accuracy" in result.stdout and "invalid" in result.stdout and "pass@2" in result.stdout
+    episodes = [json.loads(e) for e in (output / "eval-episodes.jsonl").read_text().splitlines()]
+    assert len(episodes) == 6
+    assert all(e["trajectories"]["assistant"]["nodes"][-1]["message"]["role"] == "assistant" for e in episodes)
+    assert json.loads((output / "result.json").read_text())["eval/n"] == 6
+
+
+def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
+    (line,) = [c for c in COMMANDS if c.startswith("agentrl serve")]
+    words = shlex.split(line)[1:]
+    words[words.index("--model") + 1] = str(tiny_model)
+    port = server.rsplit(":", 1)[1]
+    words[words.index("--port") + 1] = port
+    result = run(*words)
+    assert result.returncode == 2
+    assert port in result.stdout and "Traceback" not in result.stdout
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl bench")])
+def test_benchmarks_are_known_by_name(line: str) -> None:
+    """They take minutes; ``make test-long`` runs them."""
+    name = shlex.split(line)[2]
+    assert (ROOT / "agentrl" / "bench" / f"{name}.py").is_file()
+    assert "Traceback" not in run("bench", "--help").stdout
+
+
+def test_no_command_is_shown_that_nothing_runs() -> None:
+    known = ("make ", "agentrl recipe ", "agentrl eval ", "agentrl serve ", "agentrl bench ", "agentrl --")
+    unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
+    assert unknown == []
