@@ -128,7 +128,7 @@ class TrainerConfig(Section):
         default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
     )
     tokens_per_microbatch: Positive = 1024
-    logprob_chunk: Positive = Field(default=512, description="Tokens whose logits exist at one time.")
+    logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
     threads: int | None = Field(default=None, ge=1, description="CPU threads of each rank; cores / nproc by default.")
     save_every: int = Field(

@@ -24,12 +24,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         normalizers = torch.empty_like(logprobs)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
-            logits = (hidden[part] @ weight.t()).float().div_(temperature)
-            normalizer = logits.logsumexp(-1)
+            logits = _logits(hidden[part], weight, temperature)
+            top = logits.amax(-1, keepdim=True)
+            logits.sub_(top)
+            exponentials = logits.exp()
+            total = exponentials.sum(-1)
+            normalizer = total.log()
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
-            normalizers[part] = normalizer
-            probabilities = (logits - normalizer[:, None]).exp_()
-            entropies[part] = normalizer - (probabilities.mul_(logits)).sum(-1)
+            entropies[part] = normalizer - torch.linalg.vecdot(exponentials, logits) / total
+            normalizers[part] = normalizer + top.squeeze(-1)
         ctx.save_for_backward(hidden, weight, targets, normalizers)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropies)
@@ -43,15 +46,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight)
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = (hidden[part] @ weight.t()).float().div_(ctx.temperature)
-            grad_logits = logits.sub_(normalizers[part, None]).exp_().neg_()
+            logits = _logits(hidden[part], weight, ctx.temperature)
+            upstream = grad_logprobs[part] / ctx.temperature
+            grad_logits = logits.sub_(normalizers[part, None]).exp_().mul_(-upstream[:, None])
             rows = torch.arange(grad_logits.shape[0], device=hidden.device)
-            grad_logits[rows, targets[part]] += 1
-            grad_logits.mul_((grad_logprobs[part] / ctx.temperature)[:, None])
+            grad_logits[rows, targets[part]] += upstream
             grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[part] = grad_logits @ weight
             grad_weight.addmm_(grad_logits.t(), hidden[part])
         return grad_hidden, grad_weight, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """``[rows, vocab]`` in float32, in memory of its own."""
+    logits = (hidden @ weight.t()).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def chunked_logprobs(
