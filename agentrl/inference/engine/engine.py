@@ -180,18 +180,26 @@ class Engine:
             self._commands.get()()
 
     def _step(self) -> None:
-        prefills = tokens = 0
-        while prefills < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
-            group = self.scheduler.next_group()
+        groups = self._next_groups()
+        if groups:
+            self._guarded([request for group in groups for request in group], lambda: self._admit(groups))
+            self._obey(block=False)
+        if self.scheduler.running and not self.paused and not self._stopping:
+            self._guarded(list(self.scheduler.running), self._decode)
+
+    def _next_groups(self) -> list[list[Request]]:
+        """Groups to prefill before the next decode step, in one forward pass; one that is scored comes alone."""
+        groups: list[list[Request]] = []
+        taken = tokens = 0
+        while len(groups) < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
+            group = self.scheduler.next_group(reserved=taken, plain_only=bool(groups))
             if not group:
                 break
-            self._guarded(group, lambda group=group: self._admit(group))
-            prefills, tokens = prefills + 1, tokens + len(group[0].prefix)
-            self._obey(block=False)
-            if self.paused or self._stopping:
-                return
-        if self.scheduler.running:
-            self._guarded(list(self.scheduler.running), self._decode)
+            groups.append(group)
+            taken, tokens = taken + len(group), tokens + len(group[0].prefix)
+            if not _plain(group):
+                break
+        return groups
 
     def _guarded(self, involved: Sequence[Request], step: Callable[[], None]) -> None:
         """The engine-loop boundary: an exception of a step becomes the error of its requests."""
@@ -206,27 +214,36 @@ class Engine:
             for request in involved:
                 self._report(request)
 
-    def _admit(self, group: list[Request]) -> None:
-        """Prefill a group once, then sample each member's first token."""
-        if all(request.limit == 0 and not request.needs_prompt_logprobs for request in group):
-            for request in group:
-                request.end(Finish("length"))
-                self._report(request)
-            return
+    def _admit(self, groups: list[list[Request]]) -> None:
+        """Prefill each group once, then sample each member's first token."""
         first = len(self.scheduler.running)
-        starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
-        score_from = min(starts) if starts else -1
-        slots = range(first, first + len(group))
-        logits, scores = self.runner.prefill(group[0].prefix, slots, score_from)
-        for request in group:
+        slots: list[range] = []
+        for group in groups:
+            slots.append(range(first, first + len(group)))
+            first += len(group)
+        if _plain(groups[0]):
+            logits = self.runner.prefill([group[0].prefix for group in groups], slots)
+        else:
+            logits = self._prefill_scored(groups[0], slots[0])
+        members = [request for group in groups for request in group]
+        for request in members:
             self.scheduler.place(request)
+            if request.limit == 0:
+                request.end(Finish("length"))
+        rows = torch.repeat_interleave(torch.tensor([len(group) for group in groups], device=logits.device))
+        self._sample(members, logits[rows])
+
+    def _prefill_scored(self, group: list[Request], slots: range) -> torch.Tensor:
+        """Prefill a group of which some want prompt logprobs, or nothing else."""
+        starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
+        score_from = min(starts, default=len(group[0].prefix))
+        logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from)
+        for request in group:
             if request.needs_prompt_logprobs:
                 start = max(request.logprob_start, 1)
                 skip = start - max(score_from, 1)
                 request.input_logprobs = scores[skip : skip + max(0, len(request.prompt) - start)]
-            if request.limit == 0:
-                request.end(Finish("length"))
-        self._sample(group, logits.repeat(len(group), 1))
+        return logits
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)
@@ -307,6 +324,11 @@ class Engine:
         self._stopping = True
         if self.ready.done() and self.ready.exception() is None:
             self._abort(lambda request: True, "the server is stopping")
+
+
+def _plain(group: Sequence[Request]) -> bool:
+    """Whether nobody in the group wants prompt logprobs."""
+    return not any(request.needs_prompt_logprobs for request in group)
 
 
 def _settle(future: "Future[Any]", function: Callable[[], Any]) -> None:

@@ -1,8 +1,7 @@
-"""Forward passes over the slots: prefill one prompt, decode one token for all.
+"""Forward passes over the slots: prefill some prompts, decode one token for all.
 
-Guarantees: logits equal the model's own forward (to 1e-4 in float32); identical prompts of a group cost one forward;
-a prefill has batch 1 and no padding, so a prompt's logits do not depend on its neighbours. Knows requests only as ids
-and lengths.
+Guarantees: logits equal the model's own forward (to 1e-4 in float32), whatever runs beside; identical prompts of a
+group are computed once; a prefill pads nothing. Knows requests only as ids and lengths.
 """
 
 from collections.abc import Sequence
@@ -30,26 +29,56 @@ class ModelRunner:
         self.loaded = loaded
         self.packed = PackedLinears(loaded.model)
         self.cache = SlotCache(loaded.layers, max_running, loaded.context_length)
-        self.prefills = 0  # forwards so far, for tests and /server_info
+        self.prefills = 0  # prompts computed so far, for tests and /server_info
         self.decodes = 0
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[int], slots: Sequence[int], score_from: int = -1) -> tuple[Tensor, list[float]]:
-        """Run a prompt once and fill the slots of all its samples.
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
+        """Run prompts once, in one forward pass, and fill the slots of all their samples.
+
+        Prompts lie one after the other in a single row: nothing is padded, and a mask keeps them apart.
+
+        Args:
+            prompts: Ids of each.
+            slots: Slots of each prompt's samples; together the last ones in use, without a hole.
+
+        Returns:
+            Logits after the last token of each prompt, float32 [prompts, vocab].
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        self._begin_prefill(lengths, slots)
+        device = self.loaded.device
+        ends = torch.tensor(lengths, device=device).cumsum(0)
+        output = self.loaded.model(
+            input_ids=torch.tensor([[token for prompt in prompts for token in prompt]], device=device),
+            position_ids=torch.cat([torch.arange(length, device=device) for length in lengths])[None],
+            attention_mask=block_mask(lengths, device) if len(prompts) > 1 else None,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=ends - 1,
+        )
+        for prompt, targets in zip(prompts, slots, strict=True):
+            self.cache.copy(targets[0], list(targets[1:]), len(prompt))
+        return output.logits[0].float()
+
+    @torch.inference_mode()
+    def prefill_scored(
+        self, tokens: Sequence[int], slots: Sequence[int], score_from: int
+    ) -> tuple[Tensor, list[float]]:
+        """Run one prompt and score it.
 
         Args:
             tokens: Prompt ids.
-            slots: Slots to fill, consecutive and the last ones in use.
-            score_from: First position whose logprob is wanted; -1 for none.
+            slots: Slots to fill, as in :meth:`prefill`.
+            score_from: First position whose logprob is wanted.
 
         Returns:
             Logits after the last token, float32 [1, vocab], and the logprobs at temperature 1 of the tokens at
-            positions max(score_from, 1) and later (empty if none are wanted).
+            positions max(score_from, 1) and later.
         """
-        self.prefills += 1
-        self.cache.begin_prefill(slots[0], slots[-1] + 1, len(tokens))
+        self._begin_prefill([len(tokens)], [slots])
         ids = torch.tensor([tokens], device=self.loaded.device)
-        kept = len(tokens) - max(score_from, 1) + 1 if score_from >= 0 else 1
+        kept = len(tokens) - max(score_from, 1) + 1
         positions = torch.arange(len(tokens), device=ids.device)[None]
         output = self.loaded.model(
             input_ids=ids, position_ids=positions, cache=self.cache, use_cache=True, logits_to_keep=kept
@@ -62,6 +91,12 @@ class ModelRunner:
             begin = len(tokens) - kept + 1 + start
             scores += rows.gather(-1, ids[0, begin : begin + len(rows), None]).squeeze(-1).tolist()
         return logits[-1:].float(), scores
+
+    def _begin_prefill(self, lengths: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
+        self.prefills += len(lengths)
+        self.cache.begin_prefill(
+            [(targets[0], length) for targets, length in zip(slots, lengths, strict=True)], slots[-1][-1] + 1
+        )
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
@@ -102,3 +137,9 @@ class ModelRunner:
         """Move a request's cache to another slot."""
         if source != target:
             self.cache.copy(source, [target], length)
+
+
+def block_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Causal attention within each of the prompts that lie one after the other, bool [1, 1, total, total]."""
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
+    return ((owner[:, None] == owner[None]).tril())[None, None]

@@ -35,16 +35,22 @@ class Scheduler:
             request.enqueue()
             self.waiting.append(request)
 
-    def next_group(self) -> list[Request]:
+    def next_group(self, *, reserved: int = 0, plain_only: bool = False) -> list[Request]:
         """Take the head of the queue and its duplicates, as many as there are free slots; empty if none can run.
 
         Requests that want prompt logprobs join too: the caller prefills with scoring if any of the group asks for it.
+
+        Args:
+            reserved: Free slots that are spoken for.
+            plain_only: Leave a head that wants prompt logprobs, or has a duplicate that does, where it is.
         """
-        free = self.max_running - len(self.running)
+        free = self.max_running - len(self.running) - reserved
         if free <= 0 or not self.waiting:
             return []
         head = self.waiting[0]
         group = [r for r in self.waiting if r.prefix_hash == head.prefix_hash and r.prefix == head.prefix][:free]
+        if plain_only and any(r.needs_prompt_logprobs for r in group):
+            return []
         taken = set(map(id, group))
         self.waiting = deque(r for r in self.waiting if id(r) not in taken)
         return group

@@ -28,7 +28,7 @@ class Plan:
     Attributes:
         slots: Capacity in slots that storage must have.
         length: Capacity in positions that storage must have.
-        slot: Slot being prefilled, or -1 in a decode step.
+        prompts: ``(slot, length)`` of the prompts that lie one after the other in a prefill; empty in a decode step.
         rows: Slots of a decode step, int64 [batch].
         positions: Where each row's new token goes, int64 [batch].
         view: Positions that a decode step attends to.
@@ -38,7 +38,7 @@ class Plan:
         """Nothing planned."""
         self.slots = 0
         self.length = 0
-        self.slot = -1
+        self.prompts: list[tuple[int, int]] = []
         self.rows = self.positions = torch.empty(0, dtype=torch.long)
         self.view = 0
 
@@ -76,7 +76,8 @@ class SlotLayer(CacheLayerMixin):
         """Store new states and return what the queries attend to.
 
         Args:
-            key_states: [1, kv_heads, prompt, head_dim] in a prefill, [batch, kv_heads, 1, head_dim] in a decode step.
+            key_states: [1, kv_heads, all prompts, head_dim] in a prefill, [batch, kv_heads, 1, head_dim] in a decode
+                step.
             value_states: The same shape, head_dim may differ.
             args: Ignored.
             kwargs: Ignored.
@@ -87,10 +88,12 @@ class SlotLayer(CacheLayerMixin):
         self.lazy_initialization(key_states, value_states)
         plan = self._plan
         assert self.keys is not None and self.values is not None
-        if plan.slot >= 0:
-            length = key_states.shape[2]
-            self.keys[plan.slot, :, :length] = key_states[0]
-            self.values[plan.slot, :, :length] = value_states[0]
+        if plan.prompts:
+            start = 0
+            for slot, length in plan.prompts:
+                self.keys[slot, :, :length] = key_states[0, :, start : start + length]
+                self.values[slot, :, :length] = value_states[0, :, start : start + length]
+                start += length
             return key_states, value_states
         batch = len(plan.rows)
         self.keys[plan.rows, :, plan.positions] = key_states[:, :, 0]
@@ -145,10 +148,15 @@ class SlotCache(Cache):
             grown = max(length, plan.length * 5 // 4)
             plan.length = min(self._context, -(-grown // LENGTH_STEP) * LENGTH_STEP)
 
-    def begin_prefill(self, slot: int, slots: int, length: int) -> None:
-        """Plan a prefill of ``length`` positions into ``slot``, knowing that ``slots`` slots will be used."""
-        self._reserve(slots, length)
-        self._plan.slot = slot
+    def begin_prefill(self, prompts: list[tuple[int, int]], slots: int) -> None:
+        """Plan a prefill of prompts that lie one after the other.
+
+        Args:
+            prompts: Slot and length of each.
+            slots: Number of slots that will be in use after it.
+        """
+        self._reserve(slots, max(length for _, length in prompts))
+        self._plan.prompts = prompts
 
     def begin_decode(self, rows: Tensor, positions: Tensor, longest: int) -> int:
         """Plan one token for each of the slots 0..batch-1.
@@ -163,7 +171,7 @@ class SlotCache(Cache):
         """
         plan = self._plan
         self._reserve(len(rows), longest)
-        plan.slot, plan.rows, plan.positions = -1, rows, positions
+        plan.prompts, plan.rows, plan.positions = [], rows, positions
         plan.view = min(plan.length, -(-longest // VIEW_STEP) * VIEW_STEP)
         return plan.view
 
