@@ -4,12 +4,12 @@ Guarantees: both sides run in this process, interleaved, on the same prompts, dt
 engine additionally returns a logprob for each token and ``generate`` does not, so the ratio never flatters the engine.
 """
 
-import argparse
-import json
 import random
 import threading
 import time
 from typing import TYPE_CHECKING
+
+from agentrl.bench.report import default_model
 
 if TYPE_CHECKING:
     from agentrl.inference.engine.engine import Engine
@@ -20,11 +20,11 @@ PROMPT_TOKENS = (50, 64)  # 57 on average
 NEW_TOKENS = 64
 
 
-def run(model: str, repeats: int = 5, device: str = "auto") -> dict[str, list[float]]:
+def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dict[str, list[float]]:
     """Measure both sides ``repeats`` times.
 
     Args:
-        model: Model folder.
+        model: Model folder; by default the 135M model of the recipes.
         repeats: Interleaved measurements.
         device: ``auto`` or a torch device name.
 
@@ -35,8 +35,9 @@ def run(model: str, repeats: int = 5, device: str = "auto") -> dict[str, list[fl
     from agentrl.inference.engine.model import load_model
     from agentrl.inference.engine.runner import ModelRunner
 
-    plain = load_model(model, device=device)
-    engine = Engine(lambda: ModelRunner(load_model(model, device=device), PROMPTS), seed=0).start()
+    path = model or default_model()
+    plain = load_model(path, device=device)
+    engine = Engine(lambda: ModelRunner(load_model(path, device=device), PROMPTS), seed=0).start()
     engine.ready.result()
     figures: dict[str, list[float]] = {"decode_vs_generate": [], "engine_tokens_s": [], "generate_tokens_s": []}
     try:
@@ -107,11 +108,3 @@ def generate_speed(loaded: "LoadedModel", prompts: list[tuple[int, ...]], new_to
             pad_token_id=0,
         )
     return (output.shape[1] - longest) * len(prompts) / (time.perf_counter() - start)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    print(json.dumps(run(arguments.model, arguments.repeats)))

@@ -9,6 +9,15 @@ from statistics import median
 import orjson
 from rich.table import Table
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def default_model() -> str:
+    """Folder of the model that benchmarks use."""
+    from agentrl.data.models import resolve_model
+
+    return str(resolve_model(MODEL).path)
+
 
 def statistics(results: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | int]]:
     """Median, min, max and n of each key.

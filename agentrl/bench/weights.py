@@ -5,7 +5,6 @@ load, verify fingerprints, resume. Writing the file is outside of it (the traine
 The sources alternate between two sets of weights, so every push changes every byte that the engine holds.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -17,29 +16,31 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from agentrl.bench.report import default_model
 from agentrl.core.weights import WEIGHTS_FILE, fingerprint, mismatches
 
 START_SECONDS = 300.0
 POLL_SECONDS = 0.1
 
 
-def run(model: str, repeats: int = 5, dtype: str = "bfloat16") -> dict[str, list[float]]:
+def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> dict[str, list[float]]:
     """Push weights ``repeats`` times.
 
     Args:
-        model: Model folder.
+        model: Model folder; by default the 135M model of the recipes.
         repeats: Measured pushes, after one that warms up.
         dtype: Of the server and the files.
 
     Returns:
         ``push_seconds``, ``load_seconds`` (of it, the server's load) and ``write_seconds`` (the files, outside of it).
     """
+    path = model or default_model()
     root = Path(tempfile.mkdtemp(prefix="agentrl-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     figures: dict[str, list[float]] = {"push_seconds": [], "load_seconds": [], "write_seconds": []}
     try:
-        sources = [_write_source(Path(model), root / str(index), dtype, index) for index in range(2)]
+        sources = [_write_source(Path(path), root / str(index), dtype, index) for index in range(2)]
         figures["write_seconds"] = [seconds for _, _, seconds in sources]
-        process, url = _start(model, dtype, root / "ready.json")
+        process, url = _start(path, dtype, root / "ready.json")
         try:
             for repeat in range(repeats + 1):
                 folder, expected, _ = sources[repeat % 2]
@@ -101,12 +102,3 @@ def _post(url: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
         return json.loads(response.read())
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dtype", default="bfloat16")
-    arguments = parser.parse_args()
-    print(json.dumps(run(arguments.model, arguments.repeats, arguments.dtype)))

@@ -1,0 +1,49 @@
+"""Learning runs with the real 135M model: ``make test-long``. They take some ten minutes each on two cores."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end import ROOT, command
+
+pytestmark = pytest.mark.long
+SECONDS = 1500  # deadline of one run on a slow machine
+
+
+def train(recipe: str, runs: Path, name: str, *overrides: str) -> tuple[dict[str, float], dict[str, float], str]:
+    """Run a recipe as a user would; evaluation before, after, and what was printed."""
+    arguments = ["recipe", "run", recipe, f"name={name}", f"launch.run_dir={runs}", *overrides]
+    result = subprocess.run(
+        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS
+    )
+    assert result.returncode == 0, result.stdout
+    evaluations = sorted((runs / name).glob("eval-[0-9]*.json"))
+    before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
+    return before, after, result.stdout
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sums_are_learned(seed: int, tmp_path: Path) -> None:
+    before, after, _ = train("arithmetic_grpo", tmp_path, f"seed-{seed}", f"seed={seed}")
+    assert after["eval/accuracy"] > 0.8 > before["eval/accuracy_high"]
+
+
+def test_gsm8k_gains_the_answer_format(tmp_path: Path) -> None:
+    before, after, output = train("gsm8k_grpo", tmp_path, "gsm8k")
+    assert after["eval/format_low"] > before["eval/format_high"], "the gain is within the noise"
+    assert "test accuracy" in output and "format rate" in output
+
+
+@pytest.mark.parametrize("name", ["engine", "weights"])
+def test_benchmarks_print_one_line_of_json(name: str) -> None:
+    output = subprocess.check_output(
+        [sys.executable, "-m", "agentrl", "bench", name, "--json"], text=True, timeout=SECONDS, env=dict(os.environ)
+    )
+    figures = json.loads(output.splitlines()[-1])
+    key = {"engine": "decode_vs_generate", "weights": "push_seconds"}[name]
+    assert figures[key]["n"] >= 5
+    assert figures[key]["min"] <= figures[key]["median"] <= figures[key]["max"]
