@@ -1,18 +1,21 @@
 """The main path through all real processes: launcher, server, controller, torchrun ranks."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.train.publish import PREFIX, SHM
+from agentrl.core.weights import SHM, SHM_PREFIX, checksum
+from agentrl.launch.supervisor import Supervisor
 from tests.end_to_end import SECONDS, command, environment, metrics, overrides, processes_of, run
 
 
@@ -107,7 +110,7 @@ def test_a_run_resumes_from_its_checkpoint(one_rank: Path, tiny_model: Path, run
 
 
 def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: Path) -> None:
-    shared_before = {p.name for p in SHM.glob(f"{PREFIX}*")}
+    shared_before = {p.name for p in SHM.glob(f"{SHM_PREFIX}*")}
     arguments = overrides(tiny_model, runs, "stopped", "trainer.total_steps=10000")
     process = subprocess.Popen(
         command("recipe", "run", "arithmetic_grpo", *arguments),
@@ -125,7 +128,7 @@ def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: P
     assert process.returncode == 130, "".join(lines) + rest
     assert "Traceback" not in rest
     assert processes_of(runs / "stopped") == []
-    assert {p.name for p in SHM.glob(f"{PREFIX}*")} <= shared_before
+    assert {p.name for p in SHM.glob(f"{SHM_PREFIX}*")} <= shared_before
 
 
 def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path) -> None:
@@ -147,7 +150,46 @@ def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path
         time.sleep(0.1)  # processes of another session end without telling us: there is nothing else to wait on
 
 
-def test_a_failing_trainer_ends_the_run_with_its_log(tiny_model: Path, runs: Path) -> None:
+def test_an_external_server_holds_the_trainers_weights_to_the_last_bit(tiny_model: Path, runs: Path) -> None:
+    """The server is not ours to stop: it goes on after the run, with the weights of the exported model."""
+    supervisor = Supervisor(runs / "external-logs")
+    ready = runs / "external.json"
+    arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
+    url = supervisor.wait_ready(supervisor.start("serve", command(*arguments), env=environment()), ready, SECONDS)[
+        "url"
+    ]
+    try:
+        more = ("trainer.total_steps=1", f"inference.urls=[{url}]", "weights.transport=disk")
+        result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "external", *more))
+        assert result.returncode == 0, result.stdout
+        answer = httpx.post(f"{url}/weights_checker", json={"action": "checksum"}, timeout=SECONDS).json()
+    finally:
+        supervisor.stop()
+    exported = load_file(runs / "external" / "model" / "model.safetensors")
+    expected = {name: checksum(memoryview(t.view(torch.uint8).numpy())) for name, t in exported.items()}
+    assert answer["checksums"] == expected
+    assert list((runs / "external" / "weights").iterdir()) == [], "published files were left behind"
+
+
+def test_prompts_that_do_not_fit_end_the_run_with_both_numbers(tiny_model: Path, runs: Path) -> None:
+    more = ("inference.context_length=20", "rollout.max_failure_rate=1.0")
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "narrow", *more))
+    assert result.returncode == 1
+    assert "does not fit inference.context_length=20" in result.stdout
+    assert "100% of the latest 16 episodes failed" in result.stdout
+
+
+def test_a_model_without_chat_template_is_refused_before_anything_starts(tiny_model: Path, runs: Path) -> None:
+    bare = runs / "bare-model"
+    shutil.copytree(tiny_model, bare)
+    (bare / "chat_template.jinja").unlink()
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(bare, runs, "bare"))
+    assert result.returncode == 2
+    assert "chat template" in result.stdout and "Traceback" not in result.stdout
+    assert not (runs / "bare").exists()
+
+
+def test_a_failing_server_ends_the_run_with_its_log(tiny_model: Path, runs: Path) -> None:
     result = run(
         "recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "broken", "inference.args=[--no-such-flag]")
     )

@@ -4,6 +4,8 @@ Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel besid
 on disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
 """
 
+import os
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 WINDOW = 16 * 1024  # bytes read at the head, the middle and the tail of a tensor: 13 MB for a model of 272 tensors
 WEIGHTS_FILE = "model.safetensors"
+SHM = Path("/dev/shm")
+SHM_PREFIX = "agentrl-weights-"  # followed by the owner's process id
 
 
 class WeightManifest(BaseModel):
@@ -61,3 +65,21 @@ def checksum(data: memoryview) -> str:
 def mismatches(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
     """Names whose fingerprint differs or is missing on the server's side, sorted."""
     return sorted(name for name, value in expected.items() if actual.get(name) != value)
+
+
+def sweep_stale(folder: Path = SHM) -> None:
+    """Remove published weights whose owner is gone: what ``kill -9`` leaves in shared memory."""
+    for found in folder.glob(f"{SHM_PREFIX}*") if folder.is_dir() else ():
+        owner = found.name.removeprefix(SHM_PREFIX).split("-")[0]
+        if owner.isdigit() and not _lives(int(owner)):
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's process
+        return True
+    return True

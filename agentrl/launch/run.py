@@ -19,6 +19,7 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
+from agentrl.core.weights import sweep_stale
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.servers import find_model, start_servers
@@ -84,6 +85,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
             _train(recipe, model.path, run_dir, supervisor, view, resume=resume)
     finally:
         supervisor.stop()
+        sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
             draw_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=recipe.name)
     _report(run_dir, console, time.monotonic() - started)

@@ -14,15 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agentrl.core.weights import WEIGHTS_FILE, WeightManifest, fingerprint
+from agentrl.core.weights import SHM, SHM_PREFIX, WEIGHTS_FILE, WeightManifest, fingerprint, sweep_stale
 
-SHM = Path("/dev/shm")
-PREFIX = "agentrl-weights-"
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 
 
@@ -40,14 +37,6 @@ def choose_transport(transport: Literal["auto", "shm", "disk"], nbytes: int) -> 
             "use weights.transport=disk"
         )
     return "shm" if fits and transport != "disk" else "disk"
-
-
-def sweep_stale() -> None:
-    """Remove tmpfs folders whose owner is gone (a machine-wide clean-up after ``kill -9``)."""
-    for folder in SHM.glob(f"{PREFIX}*") if SHM.is_dir() else ():
-        owner = folder.name.removeprefix(PREFIX).split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class WeightPublisher:
@@ -83,7 +72,7 @@ class WeightPublisher:
             self.transport = choose_transport(transport, self._nbytes)
             base = SHM if self.transport == "shm" else disk_dir
             base.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{SHM_PREFIX}{os.getpid()}-", dir=base))
             self._folder.chmod(0o700)
 
     def write(self, version: int) -> WeightManifest | None:

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.core.weights import fingerprint, mismatches
-from agentrl.train import publish
-from agentrl.train.publish import PREFIX, WeightPublisher, choose_transport, sweep_stale
+from agentrl.train.publish import WeightPublisher, choose_transport
 
 
 @pytest.fixture
@@ -64,12 +63,3 @@ def test_auto_falls_back_to_disk_where_tmpfs_is_small(monkeypatch: pytest.Monkey
     assert choose_transport("auto", 1000) == "disk"
     with pytest.raises(OSError, match=r"weights\.transport=disk"):
         choose_transport("shm", 1000)
-
-
-def test_folders_of_dead_processes_are_swept_and_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "SHM", tmp_path)
-    monkeypatch.setattr(publish.psutil, "pid_exists", lambda pid: pid == 1)
-    for name in (f"{PREFIX}1-x", f"{PREFIX}2-x", "other"):
-        (tmp_path / name).mkdir()
-    sweep_stale()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{PREFIX}1-x", "other"]

@@ -1,0 +1,74 @@
+"""What is settled before a run's processes start."""
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.load import load_recipe
+from agentrl.launch.run import MetricsTail, RunError, check_disk, claim_run_dir
+
+
+def recipe(runs: Path, *overrides: str):
+    return load_recipe("arithmetic_grpo", [f"launch.run_dir={runs}", "name=x", *overrides], device="cpu")
+
+
+def test_a_name_that_was_chosen_and_is_taken_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+    claim_run_dir(recipe(tmp_path), resume=False, numbered=False)
+    with pytest.raises(RunError, match=r"--resume.*name=NEW"):
+        claim_run_dir(recipe(tmp_path), resume=False, numbered=False)
+
+
+def test_a_name_of_our_own_gets_a_number_and_the_recipe_knows_it(tmp_path: Path) -> None:
+    names = [claim_run_dir(recipe(tmp_path), resume=False, numbered=True)[0].name for _ in range(3)]
+    assert names == ["x", "x-2", "x-3"]
+    assert all((tmp_path / name).is_dir() for name in names)
+
+
+def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no complete checkpoint"):
+        claim_run_dir(recipe(tmp_path), resume=True, numbered=False)
+    partial = tmp_path / "x" / "checkpoints" / ".partial-step-000005"
+    partial.mkdir(parents=True)
+    with pytest.raises(RunError, match="no complete checkpoint"):
+        claim_run_dir(recipe(tmp_path), resume=True, numbered=False)
+    whole = tmp_path / "x" / "checkpoints" / "step-000005"
+    whole.mkdir()
+    (whole / "state.json").write_text(json.dumps({"step": 5}))
+    assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
+    with pytest.raises(RunError, match=r"has done its 5 steps.*trainer\.total_steps"):
+        claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot make .*launch\.run_dir"):
+        claim_run_dir(recipe(tmp_path / "file" / "runs"), resume=False, numbered=False)
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 3_001, 6_999))
+    with pytest.raises(RunError, match=r"0\.0 GB free"):
+        check_disk(recipe(tmp_path), tmp_path, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 3_000, 7_000))
+    check_disk(recipe(tmp_path), tmp_path, tmp_path)
+
+
+def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n')
+    tail = MetricsTail(path)
+    assert list(tail.new()) == [], "what stood there before the run went on is not new"
+    with open(path, "a") as file:
+        file.write('{"step": 1}\n{"st')
+        file.flush()
+        assert list(tail.new()) == [{"step": 1}]
+        file.write('ep": 2}\n')
+        file.flush()
+        assert list(tail.new()) == [{"step": 2}]
