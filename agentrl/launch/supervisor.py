@@ -146,6 +146,7 @@ class Supervisor:
                 child.process.wait()
             for relative in family:
                 _kill(relative)
+        psutil.wait_procs([relative for _, family in families for relative in family], timeout=GRACE_SECONDS)
         self._children.clear()
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent
-from agentrl.train.controller_client import ControllerClient
+from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.publish import WeightPublisher
@@ -89,9 +89,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.resume:
             trainer.resume()
         trainer.run()
+    except ControllerError as error:
+        print(error, file=sys.stderr)
+        return 1
     finally:
         trainer.publisher.close()
-    dist.destroy_process_group()
+        dist.destroy_process_group()
     return 0
 
 
