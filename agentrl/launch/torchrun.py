@@ -1,7 +1,7 @@
 """``torchrun`` as a child that dies with its parent: ``python -m agentrl.launch.torchrun [torchrun's own arguments]``.
 
-Guarantees: when the launcher is gone, even by ``kill -9``, torchrun gets SIGTERM and takes its workers with it. A worker's
-own traceback is the last thing in the log: torchrun's account of it is left out.
+Guarantees: when the launcher is gone, even by ``kill -9``, torchrun gets SIGTERM and takes its workers with it. A
+worker's own traceback is the last thing in the log: torchrun's account of it is left out.
 """
 
 import sys
