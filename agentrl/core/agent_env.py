@@ -17,6 +17,8 @@ from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 class AgentEnvWorkflow(RolloutWorkflow):
     """Agent x environment.
 
+    The environment is made once here, so that wrong arguments are an error before any episode.
+
     Args:
         env: Registered id or path of the environment, and ``env_kwargs`` for it.
         agent: Registered id or path of the agent, and ``agent_kwargs`` for it.
@@ -36,9 +38,13 @@ class AgentEnvWorkflow(RolloutWorkflow):
         self._env_kwargs = env_kwargs or {}
         self._agent_kwargs = agent_kwargs or {}
         self.max_turns = max_turns
+        try:
+            self.make_env()
+        except TypeError as error:
+            raise TypeError(f"env.id={env} with env.kwargs={self._env_kwargs}: {error}") from error
 
     def make_env(self) -> LanguageEnvironment:
-        """A new environment; called once per episode, and once at start-up so that bad arguments show early."""
+        """A new environment; one for each episode."""
         return self._env_class(**self._env_kwargs)
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:

@@ -20,6 +20,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
 from agentrl.core.weights import sweep_stale
+from agentrl.evaluate.run import make_workflow
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.servers import find_model, start_servers
@@ -52,6 +53,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     Raises:
         RunError: The run cannot start.
     """
+    check_components(recipe)
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
@@ -136,6 +138,18 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     step = read_state(checkpoint)["step"]
     if step >= recipe.trainer.total_steps:
         raise RunError(f"run {recipe.name!r} has done its {step} steps; give it more with trainer.total_steps=N")
+
+
+def check_components(recipe: Recipe) -> None:
+    """Import what the recipe names, and make one environment.
+
+    Raises:
+        RunError: A name is unknown, a file does not import, or arguments do not fit.
+    """
+    try:
+        make_workflow(recipe)
+    except (LookupError, ImportError, SyntaxError, TypeError) as error:
+        raise RunError(str(error)) from error
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:

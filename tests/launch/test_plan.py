@@ -46,7 +46,8 @@ def test_memory_adds_up_what_lasts():
 
 
 def test_the_plan_names_processes_tokens_and_memory():
-    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", device="cpu"), SMOLLM2, "a model"))
+    settings = ["rollout.batch_size=8", "rollout.group_size=8"]
+    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", settings, device="cpu"), SMOLLM2, "a model"))
     for word in ("inference server, embedded", "rollout controller", "trainer rank, grpo", "64 episodes", "135M"):
         assert word in text
 

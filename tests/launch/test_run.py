@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load_recipe
-from agentrl.launch.run import MetricsTail, RunError, check_disk, claim_run_dir
+from agentrl.launch.run import MetricsTail, RunError, check_components, check_disk, claim_run_dir
 
 
 def recipe(runs: Path, *overrides: str):
@@ -72,3 +72,19 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
         file.write('ep": 2}\n')
         file.flush()
         assert list(tail.new()) == [{"step": 2}]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("env.id=arithmetik", "did you mean 'arithmetic'"),
+        ("env.id=no_such.py:Env", "no file"),
+        ("env.kwargs.reward=1", r"env\.id=arithmetic with env\.kwargs=.*reward"),
+        ("agent.id=chatt", "did you mean 'chat'"),
+        ("workflow.id=no_such_module:W", "no_such_module"),
+    ],
+)
+def test_wrong_components_are_refused_before_the_run_folder_exists(tmp_path: Path, setting: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        check_components(recipe(tmp_path, setting))
+    assert list(tmp_path.iterdir()) == []
