@@ -1,6 +1,7 @@
 """Sums of two small numbers: the environment of the learning proof.
 
-Guarantees: reward 1.0 where the last integer of the answer is the sum, else 0.0.
+Guarantees: accuracy is 1 exactly where the last integer of the answer is the sum, and so is the reward; a wrong sum earns
+less than a right one, whatever ``digit_reward`` is.
 """
 
 import re
@@ -16,7 +17,16 @@ class Arithmetic(SingleTurnEnvironment):
     """One sum, one number.
 
     A task is ``{"question": str, "answer": str}``, e.g. ``"What is 17 + 25?"`` and ``"42"``.
+
+    Args:
+        digit_reward: What a wrong sum of the right length earns for its right digits: this times their share, below 1.
     """
+
+    def __init__(self, digit_reward: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= digit_reward < 1:
+            raise ValueError(f"digit_reward={digit_reward} must lie in [0, 1)")
+        self.digit_reward = digit_reward
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """The question, and to say nothing but the number."""
@@ -25,5 +35,14 @@ class Arithmetic(SingleTurnEnvironment):
     def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
         """Compare the last integer."""
         numbers = _INTEGER.findall(answer)
-        right = bool(numbers) and len(numbers[-1]) <= _MAX_DIGITS and int(numbers[-1]) == int(task["answer"])
-        return float(right), {"accuracy": float(right)}
+        said, right = (numbers[-1] if numbers else ""), task["answer"]
+        if said and len(said) <= _MAX_DIGITS and int(said) == int(right):
+            return 1.0, {"accuracy": 1.0}
+        return self.digit_reward * digit_share(said, right), {"accuracy": 0.0}
+
+
+def digit_share(said: str, right: str) -> float:
+    """Share of the digits that agree, place by place; 0 where the lengths differ."""
+    if len(said) != len(right):
+        return 0.0
+    return sum(a == b for a, b in zip(said, right, strict=True)) / len(right)

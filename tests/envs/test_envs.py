@@ -53,3 +53,19 @@ def test_registered_names_lead_to_these_classes():
     assert load("env", "gsm8k") is GSM8K
     assert load("env", "arithmetic") is Arithmetic
     assert load("agent", "chat") is ChatAgent
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"), [("42", 1.0), ("It is 47.", 0.25), ("142", 0.0), ("24", 0.0), ("", 0.0), ("-2", 0.25)]
+)
+async def test_a_wrong_sum_earns_its_right_digits_and_never_accuracy(answer, reward):
+    env = Arithmetic(digit_reward=0.5)
+    await env.reset(options={"question": "What is 17 + 25?", "answer": "42"})
+    _, got, terminated, _, info = await env.step({"role": "assistant", "content": answer})
+    assert (got, terminated, info["metrics"]) == (reward, True, {"accuracy": float(reward == 1.0)})
+
+
+@pytest.mark.parametrize("digit_reward", [-0.1, 1.0])
+def test_wrong_digits_may_not_earn_as_much_as_a_right_sum(digit_reward):
+    with pytest.raises(ValueError, match="digit_reward"):
+        Arithmetic(digit_reward=digit_reward)
