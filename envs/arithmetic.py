@@ -1,7 +1,7 @@
 """Sums of two small numbers: the environment of the learning proof.
 
-Guarantees: accuracy is 1 exactly where the last integer of the answer is the sum, and so is the reward; a wrong sum earns
-less than a right one, whatever ``digit_reward`` is.
+Guarantees: accuracy is 1 exactly where the last integer of the answer is the sum, and so is the reward; a wrong sum
+earns less than a right one, whatever ``digit_reward`` is.
 """
 
 import re
@@ -42,7 +42,7 @@ class Arithmetic(SingleTurnEnvironment):
 
 
 def digit_share(said: str, right: str) -> float:
-    """Share of the digits that agree, place by place; 0 where the lengths differ."""
-    if len(said) != len(right):
+    """Share of the digits that agree, place by place; 0 where the lengths differ or there is a sign."""
+    if len(said) != len(right) or not said.isdigit():
         return 0.0
     return sum(a == b for a, b in zip(said, right, strict=True)) / len(right)

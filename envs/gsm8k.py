@@ -8,6 +8,16 @@ from typing import Any
 from agentrl import Message, SingleTurnEnvironment
 from agentrl.rewards.numeric import has_answer_line, numeric_reward
 
+EXAMPLES = (
+    (
+        "Tom has 3 boxes with 4 pens each. He gives away 5 pens. How many pens are left?",
+        "3 boxes hold 3 * 4 = 12 pens. 12 - 5 = 7 pens are left.\n#### 7",
+    ),
+    (
+        "A ticket costs $8. Ann buys 2 tickets and a drink for $5. How much does she pay?",
+        "2 tickets cost 2 * 8 = 16 dollars. With the drink it is 16 + 5 = 21 dollars.\n#### 21",
+    ),
+)
 INSTRUCTION = "Reason briefly, step by step. Then finish with a last line of the form: #### <number>"
 
 
@@ -18,18 +28,30 @@ class GSM8K(SingleTurnEnvironment):
 
     Args:
         format_reward: Reward for a last line ``#### <number>``, right or wrong; a right number earns 1.0 beside it.
+        examples: Worked problems of our own that come first, as earlier turns of the chat; at most 2.
     """
 
-    def __init__(self, format_reward: float = 0.2) -> None:
+    def __init__(self, format_reward: float = 0.2, examples: int = 0) -> None:
         super().__init__()
+        if not 0 <= examples <= len(EXAMPLES):
+            raise ValueError(f"examples={examples} must lie in 0..{len(EXAMPLES)}")
         self.format_reward = format_reward
+        self.examples = examples
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """The question and what the answer must look like."""
-        return [{"role": "user", "content": f"{task['question']}\n\n{INSTRUCTION}"}]
+        """The examples, then the question and what the answer must look like."""
+        messages: list[Message] = []
+        for question, answer in EXAMPLES[: self.examples]:
+            messages += [put(question), {"role": "assistant", "content": answer}]
+        return [*messages, put(task["question"])]
 
     def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
         """Accuracy plus ``format_reward`` times format."""
         accuracy = numeric_reward(answer, task["answer"])
         well_formed = float(has_answer_line(answer))
         return accuracy + self.format_reward * well_formed, {"accuracy": accuracy, "format": well_formed}
+
+
+def put(question: str) -> Message:
+    """A question with the instruction, as the user's message."""
+    return {"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}

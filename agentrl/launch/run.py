@@ -148,7 +148,7 @@ def check_components(recipe: Recipe) -> None:
     """
     try:
         make_workflow(recipe)
-    except (LookupError, ImportError, SyntaxError, TypeError) as error:
+    except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
 
 

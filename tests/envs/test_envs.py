@@ -3,7 +3,7 @@ import pytest
 from agentrl.agents.chat import ChatAgent
 from agentrl.core.registry import load
 from agentrl.envs.arithmetic import Arithmetic
-from agentrl.envs.gsm8k import GSM8K
+from agentrl.envs.gsm8k import EXAMPLES, GSM8K
 
 PROBLEM = {"question": "How many?", "answer": "3 + 4 = 7\n#### 7"}
 
@@ -56,7 +56,7 @@ def test_registered_names_lead_to_these_classes():
 
 
 @pytest.mark.parametrize(
-    ("answer", "reward"), [("42", 1.0), ("It is 47.", 0.25), ("142", 0.0), ("24", 0.0), ("", 0.0), ("-2", 0.25)]
+    ("answer", "reward"), [("42", 1.0), ("It is 47.", 0.25), ("142", 0.0), ("24", 0.0), ("", 0.0), ("-2", 0.0)]
 )
 async def test_a_wrong_sum_earns_its_right_digits_and_never_accuracy(answer, reward):
     env = Arithmetic(digit_reward=0.5)
@@ -69,3 +69,17 @@ async def test_a_wrong_sum_earns_its_right_digits_and_never_accuracy(answer, rew
 def test_wrong_digits_may_not_earn_as_much_as_a_right_sum(digit_reward):
     with pytest.raises(ValueError, match="digit_reward"):
         Arithmetic(digit_reward=digit_reward)
+
+
+def test_examples_are_earlier_turns_that_keep_the_format():
+    messages = GSM8K(examples=2).prompt({"question": "How many?", "answer": "#### 1"})
+    assert [m["role"] for m in messages] == ["user", "assistant"] * 2 + ["user"]
+    judge = GSM8K()
+    for question, answer in EXAMPLES:
+        number = answer.rsplit(" ", 1)[1]
+        assert judge.judge({"question": question, "answer": f"#### {number}"}, answer)[1] == {
+            "accuracy": 1,
+            "format": 1,
+        }
+    with pytest.raises(ValueError, match="examples=3"):
+        GSM8K(examples=3)
