@@ -57,7 +57,7 @@ class Trainer:
         self.step = 0
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
-        self._longest_step = 0.0
+        self._step_seconds = 0.0  # of the latest step, by which the end of the time budget is foreseen
 
     @property
     def checkpoints(self) -> Path:
@@ -89,7 +89,7 @@ class Trainer:
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
             self._publish(metrics, final=final, began=began)
-            self._longest_step = max(self._longest_step, time.monotonic() - began)
+            self._step_seconds = time.monotonic() - began
             elapsed = self._elapsed_before + time.monotonic() - start
             if self._shared(final or self._save_due(batch)):
                 self.save(elapsed)
@@ -117,7 +117,7 @@ class Trainer:
             schedule=config.schedule,
             floor=config.min_learning_rate_ratio,
         )
-        late = config.time_budget is not None and elapsed + self._longest_step >= config.time_budget
+        late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         return {"learning_rate": config.learning_rate * factor, "final": self.step + 1 >= total or late}
 
     def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
