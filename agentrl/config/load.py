@@ -24,6 +24,7 @@ from agentrl.core.registry import nearest
 __all__ = ["ConfigError", "detect_device", "dotted_keys", "find_recipe", "load_recipe", "recipe_names"]
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+_NAMES = ("env.id", "agent.id", "workflow.id", "train_dataset.name", "valid_dataset.name")  # each beside its kwargs
 _PARTS: dict[Device, str] = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
 
@@ -92,13 +93,35 @@ def load_recipe(
     device = device or _wanted_device(layers, settings) or detect_device()
     data: dict[str, Any] = {"name": files[0].stem}
     for base, parts in layers:
-        data = merge(merge(data, base), parts.get(_PARTS[device], {}))
+        for part in (base, parts.get(_PARTS[device], {})):
+            data = merge(without_foreign_kwargs(data, part), part)
+    chosen: dict[str, Any] = {}
+    for key, value in settings:
+        if key in _NAMES:
+            chosen = set_key(chosen, key, value)
+    data = without_foreign_kwargs(data, chosen)
     for key, value in settings:
         data = set_key(data, key, value)
     launch = data.get("launch") or {}
     if isinstance(launch, Mapping) and launch.get("device", "auto") == "auto":
         data = set_key(data, "launch.device", device)
     return validate(data, wrong)
+
+
+def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """``data`` without the arguments of components that ``layer`` replaces by others: they were meant for the old ones.
+
+    Args:
+        data: What stands so far.
+        layer: What is about to be merged over it.
+    """
+    result = dict(data)
+    for name in _NAMES:
+        section, key = name.split(".")
+        old, new = data.get(section), layer.get(section)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and key in new and new[key] != old.get(key):
+            result[section] = {k: v for k, v in old.items() if k != "kwargs"}
+    return result
 
 
 def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:

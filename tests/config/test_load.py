@@ -174,3 +174,16 @@ def test_the_device_is_a_gpu_only_where_one_is_visible(tmp_path, monkeypatch):
     assert detect_device(tmp_path) == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect_device(tmp_path) == "cpu"
+
+
+def test_another_component_does_not_inherit_the_arguments_of_the_one_it_replaces(tmp_path):
+    plain = load_recipe("arithmetic_grpo", device="cpu")
+    assert plain.env.kwargs and plain.valid_dataset.kwargs
+    swapped = load_recipe("arithmetic_grpo", ["env.kwargs.limit=3", "env.id=mine.py:Mine"], device="cpu")
+    assert swapped.env.kwargs == {"limit": 3}, "its own are kept, wherever they stand"
+    assert swapped.valid_dataset == plain.valid_dataset
+    assert load_recipe("arithmetic_grpo", ["env.id=arithmetic"], device="cpu").env == plain.env
+    (tmp_path / "mine.yaml").write_text("valid_dataset: {name: openai/gsm8k}\n")
+    from_file = load_recipe("arithmetic_grpo", config_file=str(tmp_path / "mine.yaml"), device="cpu")
+    assert from_file.valid_dataset.kwargs == {}
+    assert from_file.train_dataset == plain.train_dataset
