@@ -44,13 +44,12 @@ def make_train_batch(episodes: Sequence[Episode], *, normalize_by_std: bool, kee
     advantages = group_advantages([e[0] for e in entries], [e[1] for e in entries], normalize_by_std=normalize_by_std)
     sequences = [
         TrainSequence(
-            group=key,
             token_ids=flat.token_ids,
             loss_mask=flat.loss_mask,
             logprobs=flat.logprobs,
             advantage=advantage,
         )
-        for (_, key, trajectory), advantage in zip(entries, advantages, strict=True)
+        for (_, _, trajectory), advantage in zip(entries, advantages, strict=True)
         for flat in trajectory.sequences()
     ]
     loss_tokens = sum(sum(s.loss_mask) for s in sequences)

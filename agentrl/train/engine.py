@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.objective import ClipRange, clipped_policy_loss, kl_k3
-from agentrl.train.packing import Row, build_rows, plan_microbatches
+from agentrl.train.packing import Row, attention_span, build_rows, plan_microbatches
 from agentrl.train.policy import MicroBatch, Policy, accumulate, collate
 
 
@@ -70,7 +70,8 @@ class TrainEngine:
             Metrics, the same on every rank.
         """
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        rows = build_rows(batch.sequences, self.config.tokens_per_microbatch)
+        span = attention_span(self.policy.model.config.get_text_config().hidden_size)
+        rows = build_rows(batch.sequences, self.config.tokens_per_microbatch, span)
         plan = plan_microbatches(rows, ranks, self.config.tokens_per_microbatch)[rank]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

@@ -1,16 +1,18 @@
-"""From episodes to micro-batches: a group's shared prompt is computed once, as the trunk of a tree.
+"""From episodes to micro-batches: what sequences begin with in common is computed once, as a tree.
 
-A row holds one trunk (the tokens that all members of a group begin with and none of them trains) followed by the
-members' own tokens. An attention mask lets a member see the trunk and itself only, and positions restart after the
-trunk, so each token sees exactly what it would see alone.
+A row is a :class:`~agentrl.core.prefix_tree.PrefixTree`: a group's prompt is its trunk, a system prompt may be the
+trunk of several groups, and equal beginnings of answers are one branch. Positions and an attention mask let each token
+see exactly what it would see alone.
 
-Guarantees: each trained token appears once; the split into rows, micro-batches and ranks changes no token's inputs; all
-ranks derive the same plan from the same sequences and get the same number of micro-batches (empty ones are filled up).
+Guarantees: each trained token appears once for each sequence that trains it; the split into rows, micro-batches and
+ranks changes no token's inputs; all ranks derive the same plan from the same sequences and get the same number of
+micro-batches (empty ones are filled up).
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from agentrl.core.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,12 @@ class TrainSequence:
     """One branch of an episode, ready to train.
 
     Attributes:
-        group: Sequences with equal group may share a trunk.
         token_ids: ``[tokens]``.
         loss_mask: ``[tokens]`` 1 where the token is trained.
         logprobs: ``[tokens]`` behavior logprobs.
         advantage: Of the whole sequence.
     """
 
-    group: Hashable
     token_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
@@ -34,96 +34,85 @@ class TrainSequence:
 
 @dataclass
 class Row:
-    """One packed row; all lists but the last four are ``[length]``.
+    """One packed row.
 
     Attributes:
-        token_ids: Inputs.
-        positions: Position of each token in its own sequence.
-        segments: 0 for the trunk, ``1..members`` after it.
-        sources: ``[trained]`` index in the row whose hidden state predicts the target.
-        targets: ``[trained]`` ids.
+        tree: Inputs, ``[length]``.
+        predictions: ``[distinct]`` pairs of a node and the token that its hidden state predicts.
+        trained: ``[trained]`` index into ``predictions`` of each trained token.
         logprobs: ``[trained]`` behavior logprobs.
         advantages: ``[trained]``.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
+    tree: PrefixTree = field(default_factory=PrefixTree)
+    predictions: list[tuple[int, int]] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
+    _known: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.tree)
+
+    def add(self, sequence: TrainSequence, inputs: Sequence[int]) -> None:
+        """Add a sequence, of which only ``inputs`` are computed."""
+        path = self.tree.add(inputs)
+        for position, trained in enumerate(sequence.loss_mask):
+            if trained:
+                key = (path[position - 1], sequence.token_ids[position])
+                index = self._known.setdefault(key, len(self.predictions))
+                if index == len(self.predictions):
+                    self.predictions.append(key)
+                self.trained.append(index)
+                self.logprobs.append(sequence.logprobs[position])
+                self.advantages.append(sequence.advantage)
 
 
-def shared_prefix(sequences: Sequence[TrainSequence]) -> int:
-    """Number of leading tokens that all sequences share and none trains."""
-    limit = min(_first_trained(s) for s in sequences)
-    first = sequences[0].token_ids
-    for position in range(limit):
-        if any(s.token_ids[position] != first[position] for s in sequences):
-            return position
-    return limit
-
-
-def _first_trained(sequence: TrainSequence) -> int:
+def _inputs(sequence: TrainSequence) -> Sequence[int]:
+    """Tokens before the last trained one: it, and what follows, predict nothing trained."""
     mask = list(sequence.loss_mask)
-    return mask.index(1) if 1 in mask else len(mask)
+    return sequence.token_ids[: len(mask) - 1 - mask[::-1].index(1)]
 
 
-def _useful_length(sequence: TrainSequence) -> int:
-    """Tokens up to the last trained one, without it: what follows, and its own embedding, predict nothing trained."""
-    mask = list(sequence.loss_mask)
-    return len(mask) - 1 - mask[::-1].index(1)
+def build_rows(sequences: Sequence[TrainSequence], max_tokens: int, attention_span: float = 4096.0) -> list[Row]:
+    """Pack sequences into rows of at most ``max_tokens`` tokens (a longer sequence gets its own row).
 
+    A row costs its length plus, because its attention is dense, its length squared over ``attention_span``. A sequence
+    joins the row of its predecessor (in sorted order, where neighbours share most) only if that is cheaper than a row
+    of its own: long answers to one short prompt stay apart.
 
-def build_rows(sequences: Sequence[TrainSequence], max_tokens: int) -> list[Row]:
-    """Pack sequences by group into rows of at most ``max_tokens`` tokens (a longer sequence gets its own row)."""
-    groups: dict[Hashable, list[TrainSequence]] = defaultdict(list)
+    Args:
+        sequences: Those that train nothing are left out.
+        max_tokens: Most tokens of a row.
+        attention_span: Row length at which attention costs as much as all else; see :func:`attention_span`.
+    """
+    useful = []
     for sequence in sequences:
         if any(sequence.loss_mask):
             if sequence.loss_mask[0]:
                 raise ValueError("the first token of a sequence cannot be trained: nothing predicts it")
-            groups[sequence.group].append(sequence)
+            useful.append((_inputs(sequence), sequence))
+
+    def cost(length: int) -> float:
+        return length + length * length / attention_span
+
     rows: list[Row] = []
-    for members in groups.values():
-        trunk = shared_prefix(members)
-        for part in _split(members, trunk, max_tokens):
-            rows.append(_pack(part, trunk))
+    for inputs, sequence in sorted(useful, key=lambda pair: list(pair[0])):
+        if rows:
+            used = len(rows[-1])
+            grown = used + len(inputs) - rows[-1].tree.shared(inputs)
+        if not rows or grown > max_tokens or cost(grown) - cost(used) > cost(len(inputs)):
+            rows.append(Row())
+        rows[-1].add(sequence, inputs)
     return rows
 
 
-def _split(members: list[TrainSequence], trunk: int, max_tokens: int) -> list[list[TrainSequence]]:
-    parts: list[list[TrainSequence]] = []
-    used = 0
-    for member in members:
-        length = _useful_length(member) - trunk
-        if not parts or used + length > max_tokens:
-            parts.append([])
-            used = trunk
-        parts[-1].append(member)
-        used += length
-    return parts
+def attention_span(hidden_size: int) -> float:
+    """Row length at which dense attention costs as much as the linear layers, for the usual decoder.
 
-
-def _pack(members: list[TrainSequence], trunk: int) -> Row:
-    row = Row(token_ids=list(members[0].token_ids[:trunk]), positions=list(range(trunk)), segments=[0] * trunk)
-    for number, member in enumerate(members, start=1):
-        offset = len(row) - trunk  # from a position in the member to its index in the row, past the trunk
-        end = _useful_length(member)
-        row.token_ids += member.token_ids[trunk:end]
-        row.positions += range(trunk, end)
-        row.segments += [number] * (end - trunk)
-        for position, trained in enumerate(member.loss_mask):
-            if trained:
-                before = position - 1
-                row.sources.append(before if before < trunk else before + offset)
-                row.targets.append(member.token_ids[position])
-                row.logprobs.append(member.logprobs[position])
-                row.advantages.append(member.advantage)
-    return row
+    A layer has about ``12 * hidden²`` weights, 2 operations each per token; attention adds ``4 * hidden`` per pair.
+    """
+    return 6.0 * hidden_size
 
 
 def plan_microbatches(rows: Sequence[Row], ranks: int, max_tokens: int) -> list[list[list[Row]]]:

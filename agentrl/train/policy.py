@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
+from agentrl.core.tree_mask import tree_mask
 from agentrl.train.logprobs import chunked_logprobs
 from agentrl.train.packing import Row
 
@@ -28,8 +29,9 @@ class MicroBatch:
         token_ids: ``[rows, length]``.
         positions: ``[rows, length]``.
         mask: ``[rows, 1, length, length]`` bool, true where a query may see a key.
-        sources: ``[trained]`` flat index into ``rows * length`` of the state that predicts each target.
-        targets: ``[trained]``.
+        sources: ``[distinct]`` flat index into ``rows * length`` of the state that predicts each target.
+        targets: ``[distinct]``.
+        trained: ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
         logprobs: ``[trained]`` behavior logprobs.
         advantages: ``[trained]``.
     """
@@ -39,6 +41,7 @@ class MicroBatch:
     mask: Tensor
     sources: Tensor
     targets: Tensor
+    trained: Tensor
     logprobs: Tensor
     advantages: Tensor
 
@@ -49,23 +52,24 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
     count = max(len(rows), 1)
     token_ids = torch.zeros(count, length, dtype=torch.long)
     positions = torch.zeros(count, length, dtype=torch.long)
-    segments = torch.full((count, length), -1, dtype=torch.long)
+    ends = torch.full((count, length), length, dtype=torch.long)  # padding is seen by padding only
+    sources: list[int] = []
+    targets: list[int] = []
+    trained: list[int] = []
     for index, row in enumerate(rows):
-        token_ids[index, : len(row)] = torch.tensor(row.token_ids)
-        positions[index, : len(row)] = torch.tensor(row.positions)
-        segments[index, : len(row)] = torch.tensor(row.segments)
-    same = segments[:, :, None] == segments[:, None, :]
-    trunk = segments[:, None, :] == 0
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    mask = ((same | trunk) & causal)[:, None]
+        token_ids[index, : len(row)] = torch.tensor(row.tree.token_ids)
+        positions[index, : len(row)] = torch.tensor(row.tree.positions)
+        ends[index, : len(row)] = torch.tensor(row.tree.ends)
+        trained += [len(sources) + t for t in row.trained]
+        sources += [index * length + node for node, _ in row.predictions]
+        targets += [target for _, target in row.predictions]
     return MicroBatch(
         token_ids=token_ids.to(device),
         positions=positions.to(device),
-        mask=mask.to(device),
-        sources=torch.tensor(
-            [index * length + s for index, row in enumerate(rows) for s in row.sources], dtype=torch.long, device=device
-        ),
-        targets=torch.tensor([t for row in rows for t in row.targets], dtype=torch.long, device=device),
+        mask=tree_mask(ends.to(device)),
+        sources=torch.tensor(sources, dtype=torch.long, device=device),
+        targets=torch.tensor(targets, dtype=torch.long, device=device),
+        trained=torch.tensor(trained, dtype=torch.long, device=device),
         logprobs=torch.tensor([p for row in rows for p in row.logprobs], dtype=torch.float32, device=device),
         advantages=torch.tensor([a for row in rows for a in row.advantages], dtype=torch.float32, device=device),
     )
@@ -97,6 +101,7 @@ class Policy(nn.Module):
         logprobs, entropies = chunked_logprobs(
             states, weight, batch.targets, temperature=self.temperature, chunk=self.chunk
         )
+        logprobs, entropies = logprobs[batch.trained], entropies[batch.trained]
         return logprobs + hidden[:, 0, 0].sum() * 0, entropies  # an empty micro-batch still takes part in collectives
 
 

@@ -4,44 +4,66 @@ import random
 
 import pytest
 
-from agentrl.train.packing import Row, TrainSequence, build_rows, plan_microbatches, shared_prefix
+from agentrl.train.packing import Row, TrainSequence, build_rows, plan_microbatches
 
 
-def sequence(group: str, prompt: list[int], answer: list[int], advantage: float = 1.0) -> TrainSequence:
+def sequence(prompt: list[int], answer: list[int], advantage: float = 1.0) -> TrainSequence:
     mask = [0] * len(prompt) + [1] * len(answer)
     logprobs = [0.0] * len(prompt) + [-float(t) for t in answer]
-    return TrainSequence(group, prompt + answer, mask, logprobs, advantage)
+    return TrainSequence(prompt + answer, mask, logprobs, advantage)
 
 
 def random_sequences(seed: int, groups: int) -> list[TrainSequence]:
+    """Groups with a prompt each; few distinct tokens, so that answers begin alike."""
     rng = random.Random(seed)
     found = []
-    for group in range(groups):
+    for _ in range(groups):
         prompt = [rng.randrange(100) for _ in range(rng.randint(1, 20))]
         for _ in range(rng.randint(1, 8)):
-            found.append(sequence(f"g{group}", prompt, [rng.randrange(100) for _ in range(rng.randint(1, 30))]))
+            found.append(sequence(prompt, [rng.randrange(3) for _ in range(rng.randint(1, 30))]))
     return found
 
 
 def trained(rows: list[Row]) -> list[tuple[int, float, float]]:
-    return sorted(t for row in rows for t in zip(row.targets, row.logprobs, row.advantages, strict=True))
+    """Target, logprob and advantage of each trained token."""
+    return sorted(
+        (row.predictions[index][1], logprob, advantage)
+        for row in rows
+        for index, logprob, advantage in zip(row.trained, row.logprobs, row.advantages, strict=True)
+    )
 
 
-def test_the_shared_prompt_is_stored_once_per_row() -> None:
-    rows = build_rows([sequence("a", [1, 2, 3], [7, 8]), sequence("a", [1, 2, 3], [9])], max_tokens=100)
+def test_what_sequences_begin_with_in_common_is_stored_once() -> None:
+    rows = build_rows([sequence([1, 2, 3], [7, 8]), sequence([1, 2, 3], [7, 9], -1.0)], max_tokens=100)
     assert len(rows) == 1
     row = rows[0]
-    assert row.token_ids == [1, 2, 3, 7]  # 8 and 9 are targets only: nothing trained comes after them
-    assert row.positions == [0, 1, 2, 3]
-    assert row.segments == [0, 0, 0, 1]
-    assert (row.sources, row.targets) == ([2, 3, 2], [7, 8, 9])
+    assert row.tree.token_ids == [1, 2, 3, 7]  # 8 and 9 are targets only: nothing trained comes after them
+    assert row.tree.positions == [0, 1, 2, 3]
+    assert row.predictions == [(2, 7), (3, 8), (3, 9)]
+    assert (row.trained, row.advantages) == ([0, 1, 0, 2], [1.0, 1.0, -1.0, -1.0])
 
 
 def test_tokens_between_answers_stay_inputs_and_are_not_trained() -> None:
-    turn = TrainSequence("a", [1, 2, 5, 6, 8, 9], [0, 1, 0, 0, 1, 0], [0, -1, 0, 0, -2, 0], 0.5)
+    turn = TrainSequence([1, 2, 5, 6, 8, 9], [0, 1, 0, 0, 1, 0], [0, -1, 0, 0, -2, 0], 0.5)
     row = build_rows([turn], 100)[0]
-    assert row.token_ids == [1, 2, 5, 6]
-    assert list(zip(row.sources, row.targets, row.logprobs, strict=True)) == [(0, 2, -1), (3, 8, -2)]
+    assert row.tree.token_ids == [1, 2, 5, 6]
+    assert row.predictions == [(0, 2), (3, 8)]
+    assert row.logprobs == [-1, -2]
+
+
+def test_a_token_trained_in_one_sequence_and_given_in_another() -> None:
+    given = TrainSequence([1, 2, 3], [0, 0, 1], [0, 0, -3], 1.0)
+    sampled = TrainSequence([1, 2, 3], [0, 1, 1], [0, -2, -3], -1.0)
+    row = build_rows([given, sampled], 100)[0]
+    assert row.tree.token_ids == [1, 2]
+    assert trained([row]) == [(2, -2, -1.0), (3, -3, -1.0), (3, -3, 1.0)]
+
+
+def test_long_answers_do_not_share_a_row_for_the_sake_of_a_short_prompt() -> None:
+    prompt = list(range(10))
+    answers = [[100 + member, *range(200)] for member in range(4)]
+    assert len(build_rows([sequence(prompt, a) for a in answers], 10_000, attention_span=100)) == 4
+    assert len(build_rows([sequence(prompt, a) for a in answers], 10_000, attention_span=1e6)) == 1
 
 
 @pytest.mark.parametrize("max_tokens", [1, 17, 64, 10_000])
@@ -51,9 +73,8 @@ def test_any_budget_trains_the_same_tokens(max_tokens: int) -> None:
     rows = build_rows(sequences, max_tokens)
     assert trained(rows) == expected
     assert len(expected) == sum(sum(s.loss_mask) for s in sequences)
-    for row in rows:
-        members = max(row.segments, default=0)
-        assert len(row) <= max_tokens or members <= 1
+    longest = max(len(s.token_ids) for s in sequences)
+    assert all(len(row) <= max(max_tokens, longest) for row in rows)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -69,15 +90,10 @@ def test_ranks_get_equally_many_microbatches_and_all_rows_once(ranks: int) -> No
     assert max(loads) - min(loads) <= max(map(len, rows))
 
 
-def test_groups_with_different_prompts_do_not_share() -> None:
-    assert shared_prefix([sequence("a", [1, 2], [3]), sequence("a", [1, 4], [3])]) == 1
-    assert shared_prefix([sequence("a", [1, 2], [3]), sequence("a", [1, 2], [3])]) == 2
-
-
 def test_a_sequence_that_trains_nothing_is_left_out() -> None:
-    assert build_rows([TrainSequence("a", [1, 2], [0, 0], [0, 0], 1.0)], 10) == []
+    assert build_rows([TrainSequence([1, 2], [0, 0], [0, 0], 1.0)], 10) == []
 
 
 def test_training_the_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match="first token"):
-        build_rows([TrainSequence("a", [1, 2], [1, 1], [0, 0], 1.0)], 10)
+        build_rows([TrainSequence([1, 2], [1, 1], [0, 0], 1.0)], 10)
