@@ -6,6 +6,7 @@ step fails the requests of that step and nothing else. No cache entry survives a
 frozen by ``in_place``.
 """
 
+import itertools
 import logging
 import queue
 import random
@@ -68,6 +69,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self._twins = itertools.count()  # names of sets of requests with equal caches
         self._live: set[str] = set()
         self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
         self._thread = threading.Thread(target=self._loop, name="agentrl-engine", daemon=True)
@@ -225,6 +227,10 @@ class Engine:
             logits = self.runner.prefill([group[0].prefix for group in groups], slots)
         else:
             logits = self._prefill_scored(groups[0], slots[0])
+        for group in groups:
+            twin = next(self._twins)
+            for request in group:
+                request.twin = twin
         members = [request for group in groups for request in group]
         for request in members:
             self.scheduler.place(request)
@@ -247,19 +253,24 @@ class Engine:
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)
-        logits = self.runner.decode([r.last for r in running], [r.length - 1 for r in running])
+        logits = self.runner.decode(
+            [r.last for r in running], [r.length - 1 for r in running], [r.twin for r in running]
+        )
         self._sample(running, logits)
 
     def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
         """Append one token to each request that has not ended, and report."""
         drawn = sample(logits, requests)
+        twins: dict[tuple[int, int], int] = {}
         for row, request in enumerate(requests):
             if request.finish is not None:
                 continue
             if row in drawn.broken:
                 request.end(Finish("error", message="the model gave NaN or infinite logits"))
             else:
-                request.append(drawn.tokens[row], drawn.logprobs[row], self.version)
+                token = drawn.tokens[row]
+                request.append(token, drawn.logprobs[row], self.version)
+                request.twin = twins.setdefault((request.twin, token), next(self._twins))
         self._sweep()
         for request in requests:
             if request.finish is not None or request.stream:

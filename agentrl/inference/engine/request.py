@@ -67,6 +67,7 @@ class Request:
         parent: Id that the caller gave to all samples of one prompt; aborts match it too.
         stream: Whether each token is reported.
         logprob_start: First prompt position whose logprob is wanted; -1 for none.
+        twin: Equal for running requests with the same tokens in the cache, all written by the same steps.
     """
 
     rid: str
@@ -88,6 +89,7 @@ class Request:
     retractions: int = 0
     prefix: tuple[int, ...] = ()
     prefix_hash: int = 0
+    twin: int = -1
     created: float = field(default_factory=time.monotonic)
     finished: float = 0.0
 

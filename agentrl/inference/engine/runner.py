@@ -1,19 +1,23 @@
 """Forward passes over the slots: prefill some prompts, decode one token for all.
 
 Guarantees: logits equal the model's own forward (to 1e-4 in float32), whatever runs beside; identical prompts of a
-group are computed once; a prefill pads nothing. Knows requests only as ids and lengths.
+group are computed once, and so is what prompts of one prefill begin with in common and what slots with the same
+tokens decode; a prefill pads nothing. Knows requests only as ids and lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from agentrl.core.prefix_tree import PrefixTree
+from agentrl.core.tree_mask import tree_mask
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.packed import PackedLinears
 from agentrl.inference.engine.slots import SlotCache
 
 SCORED_ROWS = 512  # prompt positions whose log-softmax is computed at a time, to bound memory
+TWINS_PAY = 0.8  # share of distinct slots below which a step computes them once: their caches must be gathered
 
 
 class ModelRunner:
@@ -31,12 +35,13 @@ class ModelRunner:
         self.cache = SlotCache(loaded.layers, max_running, loaded.context_length)
         self.prefills = 0  # prompts computed so far, for tests and /server_info
         self.decodes = 0
+        self.decoded_rows = 0  # rows of all decode steps: fewer than slots where slots had the same tokens
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
         """Run prompts once, in one forward pass, and fill the slots of all their samples.
 
-        Prompts lie one after the other in a single row: nothing is padded, and a mask keeps them apart.
+        They form a prefix tree in a single row: nothing is padded, and a mask keeps them apart.
 
         Args:
             prompts: Ids of each.
@@ -45,20 +50,21 @@ class ModelRunner:
         Returns:
             Logits after the last token of each prompt, float32 [prompts, vocab].
         """
-        lengths = [len(prompt) for prompt in prompts]
-        self._begin_prefill(lengths, slots)
+        tree, paths = PrefixTree(), [torch.empty(0, dtype=torch.long)] * len(prompts)
         device = self.loaded.device
-        ends = torch.tensor(lengths, device=device).cumsum(0)
+        for index in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+            paths[index] = torch.tensor(tree.add(prompts[index]), device=device)
+        self._begin_prefill(paths, slots)
         output = self.loaded.model(
-            input_ids=torch.tensor([[token for prompt in prompts for token in prompt]], device=device),
-            position_ids=torch.cat([torch.arange(length, device=device) for length in lengths])[None],
-            attention_mask=block_mask(lengths, device) if len(prompts) > 1 else None,
+            input_ids=torch.tensor([tree.token_ids], device=device),
+            position_ids=torch.tensor([tree.positions], device=device),
+            attention_mask=tree_mask(torch.tensor([tree.ends], device=device)) if len(prompts) > 1 else None,
             cache=self.cache,
             use_cache=True,
-            logits_to_keep=ends - 1,
+            logits_to_keep=torch.stack([path[-1] for path in paths]),
         )
-        for prompt, targets in zip(prompts, slots, strict=True):
-            self.cache.copy(targets[0], list(targets[1:]), len(prompt))
+        for path, targets in zip(paths, slots, strict=True):
+            self.cache.copy(targets[0], list(targets[1:]), len(path))
         return output.logits[0].float()
 
     @torch.inference_mode()
@@ -76,12 +82,12 @@ class ModelRunner:
             Logits after the last token, float32 [1, vocab], and the logprobs at temperature 1 of the tokens at
             positions max(score_from, 1) and later.
         """
-        self._begin_prefill([len(tokens)], [slots])
         ids = torch.tensor([tokens], device=self.loaded.device)
         kept = len(tokens) - max(score_from, 1) + 1
-        positions = torch.arange(len(tokens), device=ids.device)[None]
+        positions = torch.arange(len(tokens), device=ids.device)
+        self._begin_prefill([positions], [slots])
         output = self.loaded.model(
-            input_ids=ids, position_ids=positions, cache=self.cache, use_cache=True, logits_to_keep=kept
+            input_ids=ids, position_ids=positions[None], cache=self.cache, use_cache=True, logits_to_keep=kept
         )
         self.cache.copy(slots[0], list(slots[1:]), len(tokens))
         logits = output.logits[0]
@@ -92,19 +98,21 @@ class ModelRunner:
             scores += rows.gather(-1, ids[0, begin : begin + len(rows), None]).squeeze(-1).tolist()
         return logits[-1:].float(), scores
 
-    def _begin_prefill(self, lengths: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
-        self.prefills += len(lengths)
-        self.cache.begin_prefill(
-            [(targets[0], length) for targets, length in zip(slots, lengths, strict=True)], slots[-1][-1] + 1
-        )
+    def _begin_prefill(self, paths: Sequence[Tensor], slots: Sequence[Sequence[int]]) -> None:
+        self.prefills += len(paths)
+        prompts = [(targets[0], path) for targets, path in zip(slots, paths, strict=True)]
+        self.cache.begin_prefill(prompts, slots[-1][-1] + 1)
 
     @torch.inference_mode()
-    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], twins: Sequence[Hashable] | None = None
+    ) -> Tensor:
         """One step for the slots 0..batch-1.
 
         Args:
-            tokens: Last token of each row.
+            tokens: Last token of each slot.
             positions: Its position, which is the number of cached tokens before it.
+            twins: Equal for slots whose cached tokens, and the last one, are the same: they are computed once.
 
         Returns:
             Logits, float32 [batch, vocab].
@@ -112,13 +120,25 @@ class ModelRunner:
         self.decodes += 1
         device = self.loaded.device
         where = torch.tensor(positions, device=device)
-        view = self.cache.begin_decode(torch.arange(len(tokens), device=device), where, max(positions) + 1)
+        leaders, inverse = _distinct(twins or range(len(tokens)))
+        if len(leaders) > TWINS_PAY * len(tokens):
+            self.decoded_rows += len(tokens)
+            view = self.cache.begin_decode(where, max(positions) + 1)
+            return self._decode_rows(torch.tensor(tokens, device=device), where, view)
+        self.decoded_rows += len(leaders)
+        rows = torch.tensor(leaders, device=device)
+        lines = torch.tensor(inverse, device=device)
+        view = self.cache.begin_decode(where, max(positions) + 1, lines, rows)
+        return self._decode_rows(torch.tensor(tokens, device=device)[rows], where[rows], view)[lines]
+
+    def _decode_rows(self, tokens: Tensor, where: Tensor, view: int) -> Tensor:
+        """Logits of one token per row at positions ``where``."""
         dtype = self.loaded.model.dtype
-        hidden = torch.arange(view, device=device)[None] > where[:, None]
-        mask = torch.zeros(len(tokens), 1, 1, view, dtype=dtype, device=device)
+        hidden = torch.arange(view, device=where.device)[None] > where[:, None]
+        mask = torch.zeros(len(tokens), 1, 1, view, dtype=dtype, device=where.device)
         mask.masked_fill_(hidden[:, None, None], torch.finfo(dtype).min)
         output = self.loaded.model(
-            input_ids=torch.tensor(tokens, device=device)[:, None],
+            input_ids=tokens[:, None],
             position_ids=where[:, None],
             attention_mask=mask,
             cache=self.cache,
@@ -139,7 +159,14 @@ class ModelRunner:
             self.cache.copy(source, [target], length)
 
 
-def block_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Causal attention within each of the prompts that lie one after the other, bool [1, 1, total, total]."""
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
-    return ((owner[:, None] == owner[None]).tril())[None, None]
+def _distinct(keys: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+    """Index of the first of each set of equal keys, and for each key the number of its set."""
+    number: dict[Hashable, int] = {}
+    first: list[int] = []
+    inverse: list[int] = []
+    for index, key in enumerate(keys):
+        if key not in number:
+            number[key] = len(first)
+            first.append(index)
+        inverse.append(number[key])
+    return first, inverse

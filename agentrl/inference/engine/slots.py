@@ -28,9 +28,11 @@ class Plan:
     Attributes:
         slots: Capacity in slots that storage must have.
         length: Capacity in positions that storage must have.
-        prompts: ``(slot, length)`` of the prompts that lie one after the other in a prefill; empty in a decode step.
+        prompts: Slot of each prompt of a prefill and where its tokens lie in the input; empty in a decode step.
         rows: Slots of a decode step, int64 [batch].
-        positions: Where each row's new token goes, int64 [batch].
+        positions: Where each slot's new token goes, int64 [batch].
+        twins: For each slot the row of the input that computes its token, int64 [batch]; None: each its own.
+        leaders: Slot that each row of the input attends to, int64 [rows]; None like ``twins``.
         view: Positions that a decode step attends to.
     """
 
@@ -38,8 +40,10 @@ class Plan:
         """Nothing planned."""
         self.slots = 0
         self.length = 0
-        self.prompts: list[tuple[int, int]] = []
+        self.prompts: list[tuple[int, Tensor]] = []
         self.rows = self.positions = torch.empty(0, dtype=torch.long)
+        self.twins: Tensor | None = None
+        self.leaders: Tensor | None = None
         self.view = 0
 
 
@@ -76,29 +80,33 @@ class SlotLayer(CacheLayerMixin):
         """Store new states and return what the queries attend to.
 
         Args:
-            key_states: [1, kv_heads, all prompts, head_dim] in a prefill, [batch, kv_heads, 1, head_dim] in a decode
+            key_states: [1, kv_heads, all prompts, head_dim] in a prefill, [rows, kv_heads, 1, head_dim] in a decode
                 step.
             value_states: The same shape, head_dim may differ.
             args: Ignored.
             kwargs: Ignored.
 
         Returns:
-            Keys and values, [batch, kv_heads, attended, head_dim].
+            Keys and values, [rows, kv_heads, attended, head_dim].
         """
         self.lazy_initialization(key_states, value_states)
         plan = self._plan
         assert self.keys is not None and self.values is not None
         if plan.prompts:
-            start = 0
-            for slot, length in plan.prompts:
-                self.keys[slot, :, :length] = key_states[0, :, start : start + length]
-                self.values[slot, :, :length] = value_states[0, :, start : start + length]
-                start += length
+            for slot, nodes in plan.prompts:
+                self.keys[slot, :, : len(nodes)] = key_states[0, :, nodes]
+                self.values[slot, :, : len(nodes)] = value_states[0, :, nodes]
             return key_states, value_states
         batch = len(plan.rows)
-        self.keys[plan.rows, :, plan.positions] = key_states[:, :, 0]
-        self.values[plan.rows, :, plan.positions] = value_states[:, :, 0]
-        return self.keys[:batch, :, : plan.view], self.values[:batch, :, : plan.view]
+        new_keys, new_values = key_states[:, :, 0], value_states[:, :, 0]
+        if plan.twins is not None:
+            new_keys, new_values = new_keys[plan.twins], new_values[plan.twins]
+        self.keys[plan.rows, :, plan.positions] = new_keys
+        self.values[plan.rows, :, plan.positions] = new_values
+        keys, values = self.keys[:batch, :, : plan.view], self.values[:batch, :, : plan.view]
+        if plan.leaders is None:
+            return keys, values
+        return keys.index_select(0, plan.leaders), values.index_select(0, plan.leaders)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Mask size of a prefill, which starts at position 0; a decode step brings its own mask."""
@@ -148,30 +156,34 @@ class SlotCache(Cache):
             grown = max(length, plan.length * 5 // 4)
             plan.length = min(self._context, -(-grown // LENGTH_STEP) * LENGTH_STEP)
 
-    def begin_prefill(self, prompts: list[tuple[int, int]], slots: int) -> None:
-        """Plan a prefill of prompts that lie one after the other.
+    def begin_prefill(self, prompts: list[tuple[int, Tensor]], slots: int) -> None:
+        """Plan a prefill.
 
         Args:
-            prompts: Slot and length of each.
+            prompts: Slot of each, and where its tokens lie in the input, int64 [length].
             slots: Number of slots that will be in use after it.
         """
-        self._reserve(slots, max(length for _, length in prompts))
+        self._reserve(slots, max(len(nodes) for _, nodes in prompts))
         self._plan.prompts = prompts
 
-    def begin_decode(self, rows: Tensor, positions: Tensor, longest: int) -> int:
+    def begin_decode(
+        self, positions: Tensor, longest: int, twins: Tensor | None = None, leaders: Tensor | None = None
+    ) -> int:
         """Plan one token for each of the slots 0..batch-1.
 
         Args:
-            rows: 0..batch-1, int64 [batch].
-            positions: Position of each row's new token, int64 [batch].
+            positions: Position of each slot's new token, int64 [batch].
             longest: Largest position plus one.
+            twins: Row of the input for each slot where several have the same tokens, int64 [batch].
+            leaders: One slot of each row, int64 [rows].
 
         Returns:
             Number of positions that the step attends to; the mask must be that long.
         """
         plan = self._plan
-        self._reserve(len(rows), longest)
-        plan.prompts, plan.rows, plan.positions = [], rows, positions
+        self._reserve(len(positions), longest)
+        plan.prompts, plan.positions, plan.twins, plan.leaders = [], positions, twins, leaders
+        plan.rows = torch.arange(len(positions), device=positions.device)
         plan.view = min(plan.length, -(-longest // VIEW_STEP) * VIEW_STEP)
         return plan.view
 

@@ -109,3 +109,32 @@ def test_reserved_cache_takes_no_memory_until_it_is_written() -> None:
     assert resident() - before < 64 * 2**20
     reserved[3, :, :5] = 1.0
     assert float(reserved[3].sum()) == 8 * 5 * 64
+
+
+def test_samples_with_the_same_tokens_are_decoded_once_and_stay_exact_after_they_part(
+    driver: Driver, reference: torch.nn.Module
+) -> None:
+    cold = SamplingParams(max_new_tokens=30, temperature=0.02, ignore_eos=True)  # alike for some tokens, then not
+    warm = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    twins = [driver.make(range(20), cold) for _ in range(6)]
+    requests = driver.run(*twins, driver.make([3, 1, 4], warm), driver.make([3, 1, 5], warm))
+    runner = driver.engine.runner
+    assert len({tuple(request.output) for request in twins}) > 1, "all alike: the test does not see them part"
+    steps = 6 * 29 + 2 * 8  # the first token of each comes from the prefill
+    assert runner.decoded_rows < 0.8 * steps, "nothing was shared: the test shows nothing"
+    for request in requests:
+        exact = reference_logprobs(reference, request, request.params.temperature)
+        assert (torch.tensor(request.logprobs).double() - exact).abs().max() < 1e-4 / request.params.temperature
+
+
+def test_prompts_that_begin_alike_share_the_prefill(driver: Driver, reference: torch.nn.Module) -> None:
+    widths: list[int] = []
+    driver.loaded.model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    system = list(range(40))
+    prompts = [[*system, 7, 8, 9], [*system, 7, 1], [*system], [2, 3]]
+    requests = driver.run(*(driver.make(prompt) for prompt in prompts))
+    assert widths[0] == 40 + 3 + 1 + 2
+    for request in requests:
+        assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
