@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16"]
+RewardScale = Literal["group", "mean", "none"]
 
 
 class Section(BaseModel):
@@ -121,8 +122,9 @@ class TrainerConfig(Section):
     kl_coef: float = Field(
         default=0.0, ge=0, description="Weight of the k3 KL to the starting policy; 0: no reference model."
     )
-    normalize_by_std: bool = Field(
-        default=True, description="Divide group advantages by the group's standard deviation."
+    scale_rewards: RewardScale = Field(
+        default="group",
+        description="Divide centered rewards by the group's standard deviation, its mean (MaxRL) or nothing (none).",
     )
     dtype: DType = Field(
         default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."

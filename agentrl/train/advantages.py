@@ -7,19 +7,30 @@ position, batch size or padding. A group without spread, or of one episode, give
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
+from agentrl.config.recipe import RewardScale
+
 EPSILON = 1e-6  # keeps a group of nearly equal rewards from exploding; the published formula has 0 or 1e-4 here
 
 
 def group_advantages(
-    rewards: Sequence[float], groups: Sequence[Hashable], *, normalize_by_std: bool = True, epsilon: float = EPSILON
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    scale: RewardScale = "group",
+    epsilon: float = EPSILON,
 ) -> list[float]:
     """Group-relative advantages (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3; unbiased standard deviation).
 
     Args:
         rewards: ``[episodes]`` scalar rewards.
         groups: ``[episodes]`` group key of each, e.g. ``(group_id, role)``.
-        normalize_by_std: Divide by the group's standard deviation; ``False`` is Dr. GRPO (arXiv:2503.20783).
+        scale: What the centered reward is divided by: ``group``, the group's standard deviation; ``mean``, its mean
+            reward, which weighs a task by how rarely it is solved (MaxRL, Tajwar et al. 2026, arXiv:2602.02710); or
+            ``none``, nothing (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
         epsilon: Added to the standard deviation.
+
+    Raises:
+        ValueError: A negative reward with ``mean``, which would turn signs round.
 
     Returns:
         ``[episodes]`` advantages.
@@ -33,8 +44,18 @@ def group_advantages(
         if len(values) < 2 or max(values) == min(values):
             continue
         mean = sum(values) / len(values)
-        std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-        scale = 1.0 / (std + epsilon) if normalize_by_std else 1.0
         for i in indices:
-            advantages[i] = (rewards[i] - mean) * scale
+            advantages[i] = (rewards[i] - mean) / _divisor(values, mean, scale, epsilon)
     return advantages
+
+
+def _divisor(values: Sequence[float], mean: float, scale: RewardScale, epsilon: float) -> float:
+    if scale == "none":
+        return 1.0
+    if scale == "mean":
+        if min(values) < 0:
+            raise ValueError(
+                f"trainer.scale_rewards=mean needs rewards of at least 0, and there is one of {min(values):g}"
+            )
+        return mean
+    return (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 + epsilon

@@ -7,6 +7,7 @@ by covers the whole global batch, also the sequences whose advantage is 0 and wh
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl.config.recipe import RewardScale
 from agentrl.core.episode import Episode
 from agentrl.train.advantages import group_advantages
 from agentrl.train.packing import TrainSequence
@@ -27,12 +28,12 @@ class TrainBatch:
     signal: float
 
 
-def make_train_batch(episodes: Sequence[Episode], *, normalize_by_std: bool, keep_zero: bool) -> TrainBatch:
+def make_train_batch(episodes: Sequence[Episode], *, scale: RewardScale, keep_zero: bool) -> TrainBatch:
     """Advantages for every role of every episode, and their sequences.
 
     Args:
         episodes: Of whole groups.
-        normalize_by_std: See :func:`~agentrl.train.advantages.group_advantages`.
+        scale: See :func:`~agentrl.train.advantages.group_advantages`.
         keep_zero: Keep sequences with advantage 0 (needed where the loss has other terms, as a KL).
     """
     entries = [
@@ -41,7 +42,7 @@ def make_train_batch(episodes: Sequence[Episode], *, normalize_by_std: bool, kee
         if not episode.failed and episode.reward is not None
         for role, trajectory in episode.trajectories.items()
     ]
-    advantages = group_advantages([e[0] for e in entries], [e[1] for e in entries], normalize_by_std=normalize_by_std)
+    advantages = group_advantages([e[0] for e in entries], [e[1] for e in entries], scale=scale)
     sequences = [
         TrainSequence(
             token_ids=flat.token_ids,

@@ -122,9 +122,7 @@ class Trainer:
 
     def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
         episodes = [Episode.model_validate(e) for e in batch["episodes"]]
-        train_batch = make_train_batch(
-            episodes, normalize_by_std=self.config.normalize_by_std, keep_zero=self.config.kl_coef > 0
-        )
+        train_batch = make_train_batch(episodes, scale=self.config.scale_rewards, keep_zero=self.config.kl_coef > 0)
         return self.engine.update(train_batch, plan["learning_rate"])
 
     def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:

@@ -12,9 +12,17 @@ def test_group_mean_and_unbiased_std_match_the_published_values() -> None:
 
 
 def test_without_std_only_the_mean_is_taken_off() -> None:
-    assert group_advantages([1, 0, 0, 0], ["a"] * 4, normalize_by_std=False) == pytest.approx(
-        [0.75, -0.25, -0.25, -0.25]
-    )
+    assert group_advantages([1, 0, 0, 0], ["a"] * 4, scale="none") == pytest.approx([0.75, -0.25, -0.25, -0.25])
+
+
+def test_divided_by_the_mean_a_rare_success_weighs_most() -> None:
+    rewards, groups = [1, 0, 0, 0, 1, 1, 1, 0], ["hard"] * 4 + ["easy"] * 4
+    assert group_advantages(rewards, groups, scale="mean") == pytest.approx([3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1])
+
+
+def test_dividing_by_the_mean_of_negative_rewards_is_refused() -> None:
+    with pytest.raises(ValueError, match="scale_rewards=mean"):
+        group_advantages([1.0, -2.0], ["a", "a"], scale="mean")
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [3.0], [0.1 + 0.2, 0.1 + 0.2]])

@@ -23,13 +23,13 @@ def episode(group: str, reward: float | None, answer: list[int], **changes: obje
 def test_failed_episodes_enter_neither_the_baseline_nor_the_tokens() -> None:
     good = [episode("g", 1.0, [5]), episode("g", 0.0, [6, 7])]
     bad = [episode("g", None, [8]), episode("g", None, [9], stop_reason=StopReason.TIMEOUT)]
-    with_bad = make_train_batch([*good, *bad], normalize_by_std=True, keep_zero=False)
-    assert with_bad == make_train_batch(good, normalize_by_std=True, keep_zero=False)
+    with_bad = make_train_batch([*good, *bad], scale="group", keep_zero=False)
+    assert with_bad == make_train_batch(good, scale="group", keep_zero=False)
     assert with_bad.loss_tokens == 3
 
 
 def test_sequences_without_advantage_count_as_tokens_but_are_not_computed() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6]), episode("h", 1.0, [7, 7]), episode("h", 1.0, [8])]
-    batch = make_train_batch(episodes, normalize_by_std=True, keep_zero=False)
+    batch = make_train_batch(episodes, scale="group", keep_zero=False)
     assert (len(batch.sequences), batch.loss_tokens, batch.signal) == (2, 5, 0.5)
-    assert len(make_train_batch(episodes, normalize_by_std=True, keep_zero=True).sequences) == 4
+    assert len(make_train_batch(episodes, scale="group", keep_zero=True).sequences) == 4
