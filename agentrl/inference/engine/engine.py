@@ -11,6 +11,7 @@ import logging
 import queue
 import random
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,8 @@ from agentrl.inference.engine.weights import load_weights, one_thread
 T = TypeVar("T")
 PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
 PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens; one prompt always goes
+GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
+GATHER_GAP = 0.004  # a pause in the arrivals as long as this ends the wait
 PAUSE_MODES = ("abort", "retract", "in_place")
 log = logging.getLogger(__name__)
 
@@ -175,9 +178,19 @@ class Engine:
                 self._step()
 
     def _obey(self, *, block: bool) -> None:
-        """Run queued commands, waiting for one if there is nothing else to do."""
+        """Run queued commands, waiting for one if there is nothing else to do.
+
+        Requests rarely come alone: after the first one, those close behind it are waited for, so that a group's
+        members share a prefill instead of the first starting ahead.
+        """
         if block:
             self._commands.get()()
+            end = time.monotonic() + GATHER_SECONDS
+            while self.scheduler.waiting and not self.paused and time.monotonic() < end:
+                try:
+                    self._commands.get(timeout=GATHER_GAP)()
+                except queue.Empty:
+                    break
         while not self._commands.empty():
             self._commands.get()()
 
