@@ -48,7 +48,8 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     def make_policy() -> Policy:
         model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
         policy = Policy(model.to(device), recipe.sampling.temperature, config.logprob_chunk)
-        shard(policy, mesh, dtype)
+        if mesh.size() > 1 or dtype != torch.float32:  # else there is nothing to shard or to convert, only to copy
+            shard(policy, mesh, dtype)
         return policy
 
     policy = make_policy()
@@ -61,7 +62,18 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
         is_writer=dist.get_rank() == 0,
     )
     engine = TrainEngine(policy, reference, config, device)
+    if device.type == "cpu":
+        take_memory(3 * sum(p.numel() * p.element_size() for p in policy.parameters()))  # gradients and two moments
     return Trainer(recipe, model_path, run_dir, engine, publisher, client)
+
+
+def take_memory(nbytes: int) -> None:
+    """Have the allocator take memory from the system now, while the first batch is sampled, and keep it.
+
+    On a virtual machine the first touch of a page can cost more than the arithmetic on it; the launcher's environment
+    makes the allocator keep what is freed here.
+    """
+    torch.empty(nbytes // 4, dtype=torch.float32).zero_()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM
 
 from agentrl.core.tree_mask import tree_mask
@@ -148,6 +148,7 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:
     """Reduce gradients and free gathered parameters only after a step's ``last`` micro-batch."""
-    policy.set_requires_gradient_sync(last)  # type: ignore[operator]
-    policy.set_reshard_after_backward(last)  # type: ignore[operator]
-    policy.set_is_last_backward(last)  # type: ignore[operator]
+    if isinstance(policy, FSDPModule):
+        policy.set_requires_gradient_sync(last)
+        policy.set_reshard_after_backward(last)
+        policy.set_is_last_backward(last)
