@@ -1,4 +1,4 @@
-"""The plain chat agent: everything said so far goes to the model, its reply is the action.
+"""The plain chat agent: everything said so far goes to the model, its reply (text or tool calls) is the action.
 
 Guarantees: the history only grows, and what the model said stands in it unchanged.
 """
@@ -21,15 +21,19 @@ class ChatAgent(Agent):
         super().__init__(llm)
         self.system = system
         self.messages: list[Message] = []
+        self.tools: list[dict[str, Any]] = []
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start a new conversation."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.tools = []
 
     async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
-        """Add the new messages, and answer them."""
+        """Add the new messages, and answer them; ``info["tools"]`` are the environment's tools from then on."""
         self.messages += observation
-        reply = await self.llm.chat.completions.create(messages=self.messages)
+        self.tools = info.get("tools", self.tools)
+        options = {"tools": self.tools} if self.tools else {}
+        reply = await self.llm.chat.completions.create(messages=self.messages, **options)
         message: Message = reply.choices[0].message.model_dump(exclude_none=True)
         self.messages.append(message)
         return message

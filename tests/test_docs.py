@@ -127,7 +127,16 @@ def test_benchmarks_are_known_by_name(line: str) -> None:
     assert "Traceback" not in run("bench", "--help").stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl servers")])
+def test_server_commands_say_that_no_run_goes_on(line: str, tmp_path: Path) -> None:
+    """What they do to a run is shown by the end-to-end tests."""
+    result = run(*shlex.split(line)[1:], cwd=tmp_path)
+    assert result.returncode == 2
+    assert "no run goes on" in result.stdout and "Traceback" not in result.stdout
+
+
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    known = ("make ", "agentrl recipe ", "agentrl eval ", "agentrl serve ", "agentrl bench ", "agentrl --")
+    commands = ("recipe", "eval", "servers", "serve", "bench", "--")
+    known = ("make ", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

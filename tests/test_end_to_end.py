@@ -1,6 +1,7 @@
 """The main path through all real processes: launcher, server, controller, torchrun ranks."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -169,6 +170,62 @@ def test_an_external_server_holds_the_trainers_weights_to_the_last_bit(tiny_mode
     expected = {name: checksum(memoryview(t.view(torch.uint8).numpy())) for name, t in exported.items()}
     assert answer["checksums"] == expected
     assert list((runs / "external" / "weights").iterdir()) == [], "published files were left behind"
+
+
+def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs: Path) -> None:
+    more = ("inference.servers=2", "trainer.total_steps=8", "inference.probe_seconds=0.5")
+    process = subprocess.Popen(
+        command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "fewer", *more)),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "step 2/" in line:
+            access = json.loads((runs / "fewer" / "processes" / "server-0.json").read_text())
+            os.kill(access["pid"], signal.SIGKILL)
+            break
+    rest, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, "".join(lines) + rest
+    assert "going on without server-0 was killed by SIGKILL" in rest
+    records = metrics(runs / "fewer")
+    assert [r["step"] for r in records] == list(range(9))
+    assert all(r["train/ratio_deviation_max"] < 1e-4 for r in records[1:]), "stale weights were sampled from"
+    assert records[-1]["eval/invalid"] == 0
+
+
+def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs: Path) -> None:
+    supervisor = Supervisor(runs / "joining-logs")
+    ready = runs / "joining.json"
+    arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
+    joining = supervisor.start("serve", command(*arguments), env=environment())
+    process = subprocess.Popen(
+        command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "more", "trainer.total_steps=10000")),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        url = supervisor.wait_ready(joining, ready, SECONDS)["url"]
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step 1/" in line:
+                break
+        where = ("--run", "more", "--run-dir", str(runs))
+        added = run("servers", "add", url, *where)
+        assert added.returncode == 0 and added.stdout.count("serving") == 2, added.stdout
+        for line in process.stdout:  # the next push must reach the new server as well
+            if "step " in line and int(line.split("step ")[1].split("/")[0]) >= 4:
+                break
+        version = int(httpx.get(f"{url}/model_info", timeout=SECONDS).json()["weight_version"])
+        assert version >= 3
+        assert run("servers", "add", url, *where).returncode == 2
+        removed = run("servers", "remove", url, *where)
+        assert removed.returncode == 0 and "leaving" in removed.stdout, removed.stdout
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+        supervisor.stop()
+    assert run("servers", "list", *where).returncode == 2, "the run is over"
 
 
 def test_prompts_that_do_not_fit_end_the_run_with_both_numbers(tiny_model: Path, runs: Path) -> None:

@@ -38,12 +38,12 @@ def test_gsm8k_gains_the_answer_format(tmp_path: Path) -> None:
     assert "test accuracy" in output and "format rate" in output
 
 
-@pytest.mark.parametrize("name", ["engine", "weights"])
+@pytest.mark.parametrize("name", ["client", "engine", "weights"])
 def test_benchmarks_print_one_line_of_json(name: str) -> None:
     output = subprocess.check_output(
         [sys.executable, "-m", "agentrl", "bench", name, "--json"], text=True, timeout=SECONDS, env=dict(os.environ)
     )
     figures = json.loads(output.splitlines()[-1])
-    key = {"engine": "decode_vs_generate", "weights": "push_seconds"}[name]
+    key = {"client": "cpu_vs_openai", "engine": "decode_vs_generate", "weights": "push_seconds"}[name]
     assert figures[key]["n"] >= 5
     assert figures[key]["min"] <= figures[key]["median"] <= figures[key]["max"]

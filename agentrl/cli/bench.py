@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-_NOT_BENCHMARKS = {"__init__", "report"}
+_NOT_BENCHMARKS = {"__init__", "instant_server", "report"}
 
 
 def benchmark_names() -> list[str]:

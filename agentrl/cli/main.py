@@ -15,6 +15,7 @@ from agentrl.cli.bench import bench
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.serve import serve
+from agentrl.cli.servers import app as servers_app
 from agentrl.config.errors import UserError
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)

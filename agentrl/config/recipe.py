@@ -24,6 +24,10 @@ class ModelConfig(Section):
     """The policy's starting point."""
 
     name: str = Field(description="Local folder, Hugging Face id, or a model that an installed package ships.")
+    chat_template: str | None = Field(
+        default=None,
+        description="A Jinja file instead of the model's own, or training: TRL's template that keeps earlier turns.",
+    )
 
 
 class DatasetConfig(Section):
@@ -70,6 +74,16 @@ class InferenceConfig(Section):
         default=10, ge=0, le=19, description="Scheduling niceness of a server on CPU beside a trainer."
     )
     args: tuple[str, ...] = Field(default=(), description="The server's own flags, passed through.")
+    history: Literal["append", "branch"] | None = Field(
+        default=None,
+        description="Where the chat template rewrites earlier turns: keep what was sampled, or render each turn anew.",
+    )
+    tool_parser: str | None = Field(default=None, description="Tool-call format; found in the chat template by itself.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template, e.g. enable_thinking."
+    )
+    probe_seconds: Seconds = Field(default=5.0, description="Between two health probes of a server.")
+    patience: Seconds = Field(default=60.0, description="Longest wait for a server when all are gone.")
     start_timeout: Seconds = 180.0
     request_timeout: Seconds = 600.0
 

@@ -28,8 +28,9 @@ def die_with_parent(parent_pid: int | None = None, signum: int = signal.SIGTERM)
         sys.exit(0)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write ``data`` to ``path`` in one step: readers see the old file or the new one."""
+def write_json(path: Path, data: Any, *, private: bool = False) -> None:
+    """Write ``data`` to ``path`` in one step: readers see the old file or the new one; ``private`` bars other users."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.touch(mode=0o600 if private else 0o666)
     partial.write_text(json.dumps(data))
     partial.replace(path)

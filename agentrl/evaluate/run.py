@@ -17,9 +17,11 @@ from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.inference.backend import Backend, SamplingParams
 from agentrl.inference.client import ChatClient
+from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.sglang import SGLangBackend
 from agentrl.inference.template import ChatTemplate
+from agentrl.inference.tool_parsers import PARSERS
 from agentrl.rollout.episodes import Client, run_episode
 from agentrl.rollout.journal import Journal
 
@@ -38,7 +40,12 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
     return workflow(**kwargs)
 
 
-def make_client(recipe: Recipe, model: Path, urls: list[str]) -> tuple[ChatClient, list[Backend]]:
+def make_backend(recipe: Recipe, url: str) -> Backend:
+    """One server of the recipe's kind."""
+    return SGLangBackend(url, recipe.inference.request_timeout, embedded=recipe.inference.engine == "embedded")
+
+
+def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
     """Token-exact chat sessions on servers that speak SGLang's contract.
 
     Args:
@@ -47,8 +54,18 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> tuple[ChatClien
         urls: Servers.
     """
     inference, sampling = recipe.inference, recipe.sampling
-    embedded = inference.engine == "embedded"
-    backends: list[Backend] = [SGLangBackend(url, inference.request_timeout, embedded=embedded) for url in urls]
+    router = Router(
+        [make_backend(recipe, url) for url in urls],
+        probe_seconds=inference.probe_seconds,
+        patience=inference.patience,
+    )
+    template = ChatTemplate.from_folder(
+        model,
+        source=recipe.model.chat_template,
+        policy=inference.history,
+        variables=inference.chat_template_kwargs,
+    )
+    parser = PARSERS[inference.tool_parser] if inference.tool_parser else None
     training = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -58,13 +75,12 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> tuple[ChatClien
     evaluation = SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=sampling.eval_temperature)
     locked = recipe.trainer.type is not None
     name, length = recipe.model.name, inference.context_length
-    client = ChatClient(
-        backends,
-        ChatTemplate.from_folder(model),
-        SessionSettings(training, length, locked=locked, model=name),
-        SessionSettings(evaluation, length, locked=False, model=name),
+    return ChatClient(
+        router,
+        template,
+        SessionSettings(training, length, locked=locked, model=name, parser=parser),
+        SessionSettings(evaluation, length, locked=False, model=name, parser=parser),
     )
-    return client, backends
 
 
 class Evaluator:

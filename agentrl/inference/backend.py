@@ -16,6 +16,20 @@ class InferenceError(RuntimeError):
     """The server refused a request, answered nonsense, or could not be reached."""
 
 
+class ServerUnreachable(InferenceError):
+    """No answer came.
+
+    Attributes:
+        never_sent: The request did not reach the server.
+        timed_out: The server took it and was silent.
+    """
+
+    def __init__(self, message: str, *, never_sent: bool = False, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.never_sent = never_sent
+        self.timed_out = timed_out
+
+
 class ContextOverflow(InferenceError):
     """The prompt does not fit the model's context."""
 
@@ -52,6 +66,19 @@ class Generation:
     cached_tokens: int = 0
 
 
+class Sampler(Protocol):
+    """What a chat session needs: a continuation of token ids."""
+
+    @property
+    def url(self) -> str:
+        """Where it comes from, for messages."""
+        ...
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """Sample a continuation."""
+        ...
+
+
 class Backend(Protocol):
     """One server that generates from token ids and takes weights."""
 
@@ -67,6 +94,10 @@ class Backend(Protocol):
 
     async def ready(self) -> bool:
         """Whether it takes requests now."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether it answers at all, paused or not."""
         ...
 
     async def version(self) -> int:

@@ -5,7 +5,6 @@ cache), groups are spread over servers by load.
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,16 +12,22 @@ from typing import Any, Protocol
 from openai import APIError, AsyncOpenAI
 
 from agentrl.core.episode import Message, Node, Trajectory
-from agentrl.inference.backend import Backend, InferenceError
+from agentrl.inference.backend import InferenceError
+from agentrl.inference.drift import Drift
+from agentrl.inference.router import Router
 from agentrl.inference.session import ChatSession, SessionSettings
-from agentrl.inference.template import ChatTemplate
+from agentrl.inference.template import ChatTemplate, TemplateError
 
 
 class Session(Protocol):
     """A recorded conversation: a :class:`~agentrl.core.agent.Chat` with its trajectory."""
 
-    trajectory: Trajectory
     last_sampled: int | None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was said."""
+        ...
 
     @property
     def chat(self) -> Any:
@@ -51,44 +56,52 @@ class EpisodeLLM:
         node = session.trajectory.nodes[session.last_sampled]
         node.reward = (node.reward or 0.0) + value
 
+    def drift(self) -> dict[str, float]:
+        """Metrics of how far stored ids are from their canonical render; empty where nothing can be compared."""
+        found: list[Drift] = []
+        for session in self.sessions.values():
+            if isinstance(session, ChatSession):
+                try:
+                    drift = session.drift()
+                except TemplateError:
+                    continue  # messages of the agent's own that the template does not take: nothing to compare with
+                if drift is not None:
+                    found.append(drift)
+        if not found:
+            return {}
+        return {
+            "drift_special": float(any(drift.special for drift in found)),
+            "drift_text": max(drift.text for drift in found),
+        }
+
     def trajectories(self) -> dict[str, Trajectory]:
         """What was recorded, by role; roles that never spoke are left out."""
         return {role: s.trajectory for role, s in self.sessions.items() if s.trajectory.nodes}
 
 
 class ChatClient:
-    """Token-exact sessions on one or more servers of the same policy.
+    """Token-exact sessions on servers of the same policy.
 
     Args:
-        backends: Servers.
+        router: The servers.
         template: The model's chat template.
         training: Settings of training sessions.
         evaluation: Settings of evaluation sessions.
     """
 
     def __init__(
-        self,
-        backends: list[Backend],
-        template: ChatTemplate,
-        training: SessionSettings,
-        evaluation: SessionSettings,
+        self, router: Router, template: ChatTemplate, training: SessionSettings, evaluation: SessionSettings
     ) -> None:
-        self._backends = backends
+        self.router = router
         self._template = template
         self._settings = {False: training, True: evaluation}
-        self._load: Counter[str] = Counter({backend.url: 0 for backend in backends})
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """A handle on the least loaded server, and the call that gives its place back."""
-        backend = min(self._backends, key=lambda b: self._load[b.url])
-        self._load[backend.url] += 1
+        """A handle with a place on one server, and the call that gives its place back."""
+        lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
-
-        def release() -> None:
-            self._load[backend.url] -= 1
-
-        return EpisodeLLM(lambda: ChatSession(backend, self._template, settings)), release
+        return EpisodeLLM(lambda: ChatSession(lease, self._template, settings)), lease.release
 
 
 class OpenAISession:
@@ -104,8 +117,13 @@ class OpenAISession:
         self._client = client
         self._model = model
         self._defaults = defaults
-        self.trajectory = Trajectory()
+        self._trajectory = Trajectory()
         self.last_sampled: int | None = None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was said, without ids."""
+        return self._trajectory
 
     @property
     def chat(self) -> "OpenAISession":

@@ -6,22 +6,23 @@ that departs from what is stored starts a branch at the last message they share.
 with the same ids.
 """
 
-import time
+import asyncio
+import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
-
-from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
-from agentrl.inference.backend import Backend, ContextOverflow, Generation, InferenceError, SamplingParams
+from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, Sampler, SamplingParams
+from agentrl.inference.completions import CompletionStream, Sampled, completion
+from agentrl.inference.drift import Drift, measure
+from agentrl.inference.ledger import Ledger
+from agentrl.inference.messages import before_stop, plain
+from agentrl.inference.options import ChatOptions
 from agentrl.inference.template import ChatTemplate
+from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
 
-ACCEPTED = frozenset(
-    {"messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n"}
-)
 MAX_RESUMES = 100  # a server that aborts one request this often is broken, not busy
 
 
@@ -34,12 +35,14 @@ class SessionSettings:
         context_length: Prompt and answer together, in tokens.
         locked: Refuse what would change the distribution that the trainer assumes (temperature, top_p).
         model: Name put into responses.
+        parser: Finds tool calls; chosen from the template where ``None``.
     """
 
     sampling: SamplingParams
     context_length: int
     locked: bool
     model: str
+    parser: ToolParser | None = None
 
 
 class ChatSession:
@@ -51,13 +54,19 @@ class ChatSession:
         settings: Defaults and limits.
     """
 
-    def __init__(self, backend: Backend, template: ChatTemplate, settings: SessionSettings) -> None:
+    def __init__(self, backend: Sampler, template: ChatTemplate, settings: SessionSettings) -> None:
         self._backend = backend
         self._template = template
         self._settings = settings
-        self.trajectory = Trajectory()
+        self._ledger = Ledger()
         self.last_sampled: int | None = None
         self.overflowed = False
+        self._tools: dict[int, list[dict[str, Any]]] = {}  # of each conversation, by its first node
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was said, with its tokens."""
+        return self._ledger.trajectory
 
     @property
     def chat(self) -> "ChatSession":
@@ -69,120 +78,101 @@ class ChatSession:
         """``openai``'s namespace; there is nothing else in it."""
         return self
 
-    async def create(self, *, messages: list[Message], **options: Any) -> ChatCompletion:
+    async def create(self, *, messages: Sequence[Any], **given: Any) -> Any:
         """``openai``'s ``chat.completions.create``.
 
+        Returns:
+            A ``ChatCompletion``, or with ``stream=True`` an async iterator of chunks.
+
         Raises:
-            TypeError: An option is not supported.
+            TypeError: An option is not supported, or a message is not one.
             ValueError: An option would change the distribution that training assumes.
             ContextOverflow: The prompt leaves no room for an answer.
+            TemplateError: The conversation cannot be continued with this chat template.
         """
-        unknown = sorted(set(options) - ACCEPTED)
-        if unknown:
-            raise TypeError(f"chat.completions.create: {unknown} not supported here; supported: {sorted(ACCEPTED)}")
-        params = self._params(options)
-        parent = self._store_new(messages)
-        samples = int(options.get("n") or 1)
-        choices = [await self._sample(parent, params, index) for index in range(samples)]
-        prompt = sum(len(self.trajectory.nodes[i].token_ids) for i in self.trajectory.path(parent))
-        completion = sum(len(self.trajectory.nodes[c].token_ids) for c, _ in choices)
-        usage = CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-        return ChatCompletion(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
-            object="chat.completion",
-            created=int(time.time()),
-            model=self._settings.model,
-            choices=[choice for _, choice in choices],
-            usage=usage,
+        options = ChatOptions.read(given)
+        params = options.sampling(self._settings.sampling, locked=self._settings.locked)
+        parent = self._store_new(messages, options.tools)
+        prompt = self._ledger.prompt(parent)
+        answers = await asyncio.gather(
+            *(self._sample(prompt, self._seeded(params, index)) for index in range(options.n))
         )
+        sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
+        text = (lambda token: self._template.text([token])) if options.logprobs else None
+        whole = completion(self._settings.model, sampled, len(prompt), text)
+        return CompletionStream(whole, include_usage=options.include_usage) if options.stream else whole
 
-    def _params(self, options: dict[str, Any]) -> SamplingParams:
-        base = self._settings.sampling
-        changes: dict[str, Any] = {}
-        for key in ("temperature", "top_p"):
-            value = options.get(key)
-            if value is None:
-                continue
-            if self._settings.locked and value != getattr(base, key):
-                raise ValueError(
-                    f"chat.completions.create({key}={value}): training samples with sampling.{key}="
-                    f"{getattr(base, key)}; another value would make the behavior logprobs wrong"
-                )
-            changes[key] = float(value)
-        limit = options.get("max_completion_tokens") or options.get("max_tokens")
-        if limit is not None:
-            changes["max_new_tokens"] = int(limit)
-        stop = options.get("stop")
-        if stop:
-            changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        if options.get("seed") is not None:
-            changes["seed"] = int(options["seed"])
-        return replace(base, **changes)
-
-    def _store_new(self, messages: list[Message]) -> int:
+    def _store_new(self, messages: Sequence[Any], tools: list[dict[str, Any]]) -> int:
         """Store the messages that are new, and return the node that the answer continues."""
         if not messages:
             raise ValueError("chat.completions.create: messages is empty")
-        known, parent = self._match(messages)
-        new = messages[known:]
+        key = json.dumps(tools, sort_keys=True) if tools else ""
+        new, parent = self._ledger.find(messages, key)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
+        if parent is not None and self._template.rewrites(new):
+            if self._template.policy is None:
+                raise self._template.refuse_rewrite()
+            if self._template.policy == "branch":
+                parent, new = None, [plain(message) for message in messages]
         if parent is None:
-            ids = self._template.first(new)
+            self._tools[len(self.trajectory.nodes)] = tools
+            ids = self._template.first(new, tools)
         else:
-            closed = self.trajectory.nodes[parent].token_ids[-1:] == [self._template.eos_id]
-            ids = self._template.following(new, turn_closed=closed)
-        for number, message in enumerate(new):
-            tokens = ids if number == len(new) - 1 else []
-            parent = self._append(_prompt_node(parent, message, tokens))
-        assert parent is not None
-        return parent
+            answered = self._ledger.node(parent)
+            last = answered.token_ids[-1] if answered.token_ids else None
+            ids = self._template.following(new, answered=answered.message, last_id=last, tools=tools)
+        return self._ledger.add_prompt(parent, new, ids, key)
 
-    def _match(self, messages: list[Message]) -> tuple[int, int | None]:
-        """How many leading messages are stored as one path, and its last node.
+    def drift(self) -> Drift | None:
+        """How far the latest answer's conversation is from its canonical render; ``None`` before an answer."""
+        if self.last_sampled is None:
+            return None
+        path = self.trajectory.path(self.last_sampled)
+        messages = [self._ledger.node(index).message for index in path]
+        return measure(self._template, self._ledger.prompt(self.last_sampled), messages, self._tools[path[0]])
 
-        New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a
-        whole.
-        """
-        parent: int | None = None
-        best: tuple[int, int | None] = (0, None)
-        nodes = self.trajectory.nodes
-        for depth, message in enumerate(messages, start=1):
-            key = _essence(message)
-            parent = next(
-                (i for i, node in enumerate(nodes) if node.parent == parent and _essence(node.message) == key), None
-            )
-            if parent is None:
-                break
-            sampled = nodes[parent].finish_reason is not None
-            if sampled or (depth == len(messages) and nodes[parent].token_ids):
-                best = (depth, parent)
-        return best
+    def _seeded(self, params: SamplingParams, index: int) -> SamplingParams:
+        """Each turn and each sample of it gets its own random stream."""
+        if params.seed is None:
+            return params
+        return replace(params, seed=params.seed + len(self.trajectory.nodes) + index)
 
-    async def _sample(self, parent: int, params: SamplingParams, index: int) -> tuple[int, Choice]:
-        prompt = [t for i in self.trajectory.path(parent) for t in self.trajectory.nodes[i].token_ids]
+    async def _sample(self, prompt: list[int], params: SamplingParams) -> Generation:
         room = self._settings.context_length - len(prompt)
         if room < 1:
             self.overflowed = True
             raise ContextOverflow(
                 f"prompt of {len(prompt)} tokens does not fit inference.context_length={self._settings.context_length}"
             )
-        if params.seed is not None:
-            params = replace(params, seed=params.seed + len(self.trajectory.nodes))  # each turn its own stream
         budget = min(params.max_new_tokens, room)
-        result = await self._generate_through_aborts(prompt, replace(params, max_new_tokens=budget))
-        text = self._template.text(result.token_ids)
+        return await self._generate_through_aborts(prompt, replace(params, max_new_tokens=budget))
+
+    def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
+        message = self._message(answer, params, options)
         node = Node(
             parent=parent,
-            message={"role": "assistant", "content": text},
-            token_ids=result.token_ids,
-            loss_mask=[1] * len(result.token_ids),
-            logprobs=result.logprobs,
-            versions=result.versions,
-            finish_reason=result.finish_reason,
+            message=message,
+            token_ids=answer.token_ids,
+            loss_mask=[1] * len(answer.token_ids),
+            logprobs=answer.logprobs,
+            versions=answer.versions,
+            finish_reason=answer.finish_reason,
         )
-        self.last_sampled = self._append(node)
-        return self.last_sampled, _choice(index, text, result.finish_reason)
+        self.last_sampled = self._ledger.add(node)
+        finish = "length" if answer.finish_reason == "length" else "stop"
+        finish = "tool_calls" if message.get("tool_calls") else finish
+        return Sampled(message, finish, answer.token_ids, answer.logprobs)
+
+    def _message(self, answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
+        """What was said, as a message; tool calls are looked for where there are tools."""
+        stops = params.stop if answer.finish_reason == "stop" else ()
+        if not options.parses_calls:
+            text = before_stop(self._template.text(answer.token_ids), stops)
+            return {"role": "assistant", "content": text}
+        text = before_stop(self._template.text(answer.token_ids, special=True), stops)
+        parser = self._settings.parser or parser_for(self._template.source)
+        return _with_calls(parser.parse(text, options.tools))
 
     async def _generate_through_aborts(self, prompt: list[int], params: SamplingParams) -> Generation:
         """Go on after aborts until the server stops for its own reason or the budget is used up."""
@@ -202,32 +192,19 @@ class ChatSession:
                 return replace(done, finish_reason="length")
         raise InferenceError(f"{self._backend.url} aborted one request {MAX_RESUMES} times")
 
-    def _append(self, node: Node) -> int:
-        self.trajectory.nodes.append(node)
-        return len(self.trajectory.nodes) - 1
 
-
-def _prompt_node(parent: int | None, message: Message, tokens: list[int]) -> Node:
-    count = len(tokens)
-    return Node(
-        parent=parent,
-        message=message,
-        token_ids=tokens,
-        loss_mask=[0] * count,
-        logprobs=[0.0] * count,
-        versions=[NOT_SAMPLED] * count,
-    )
-
-
-def _essence(message: Message) -> dict[str, Any]:
-    """A message without the fields that are unset, so that what comes back from an agent equals what was given."""
-    return {key: value for key, value in message.items() if value is not None}
-
-
-def _choice(index: int, text: str, finish_reason: str) -> Choice:
-    return Choice(
-        index=index,
-        finish_reason="length" if finish_reason == "length" else "stop",
-        message=ChatCompletionMessage(role="assistant", content=text),
-        logprobs=None,
-    )
+def _with_calls(parsed: ParsedAnswer) -> Message:
+    """An assistant message with its tool calls; a malformed one keeps the model's own words and says what is wrong."""
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    calls = []
+    for call in parsed.calls:
+        function = {"name": call.name, "arguments": call.arguments}
+        entry: dict[str, Any] = {"id": uuid.uuid4().hex[:9], "type": "function", "function": function}
+        if call.error is not None:
+            entry["error"] = call.error
+        calls.append(entry)
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -6,12 +6,12 @@ arrived; only reads and requests that never reached the server are retried.
 
 from typing import Any
 
-import httpx
-
 from agentrl.core.weights import WeightManifest, mismatches
-from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.http import ServerHttp
 
-CONNECT_RETRIES = 3  # transport-level: only connections that were never made
+READY_SECONDS = 10.0
+ALIVE_SECONDS = 10.0
 
 
 class SGLangBackend:
@@ -26,13 +26,7 @@ class SGLangBackend:
     def __init__(self, url: str, timeout: float, *, embedded: bool = False) -> None:
         self.url = url.rstrip("/")
         self.embedded = embedded
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(timeout, connect=10.0),
-            transport=httpx.AsyncHTTPTransport(retries=CONNECT_RETRIES, limits=limits),
-            trust_env=False,
-        )
+        self._http = ServerHttp(self.url, timeout)
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation through ``/generate``."""
@@ -49,7 +43,7 @@ class SGLangBackend:
         if params.seed is not None:
             sampling["sampling_seed"] = params.seed
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
-        answer = await self._post("/generate", body)
+        answer = await self._http.post("/generate", body)
         return self._generation(answer)
 
     def _generation(self, answer: Any) -> Generation:
@@ -81,34 +75,33 @@ class SGLangBackend:
 
     async def abort(self, request_id: str) -> None:
         """Give a request up."""
-        await self._post("/abort_request", {"rid": request_id}, expect_json=False)
+        await self._http.post("/abort_request", {"rid": request_id}, expect_json=False)
 
     async def ready(self) -> bool:
         """Whether ``/ready`` answers 200."""
-        try:
-            return (await self._http.get("/ready", timeout=10.0)).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return await self._http.answers("/ready", READY_SECONDS)
+
+    async def alive(self) -> bool:
+        """Whether ``/model_info`` answers; it does so while paused."""
+        return await self._http.answers("/model_info", ALIVE_SECONDS)
 
     async def version(self) -> int:
         """Version the server reports."""
-        try:
-            answer = (await self._http.get("/model_info")).json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise InferenceError(f"{self.url}/model_info: {error or type(error).__name__}") from error
-        return version_number(answer.get("weight_version", "0"))
+        return version_number((await self._http.get("/model_info")).get("weight_version", "0"))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
-        await self._post("/pause_generation", {"mode": mode}, expect_json=False)
+        await self._http.post("/pause_generation", {"mode": mode}, expect_json=False)
 
     async def resume(self) -> None:
         """Go on sampling."""
-        await self._post("/continue_generation", {}, expect_json=False)
+        await self._http.post("/continue_generation", {}, expect_json=False)
 
     async def load(self, path: str, version: int) -> None:
         """Load a folder of safetensors."""
-        answer = await self._post("/update_weights_from_disk", {"model_path": path, "weight_version": str(version)})
+        answer = await self._http.post(
+            "/update_weights_from_disk", {"model_path": path, "weight_version": str(version)}
+        )
         if not answer.get("success", False):
             raise InferenceError(f"{self.url}/update_weights_from_disk refused {path}: {answer.get('message')}")
 
@@ -116,28 +109,12 @@ class SGLangBackend:
         """Compare fingerprints with what the embedded engine holds; of SGLang, which has none, compare the version."""
         if not self.embedded:
             return [] if await self.version() == manifest.version else ["weight_version"]
-        answer = await self._post("/weights_checker", {"action": "fingerprint"})
+        answer = await self._http.post("/weights_checker", {"action": "fingerprint"})
         return mismatches(manifest.fingerprints, answer["fingerprints"])
 
     async def close(self) -> None:
         """Close connections."""
-        await self._http.aclose()
-
-    async def _post(self, path: str, body: dict[str, Any], *, expect_json: bool = True) -> Any:
-        try:
-            response = await self._http.post(path, json=body)
-        except httpx.HTTPError as error:
-            raise InferenceError(f"{self.url}{path}: {type(error).__name__} {error}".rstrip()) from error
-        if response.status_code >= 400:
-            text = response.text[:500]
-            kind = ContextOverflow if response.status_code == 400 and "context" in text.lower() else InferenceError
-            raise kind(f"{self.url}{path} answered {response.status_code}: {text}")
-        if not expect_json:
-            return None
-        try:
-            return response.json()
-        except ValueError as error:
-            raise InferenceError(f"{self.url}{path}: expected JSON, got {response.text[:200]!r}") from error
+        await self._http.close()
 
 
 def version_number(label: str) -> int:

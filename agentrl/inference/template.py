@@ -1,14 +1,26 @@
 """Chat templates: from new messages to new ids, never re-encoding what is stored.
 
-Guarantees: ids of a continuation are the difference between two renders of which the shorter must be a prefix of the
-longer; a template that breaks this is refused by name. What the template puts after an end-of-turn token is found by
-probing it.
+Guarantees: ids of a continuation are what a render with the new messages adds after the assistant's words and their
+end-of-turn token; a template that changes what stands there is refused by name. What the template puts after an
+end-of-turn token is found by probing it. A template that rewrites earlier turns (drops their reasoning) is noticed, and
+continued only by a chosen policy.
 """
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.core.episode import Message
+
+RewritePolicy = Literal["append", "branch"]
+Tools = Sequence[dict[str, Any]]
+_SAID = "agentrl0said0this"  # stands for an assistant's words in a probe; no template knows it
+_USER: Message = {"role": "user", "content": "a"}
+_REASONED: tuple[Message, ...] = (  # templates find reasoning in the text, or in a field of its own
+    {"content": f"<think>\nr\n</think>\n\n{_SAID}"},
+    {"content": _SAID, "reasoning_content": "r", "thinking": "r"},
+)
 
 
 class TemplateError(ValueError):
@@ -40,9 +52,20 @@ class ChatTemplate:
 
     Args:
         tokenizer: The model's tokenizer.
+        end_ids: Further ids that end a turn (``eos_token_id`` of the generation config).
+        policy: What to do where the template rewrites earlier turns: ``append`` keeps what was sampled, ``branch``
+            renders the conversation anew and starts a branch; ``None`` refuses.
+        variables: Further variables of the template, e.g. ``enable_thinking``.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        end_ids: Iterable[int] = (),
+        policy: RewritePolicy | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         if not tokenizer.chat_template:
             raise TemplateError(
                 "the model's tokenizer has no chat template: use an instruct model, or set tokenizer.chat_template "
@@ -51,52 +74,218 @@ class ChatTemplate:
         if tokenizer.eos_token is None or tokenizer.eos_token_id is None:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
+        self.policy = policy
         self.eos_id: int = tokenizer.eos_token_id
-        self._eos: str = tokenizer.eos_token
-        self._probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        self._closed = self._render(self._probe, generation=False)
-        _, found, after = self._closed.rpartition(self._eos)
-        self._after_turn = after if found else ""  # a newline in ChatML
-        self._template_closes_turn = bool(found)
+        self.end_ids = frozenset({tokenizer.eos_token_id, *end_ids})
+        self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
+        self._variables = dict(variables or {})
+        self._closings: dict[bool, str] = {}  # what follows an assistant's words, by whether there are tools
+        self._rewrites: dict[str, bool] = {}
+        self._probe([_USER], {}, ())  # a template that cannot render a turn is refused now
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "ChatTemplate":
-        """Template of the tokenizer saved in ``folder``."""
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        source: str | None = None,
+        policy: RewritePolicy | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> "ChatTemplate":
+        """Template of the tokenizer saved in ``folder``, with the end ids of its ``generation_config.json``.
+
+        Args:
+            folder: Model folder.
+            source: A Jinja file to use instead, or ``training``: the template that TRL made of this one, which keeps
+                earlier turns as they were.
+            policy: See the class.
+            variables: See the class.
+        """
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(str(folder)))
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+        if source == "training":
+            tokenizer.chat_template = training_template(tokenizer) or tokenizer.chat_template
+        elif source is not None:
+            tokenizer.chat_template = Path(source).read_text()
+        return cls(tokenizer, end_ids=generation_end_ids(folder), policy=policy, variables=variables)
 
-    def first(self, messages: list[Message]) -> list[int]:
+    @property
+    def source(self) -> str:
+        """The Jinja text."""
+        found = self.tokenizer.chat_template
+        return found if isinstance(found, str) else json.dumps(found)
+
+    def first(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a conversation's first messages and the generation prompt."""
-        return self._encode(self._render(messages, generation=True))
+        return self._encode(self._render(messages, generation=True, tools=tools))
 
-    def following(self, messages: list[Message], *, turn_closed: bool) -> list[int]:
+    def following(
+        self, messages: Sequence[Message], *, answered: Message, last_id: int | None, tools: Tools = ()
+    ) -> list[int]:
         """Ids that continue a conversation after an assistant message.
 
         Args:
-            messages: New messages.
-            turn_closed: Whether the stored ids end with the end-of-turn token; otherwise it comes first here.
+            messages: New messages; tool results that follow each other are rendered together.
+            answered: The assistant message before them, whose calls name the tools.
+            last_id: Last id of what the assistant sampled; where it is not the template's end of turn, that comes
+                first here.
+            tools: Tools of the conversation.
 
         Returns:
             The rest of the last turn, the new messages and the generation prompt.
+
+        Raises:
+            TemplateError: The template changes what stands between the assistant's words and the new messages.
         """
-        longer = self._render([*self._probe, *messages], generation=True)
-        if not longer.startswith(self._closed):
-            raise TemplateError(
-                "this chat template rewrites earlier turns when messages are added, so a conversation cannot be "
-                "continued token by token; single-turn workflows are not affected"
+        said, shorter = self._probe(messages, answered, tools)
+        longer = self._tail(self._render([_USER, said, *messages], generation=True, tools=tools), said)
+        closing, added = self._split_closing(longer)
+        if closing is None:
+            if not longer.startswith(shorter):
+                raise TemplateError(
+                    "this chat template renders the end of a turn differently when messages follow "
+                    f"({shorter[:40]!r} becomes {longer[:40]!r}), so a conversation cannot be continued token by "
+                    "token; single-turn workflows are not affected"
+                )
+            added = longer[len(shorter) :]
+        ids = self._encode(added)
+        return ids if closing is None or last_id == closing else [closing, *ids]
+
+    def rewrites(self, messages: Sequence[Message]) -> bool:
+        """Whether the template renders earlier turns differently once messages like these follow."""
+        kind = "tool" if messages[0].get("role") == "tool" else "user"
+        if kind not in self._rewrites:
+            self._rewrites[kind] = self._probe_rewrite(kind)
+        return self._rewrites[kind]
+
+    def refuse_rewrite(self) -> TemplateError:
+        """The error for a rewriting template without a policy."""
+        return TemplateError(
+            "this chat template rewrites earlier turns when messages are added (it drops their reasoning), so the "
+            "conversation that was sampled is not the one it would render. Choose inference.history: append (keep "
+            "what was sampled), branch (render anew, each turn its own sequence), or model.chat_template=training "
+            "(a template that keeps it); single-turn workflows are not affected"
+        )
+
+    def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Ids of a whole conversation as the template renders it."""
+        return self._encode(self._render(messages, generation=False, tools=tools))
+
+    def text(self, token_ids: list[int], *, special: bool = False) -> str:
+        """What was said: the ids without the end of turn; ``special`` keeps special tokens, which tool calls use."""
+        if not special:
+            return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        while token_ids and token_ids[-1] in self.end_ids:
+            token_ids = token_ids[:-1]
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str]:
+        """An assistant message that these messages may follow, and what the template puts after its words."""
+        results = []
+        for message in messages:
+            if message.get("role") != "tool":
+                break
+            results.append(message)
+        if not results:
+            said: Message = {"role": "assistant", "content": _SAID}
+            if bool(tools) not in self._closings:
+                rendered = self._render([_USER, said], generation=False, tools=tools)
+                self._closings[bool(tools)] = self._tail(rendered, said)
+            return said, self._closings[bool(tools)]
+        failure: Exception | None = None
+        calls = [_call(result, answered) for result in results]
+        for count, as_text in ((len(calls), False), (len(calls), True), (1, False), (1, True)):
+            some = [_with_text(call) if as_text else call for call in calls[:count]]
+            said = {"role": "assistant", "content": "", "tool_calls": some}
+            try:
+                self._render([_USER, said, *messages], generation=True, tools=tools)
+                return said, self._tail(self._render([_USER, said], generation=False, tools=tools), said)
+            except TemplateError as error:
+                failure = error
+        raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
+
+    def _probe_rewrite(self, kind: str) -> bool:
+        result: Message = {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"}
+        after = result if kind == "tool" else _USER
+        for reasoned in _REASONED:
+            said: Message = {"role": "assistant", **reasoned}
+            if kind == "tool":
+                said["tool_calls"] = [_call(result, {})]
+            try:
+                shorter = self._render([_USER, said], generation=False)
+                longer = self._render([_USER, said, after], generation=False)
+            except TemplateError:
+                continue  # what cannot be rendered is refused where it is asked for
+            if shorter.partition(_SAID)[0] != longer.partition(_SAID)[0]:
+                return True
+        return False
+
+    def _tail(self, rendered: str, said: Message) -> str:
+        """What follows the probe's words; a tool result may name them again."""
+        words = max(len(said.get("tool_calls", ())), 1)
+        parts = rendered.split(_SAID, words)
+        if len(parts) <= words:
+            raise TemplateError("this chat template leaves out what an assistant said")
+        return parts[-1]
+
+    def _split_closing(self, tail: str) -> tuple[int | None, str]:
+        """The first end-of-turn id in what follows an assistant's words, and the text after it."""
+        found: tuple[int, int, str] | None = None
+        for end in self.end_ids:
+            text = self.tokenizer.decode([end], skip_special_tokens=False)
+            at = tail.find(text)
+            if text and at >= 0 and (found is None or at < found[0]):
+                found = at, end, tail[at + len(text) :]
+        return (None, tail) if found is None else found[1:]
+
+    def _render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=generation,
+                tools=list(tools) or None,
+                **self._variables,
             )
-        text = self._after_turn + longer[len(self._closed) :]
-        if not turn_closed and self._template_closes_turn:
-            text = self._eos + text
-        return self._encode(text)
-
-    def text(self, token_ids: list[int]) -> str:
-        """What was said: the ids without the end-of-turn token, decoded without special tokens."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
-
-    def _render(self, messages: list[Message], *, generation: bool) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+        except Exception as error:  # a template is a program of its author: anything may come out of it
+            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def training_template(tokenizer: Any) -> str | None:
+    """TRL's patched form of a tokenizer's template; ``None`` where none is needed.
+
+    Raises:
+        TemplateError: TRL is missing, or has none for this template.
+    """
+    try:
+        from trl.chat_template_utils import get_training_chat_template
+    except ImportError as error:
+        raise TemplateError("model.chat_template=training needs TRL: pip install 'agentrl[train]'") from error
+    try:
+        return get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise TemplateError(f"model.chat_template=training: {error}") from error
+
+
+def _call(result: Message, answered: Message) -> dict[str, Any]:
+    """A tool call that a tool result answers, with the probe's words as its argument."""
+    call_id = result.get("tool_call_id") or "call00000"
+    names = {call.get("id"): (call.get("function") or {}).get("name") for call in answered.get("tool_calls", ())}
+    name = names.get(call_id) or result.get("name") or "f"
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": _SAID}}}
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """The same call with its arguments as text: some templates want them so."""
+    return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+
+
+def generation_end_ids(folder: Path) -> list[int]:
+    """``eos_token_id`` of a model folder's generation config, as a list."""
+    file = folder / "generation_config.json"
+    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    return [found] if isinstance(found, int) else list(found or [])

@@ -11,8 +11,9 @@ from agentrl.config.recipe import Recipe
 
 # Threads that wait for work must sleep: server and trainer share the cores, and a spinning one steals the other's time.
 CPU_ENV = {
-    # Threads that wait sleep: another process needs the cores.
-    **{"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"},
+    # Threads that wait spin for some ten microseconds, from one operator to the next, then sleep: another process
+    # needs the cores.
+    **{"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "0"},
     # Freed tensors stay with the process: pages taken anew for each step's gradients cost more than the step on a
     # virtual machine (docs/performance.md).
     **{"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30), "MALLOC_TOP_PAD_": str(64 << 20)},

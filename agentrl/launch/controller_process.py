@@ -18,9 +18,10 @@ import uvicorn
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent, write_json
 from agentrl.data.datasets import load_tasks
-from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.evaluate.run import Evaluator, make_backend, make_client, make_workflow
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.controller import Controller
+from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.service import make_app
 from agentrl.rollout.tasks import TaskStream
@@ -33,14 +34,16 @@ WATCH_SECONDS = 1.0
 
 async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], ready_file: Path, *, resume: bool) -> int:
     """Run the controller until the run is over; returns the exit code."""
-    client, backends = make_client(recipe, model, urls)
+    external = bool(recipe.inference.urls)  # what they serve is unknown: they get the starting weights first
+    client = make_client(recipe, model, [] if external else urls)
+    router = client.router
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
     weights = WeightTransaction(
-        backends, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
+        router, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
     )
 
     async def evaluate(version: int) -> dict[str, float]:
@@ -58,26 +61,32 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
         writer.write,
         evaluate,
     )
+    fleet = Fleet(router, weights, lambda url: make_backend(recipe, url))
+    router.rejoin = weights.join
+    router.start()
+    for url in urls if external else ():
+        await fleet.add(url)
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
         controller.restore(state["step"], state["controller"])
         writer.void_after(state["step"])
-    config = uvicorn.Config(make_app(controller, os.environ.get(SECRET_ENV, "")), log_level="warning", lifespan="off")
+    secret = os.environ.get(SECRET_ENV, "")
+    config = uvicorn.Config(make_app(controller, fleet, secret), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
     socket = config.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()[:2]
-    write_json(ready_file, {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source})
+    announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source, "secret": secret}
+    write_json(ready_file, announcement, private=True)
     try:
         return await _until_over(controller, recipe)
     finally:
         server.should_exit = True
         await serving
         await controller.close()
-        for backend in backends:
-            await backend.close()
+        await router.close()
         journal.close()
         writer.close()
 

@@ -75,12 +75,12 @@ async def _with_api(recipe: Recipe, journal: Journal, console: Console) -> tuple
 async def _with_servers(
     recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console
 ) -> tuple[EvalSummary, Counter[str]]:
-    client, backends = make_client(recipe, model, urls)
+    client = make_client(recipe, model, urls)
+    client.router.start()
     try:
         return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
     finally:
-        for backend in backends:
-            await backend.close()
+        await client.router.close()
 
 
 async def _run(evaluator: Evaluator, console: Console) -> tuple[EvalSummary, Counter[str]]:

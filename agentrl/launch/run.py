@@ -195,6 +195,8 @@ def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, v
     def poll() -> None:
         for record in follow.new():
             view.update(record)
+        for text in supervisor.lost():
+            view.state(f"going on without {text}")
 
     supervisor.wait([controller, trainer], poll)
     poll()

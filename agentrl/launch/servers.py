@@ -46,11 +46,12 @@ def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supe
         if inference.engine == "embedded":
             ready = processes / f"{name}.json"
             command = commands.embedded_server(recipe, model, ready, index)
-            waiting.append((supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness), ready))
+            child = supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness, peer=True)
+            waiting.append((child, ready))
         else:
             port = free_port()
             command = commands.sglang_server(recipe, model, port)
-            waiting.append((supervisor.start(name, command), f"http://127.0.0.1:{port}"))
+            waiting.append((supervisor.start(name, command, peer=True), f"http://127.0.0.1:{port}"))
     urls: list[str] = []
     for child, where in waiting:
         if isinstance(where, Path):

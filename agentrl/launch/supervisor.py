@@ -34,11 +34,13 @@ class Child:
         name: For messages and the log's name.
         process: The process itself, leader of its own session.
         log: Its standard output and error.
+        peer: Whether others do the same work: the run goes on while one of the peers lives.
     """
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    peer: bool = False
 
     def tail(self) -> str:
         """The last lines of the log."""
@@ -56,10 +58,17 @@ class Supervisor:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._children: list[Child] = []
+        self._mourned: set[str] = set()
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def start(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, niceness: int = 0
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        niceness: int = 0,
+        peer: bool = False,
     ) -> Child:
         """Start a child.
 
@@ -68,6 +77,7 @@ class Supervisor:
             command: Arguments; no shell is involved.
             env: Added to this process's environment.
             niceness: Scheduling niceness.
+            peer: See :class:`Child`.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -81,7 +91,7 @@ class Supervisor:
             )
         if niceness:
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)  # its threads are not started yet and inherit it
-        child = Child(name, process, log)
+        child = Child(name, process, log, peer)
         self._children.append(child)
         return child
 
@@ -104,16 +114,28 @@ class Supervisor:
         return json.loads(ready_file.read_text())
 
     def check(self) -> None:
-        """Raise when any child has ended with an error.
+        """Raise when any child has ended with an error, except a peer of one that lives.
 
         Raises:
             ChildFailed: One has.
         """
         for child in self._children:
-            code = child.process.poll()
-            if code not in (None, 0):
-                how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
-                raise ChildFailed(f"{child.name} {how}; the end of {child.log}:\n{child.tail()}")
+            if child.process.poll() not in (None, 0) and not self._replaced(child):
+                raise ChildFailed(self._obituary(child))
+
+    def lost(self) -> list[str]:
+        """What to tell about peers that ended since the last call."""
+        gone = [c for c in self._children if c.peer and c.process.poll() is not None and c.name not in self._mourned]
+        self._mourned.update(child.name for child in gone)
+        return [self._obituary(child) for child in gone]
+
+    def _replaced(self, child: Child) -> bool:
+        return child.peer and any(c.peer and c.process.poll() is None for c in self._children)
+
+    def _obituary(self, child: Child) -> str:
+        code = child.process.poll()
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+        return f"{child.name} {how}; the end of {child.log}:\n{child.tail()}"
 
     def wait(self, children: Sequence[Child], on_poll: Callable[[], None]) -> None:
         """Watch until all of ``children`` have ended well, calling ``on_poll`` in between.
@@ -127,7 +149,7 @@ class Supervisor:
             if all(child.process.poll() == 0 for child in children):
                 return
             for child in self._children:
-                if child not in children and child.process.poll() is not None:
+                if child not in children and child.process.poll() is not None and not self._replaced(child):
                     raise ChildFailed(f"{child.name} ended too early; the end of {child.log}:\n{child.tail()}")
             time.sleep(POLL_SECONDS)
 

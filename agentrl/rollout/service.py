@@ -1,4 +1,4 @@
-"""The controller's four calls over HTTP, for the trainer: ``next_batch``, ``publish``, ``checkpoint``, ``heartbeat``.
+"""The controller over HTTP: four calls for the trainer, and ``servers`` for people.
 
 Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with
 its reason (HTTP 409), not a broken connection.
@@ -14,15 +14,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentrl.core.weights import WeightManifest
+from agentrl.inference.backend import InferenceError
 from agentrl.rollout.controller import Controller, RolloutError
+from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.weights import WeightPushError
 
 
-def make_app(controller: Controller, secret: str) -> Starlette:
+def make_app(controller: Controller, fleet: Fleet, secret: str) -> Starlette:
     """The controller's web application.
 
     Args:
         controller: What answers.
+        fleet: Servers that can be listed, added and removed.
         secret: Bearer token that callers must show; empty for none.
     """
 
@@ -31,15 +34,26 @@ def make_app(controller: Controller, secret: str) -> Starlette:
         if secret and not hmac.compare_digest(given, secret):
             return _json({"error": "wrong or missing secret"}, 401)
         try:
-            body = orjson.loads(await request.body())
+            body = orjson.loads(await request.body() or b"{}")
+            if request.url.path == "/servers":
+                return _json(await _servers(fleet, request.method, body))
             return _json(await _dispatch(controller, request.url.path, body))
-        except (RolloutError, WeightPushError) as error:
+        except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             return _json({"error": f"{type(error).__name__}: {error}"}, 400)
 
     names = ("next_batch", "publish", "checkpoint", "heartbeat")
-    return Starlette(routes=[Route(f"/{name}", call, methods=["POST"]) for name in names])
+    routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
+    return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
+
+
+async def _servers(fleet: Fleet, method: str, body: dict[str, Any]) -> Any:
+    if method == "POST":
+        await fleet.add(body["url"])
+    elif method == "DELETE":
+        fleet.remove(body["url"])
+    return fleet.status()
 
 
 async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """A weight push as a transaction over all servers: pause, load, verify, commit, resume.
 
 Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
-in both cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm.
+in both cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm. A server that
+dies meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agentrl.core.weights import WeightManifest
-from agentrl.inference.backend import Backend, InferenceError, PauseMode
+from agentrl.inference.backend import Backend, InferenceError, PauseMode, ServerUnreachable
+from agentrl.inference.router import Router
 
 
 class WeightPushError(RuntimeError):
@@ -33,15 +35,16 @@ class WeightTransaction:
     """Owns what the servers serve.
 
     Args:
-        backends: All servers.
+        router: All servers.
         initial: What they were started with.
         mode: What happens to requests in flight.
         lease_seconds: Longest time a push may take.
     """
 
-    def __init__(self, backends: list[Backend], initial: Committed, mode: PauseMode, lease_seconds: float) -> None:
-        self._backends = backends
+    def __init__(self, router: Router, initial: Committed, mode: PauseMode, lease_seconds: float) -> None:
+        self._router = router
         self.committed = initial
+        self._manifest: WeightManifest | None = None
         self._mode: PauseMode = mode
         self._lease = lease_seconds
         self._lock = asyncio.Lock()
@@ -53,30 +56,61 @@ class WeightTransaction:
             WeightPushError: It could not be; the last committed version is served again.
         """
         async with self._lock:
+            servers = self._router.backends
             try:
                 async with asyncio.timeout(self._lease):
-                    await self._each(lambda b: b.pause(self._mode))
-                    await self._each(lambda b: b.load(manifest.path, manifest.version))
-                    for backend in self._backends:
-                        wrong = await backend.verify(manifest)
-                        if wrong:
-                            raise InferenceError(
-                                f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}"
-                            )
+                    await self._each(servers, lambda b: b.pause(self._mode))
+                    await self._each(servers, lambda b: b.load(manifest.path, manifest.version))
+                    await self._each(servers, lambda b: _verify(b, manifest))
             except (InferenceError, TimeoutError) as error:
                 reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
-                await self._roll_back(reason)
+                await self._roll_back(servers, reason)
                 raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
-            self.committed = Committed(manifest.version, manifest.path)
-            await self._each(lambda b: b.resume())
+            self.committed, self._manifest = Committed(manifest.version, manifest.path), manifest
+            await self._each(servers, lambda b: b.resume())
 
-    async def _roll_back(self, reason: str) -> None:
+    async def join(self, backend: Backend) -> None:
+        """Bring a server to the committed version, then give it traffic.
+
+        Raises:
+            InferenceError: It does not take the weights.
+        """
+        async with self._lock:
+            await backend.pause("abort")
+            await backend.load(self.committed.path, self.committed.version)
+            if self._manifest is not None:
+                await _verify(backend, self._manifest)
+            await backend.resume()
+            self._router.admit(backend)
+
+    async def _roll_back(self, servers: list[Backend], reason: str) -> None:
         last = self.committed
         try:
-            await self._each(lambda b: b.load(last.path, last.version))
-            await self._each(lambda b: b.resume())
+            await self._each(servers, lambda b: b.load(last.path, last.version))
+            await self._each(servers, lambda b: b.resume())
         except InferenceError as error:
             raise WeightPushError(f"{reason}; and going back to version {last.version} failed: {error}") from error
 
-    async def _each(self, call: Callable[[Backend], Awaitable[None]]) -> None:
-        await asyncio.gather(*(call(backend) for backend in self._backends))
+    async def _each(self, servers: list[Backend], call: Callable[[Backend], Awaitable[None]]) -> None:
+        """Call all of ``servers``; those that turn out dead leave the list and the router.
+
+        Raises:
+            InferenceError: A server that lives refused, or none is left.
+        """
+        outcomes = await asyncio.gather(*(call(backend) for backend in servers), return_exceptions=True)
+        for backend, outcome in zip(list(servers), outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                continue
+            if not isinstance(outcome, ServerUnreachable) or await backend.alive():
+                raise outcome
+            self._router.take_out(backend, str(outcome))
+            servers.remove(backend)
+        if not servers:
+            states = "; ".join(f"{s.url}: {s.error or s.state}" for s in self._router.status())
+            raise InferenceError(f"no inference server is left: {states}")
+
+
+async def _verify(backend: Backend, manifest: WeightManifest) -> None:
+    wrong = await backend.verify(manifest)
+    if wrong:
+        raise InferenceError(f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}")

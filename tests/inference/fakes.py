@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from agentrl.core.weights import WeightManifest
-from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams, ServerUnreachable
 
 Script = Callable[[list[int], SamplingParams], Generation]
 
@@ -18,6 +18,7 @@ class FakeBackend:
         held: Set it to an unset event and ``generate`` waits for it.
         refuse: Control calls that fail, by name.
         wrong: What :meth:`verify` reports.
+        dead: Nothing is answered any more.
     """
 
     def __init__(self, script: Script, url: str = "http://fake") -> None:
@@ -28,11 +29,14 @@ class FakeBackend:
         self.held: asyncio.Event | None = None
         self.refuse: set[str] = set()
         self.wrong: list[str] = []
+        self.dead = False
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         self.requests.append((token_ids, params))
         if self.held is not None:
             await self.held.wait()
+        if self.dead:
+            raise ServerUnreachable(f"{self.url} is dead")
         return self.script(token_ids, params)
 
     async def abort(self, request_id: str) -> None:
@@ -40,6 +44,9 @@ class FakeBackend:
 
     async def ready(self) -> bool:
         return True
+
+    async def alive(self) -> bool:
+        return not self.dead
 
     async def version(self) -> int:
         return 0
@@ -61,6 +68,8 @@ class FakeBackend:
         self._control("close", None)
 
     def _control(self, name: str, argument: object) -> None:
+        if self.dead:
+            raise ServerUnreachable(f"{self.url} is dead")
         self.calls.append((name, argument))
         if name in self.refuse:
             raise InferenceError(f"{self.url} refuses {name}")

@@ -1,14 +1,17 @@
 """Sessions: token-in, token-out, masks, branches, aborts, limits."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from agentrl.core.episode import NOT_SAMPLED, Message
 from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
-from agentrl.inference.template import ChatTemplate
+from agentrl.inference.template import ChatTemplate, TemplateError
 from tests.inference.fakes import FakeBackend, Script, answer
+from tests.inference.test_template import REWRITING
 
 HELLO: Message = {"role": "user", "content": "hello"}
 
@@ -137,3 +140,149 @@ async def test_training_refuses_another_distribution(template: ChatTemplate, opt
 async def test_an_unknown_option_is_refused_by_name(template: ChatTemplate) -> None:
     with pytest.raises(TypeError, match="logit_bias"):
         await make_session(template, lambda ids, params: answer([5])).create(messages=[HELLO], logit_bias={})
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def tool_template(tiny_model: Path) -> ChatTemplate:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = WITH_TOOLS
+    return ChatTemplate(tokenizer)
+
+
+def calling(template: ChatTemplate, *texts: str) -> Script:
+    """A server whose answers are these texts, in turn."""
+    replies = iter(texts)
+    return lambda ids, params: answer([*ids_of(template, next(replies)), template.eos_id])
+
+
+async def test_tool_calls_are_found_and_their_results_continue_the_same_ids(tool_template: ChatTemplate) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    session = make_session(tool_template, calling(tool_template, f"I add.{call}{call}", "2"))
+    messages: list[Any] = [HELLO]
+    first = await session.create(messages=messages, tools=[TOOL])
+    choice = first.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "I add."
+    assert [c.function.arguments for c in choice.message.tool_calls] == ['{"a": 1}'] * 2
+    ids = [c.id for c in choice.message.tool_calls]
+    assert len(set(ids)) == 2
+    messages += [choice.message, *({"role": "tool", "tool_call_id": i, "content": "two"} for i in ids)]
+    second = await session.create(messages=messages, tools=[TOOL])
+    assert second.choices[0].finish_reason == "stop" and second.choices[0].message.tool_calls is None
+    backend: FakeBackend = session._backend  # type: ignore[assignment]
+    (before, _), (after, _) = backend.requests
+    sampled = [*ids_of(tool_template, f"I add.{call}{call}"), tool_template.eos_id]
+    results = "\n" + "<|im_start|>tool\ntwo<|im_end|>\n" * 2 + "<|im_start|>assistant\n"
+    assert after == [*before, *sampled, *ids_of(tool_template, results)]
+
+
+async def test_a_malformed_call_keeps_its_words_and_is_marked(tool_template: ChatTemplate) -> None:
+    session = make_session(tool_template, calling(tool_template, '<tool_call>{"name": "add", "argum</tool_call>'))
+    reply = await session.create(messages=[HELLO], tools=[TOOL])
+    (call,) = reply.choices[0].message.tool_calls
+    assert "argum" in call.function.arguments
+    assert session.trajectory.nodes[-1].message["tool_calls"][0]["error"]
+
+
+async def test_without_tools_or_with_tool_choice_none_nothing_is_parsed(tool_template: ChatTemplate) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    session = make_session(tool_template, calling(tool_template, call, call))
+    for options in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        reply = await session.create(messages=[HELLO], **options)
+        assert reply.choices[0].message.content == call and reply.choices[0].message.tool_calls is None
+
+
+async def test_other_tools_are_another_conversation(tool_template: ChatTemplate) -> None:
+    session = make_session(tool_template, calling(tool_template, "a", "b"))
+    await session.create(messages=[HELLO])
+    await session.create(messages=[HELLO], tools=[TOOL])
+    assert [node.parent for node in session.trajectory.nodes if node.message["role"] == "user"] == [None, None]
+
+
+async def test_a_rewriting_template_needs_a_policy(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = REWRITING
+    said = "<think>x</think>yes"
+    follow = [HELLO, {"role": "assistant", "content": said}, HELLO]
+    requests: dict[str | None, list[list[int]]] = {}
+    for policy in ("append", "branch", None):
+        template = ChatTemplate(tokenizer, policy=policy)  # type: ignore[arg-type]
+        session = make_session(template, calling(template, said, "b"))
+        await session.create(messages=[HELLO])
+        if policy is None:
+            with pytest.raises(TemplateError, match=r"inference\.history"):
+                await session.create(messages=follow)
+            continue
+        await session.create(messages=follow)
+        backend: FakeBackend = session._backend  # type: ignore[assignment]
+        requests[policy] = [ids for ids, _ in backend.requests]
+        trained = [sum(flat.loss_mask) for flat in session.trajectory.sequences()]
+        sampled = [len(ids_of(template, text)) + 1 for text in (said, "b")]
+        assert trained == ([sum(sampled)] if policy == "append" else sampled), "each sampled token once"
+    first, second = requests["append"]
+    assert second[: len(first)] == first and "think" in tokenizer.decode(second)
+    assert "think" not in tokenizer.decode(requests["branch"][1])
+
+
+async def test_a_stop_string_is_cut_from_the_text_and_not_from_the_ids(template: ChatTemplate) -> None:
+    ids = ids_of(template, "abc STOP")
+    session = make_session(template, lambda _, params: answer(ids))
+    reply = await session.create(messages=[HELLO], stop="STOP")
+    assert reply.choices[0].message.content == "abc "
+    assert session.trajectory.nodes[-1].token_ids == ids
+
+
+async def test_a_stream_gives_the_same_answer(template: ChatTemplate) -> None:
+    session = make_session(template, calling(template, "hello"))
+    text, reasons = "", []
+    stream = await session.create(messages=[HELLO], stream=True, stream_options={"include_usage": True})
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons.append(choice.finish_reason)
+        usage = chunk.usage
+    assert (text, reasons[-1]) == ("hello", "stop")
+    assert usage.completion_tokens == len(ids_of(template, "hello")) + 1
+
+
+async def test_logprobs_come_back_with_the_tokens_they_belong_to(template: ChatTemplate) -> None:
+    session = make_session(template, lambda ids, params: answer(ids_of(template, "ab")))
+    reply = await session.create(messages=[HELLO], logprobs=True)
+    content = reply.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == "ab"
+    assert [entry.logprob for entry in content] == [-1.0 - i for i in range(len(content))]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"name": "f"}]}, "a tool must be"),
+        ({"n": 0}, "n=0"),
+        ({"max_tokens": 0}, "no room"),
+        ({"functions": []}, "use tools"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_with_the_reason(
+    template: ChatTemplate, options: dict[str, Any], text: str
+) -> None:
+    session = make_session(template, calling(template, "a"))
+    with pytest.raises((TypeError, ValueError), match=text):
+        await session.create(messages=[HELLO], **options)
+    assert not session.trajectory.nodes

@@ -69,3 +69,20 @@ def test_stop_ends_children_that_ignore_sigterm_and_their_families(
     assert child.process.poll() is not None
     assert not psutil.pid_exists(int(str(grandchild_pid))) or psutil.Process(grandchild_pid).status() == "zombie"  # type: ignore[arg-type]
     supervisor.stop()
+
+
+def test_a_peer_that_ends_is_told_of_once_and_the_last_one_is_fatal(supervisor: Supervisor) -> None:
+    first = supervisor.start("server-0", [PYTHON, "-c", FOREVER], peer=True)
+    second = supervisor.start("server-1", [PYTHON, "-c", FOREVER], peer=True)
+    supervisor.check()
+    assert supervisor.lost() == []
+    first.process.kill()
+    first.process.wait()
+    supervisor.check()
+    (text,) = supervisor.lost()
+    assert text.startswith("server-0 was killed by SIGKILL")
+    assert supervisor.lost() == []
+    second.process.kill()
+    second.process.wait()
+    with pytest.raises(ChildFailed, match="server-0 was killed"):
+        supervisor.check()

@@ -14,9 +14,11 @@ from agentrl.core.weights import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.client import ChatClient
+from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.controller import Controller, RolloutError, hash_seed
+from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.service import make_app
 from agentrl.rollout.tasks import TaskStream
@@ -48,22 +50,30 @@ class Harness:
         self.recipe: Recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
         self.backend = FakeBackend(lambda ids, params: answer([5, 6], version=self.controller.gate.version))
         session = SessionSettings(SamplingParams(max_new_tokens=8), 500, locked=True, model="m")
-        client = ChatClient([self.backend], ChatTemplate.from_folder(model), session, session)
+        router = Router([self.backend])
+        client = ChatClient(router, ChatTemplate.from_folder(model), session, session)
         self.workflow = Says()
         self.journal = Journal(folder, episodes=True)
         self.folder = folder
         self.written: list[tuple[int, dict[str, float]]] = []
         self.evaluated: list[int] = []
+        weights = WeightTransaction(router, Committed(0, "/start"), "retract", 10.0)
+        self.connected: list[FakeBackend] = []
+        self.fleet = Fleet(router, weights, self._connect)
         self.controller = Controller(
             self.recipe,
             TaskStream(TASKS, seed),
             self.workflow,
             client,
-            WeightTransaction([self.backend], Committed(0, "/start"), "retract", 10.0),
+            weights,
             self.journal,
             lambda step, metrics: self.written.append((step, metrics)),
             self._evaluate,
         )
+
+    def _connect(self, url: str) -> FakeBackend:
+        self.connected.append(FakeBackend(self.backend.script, url))
+        return self.connected[-1]
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         self.evaluated.append(version)
@@ -183,7 +193,7 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
 
 async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
-    transport = httpx.ASGITransport(make_app(harness.controller, "s3cret"))
+    transport = httpx.ASGITransport(make_app(harness.controller, harness.fleet, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
         http.headers["Authorization"] = "Bearer s3cret"
@@ -205,3 +215,28 @@ def test_seeds_differ_for_each_episode_and_repeat_in_another_process() -> None:
     seeds = {hash_seed(0, draw, index) for draw in range(100) for index in range(16)}
     assert len(seeds) == 1600
     assert hash_seed(1, 2, 3) == hash_seed(1, 2, 3) != hash_seed(1, 3, 2)
+
+
+async def test_servers_are_listed_added_and_removed_over_the_service(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model)
+    await harness.publish(1)
+    transport = httpx.ASGITransport(make_app(harness.controller, harness.fleet, "s3cret"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
+        assert (await http.get("/servers")).status_code == 401
+        http.headers["Authorization"] = "Bearer s3cret"
+        (only,) = (await http.get("/servers")).json()
+        assert (only["url"], only["state"], only["version"]) == ("http://fake", "serving", 1)
+        last = await http.request("DELETE", "/servers", json={"url": "http://fake"})
+        assert last.status_code == 400 and "last server" in last.text
+        both = (await http.post("/servers", json={"url": "http://new"})).json()
+        assert [server["url"] for server in both] == ["http://fake", "http://new"]
+        assert ("load", ("/v1", 1)) in harness.connected[0].calls, "it got traffic without the current weights"
+        again = await http.post("/servers", json={"url": "http://new"})
+        assert again.status_code == 409 and "serves already" in again.text
+        left = (await http.request("DELETE", "/servers", json={"url": "http://fake"})).json()
+        assert {server["url"]: server["state"] for server in left} == {
+            "http://fake": "leaving",
+            "http://new": "serving",
+        }
+        unknown = await http.request("DELETE", "/servers", json={"url": "http://x"})
+        assert unknown.status_code == 400 and "no server http://x" in unknown.text

@@ -11,6 +11,7 @@ from agentrl.core.episode import StopReason, Task
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import InferenceError, SamplingParams
 from agentrl.inference.client import ChatClient
+from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.episodes import run_episode
@@ -27,7 +28,7 @@ def template(tiny_model: Path) -> ChatTemplate:
 
 def client(template: ChatTemplate, script: Script) -> ChatClient:
     settings = SessionSettings(SamplingParams(max_new_tokens=20), 500, locked=True, model="m")
-    return ChatClient([FakeBackend(script)], template, settings, settings)
+    return ChatClient(Router([FakeBackend(script)]), template, settings, settings)
 
 
 class Scripted(RolloutWorkflow):

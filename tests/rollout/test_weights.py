@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from agentrl.core.weights import WeightManifest
+from agentrl.inference.backend import InferenceError
+from agentrl.inference.router import Router
 from agentrl.rollout.weights import Committed, WeightPushError, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
 
@@ -13,7 +15,7 @@ MANIFEST = WeightManifest(version=3, path="/new", transport="disk", dtype="F32",
 
 def make(lease: float = 10.0) -> tuple[WeightTransaction, list[FakeBackend]]:
     backends = [FakeBackend(lambda ids, params: answer([1]), f"http://{i}") for i in range(2)]
-    return WeightTransaction(list(backends), Committed(2, "/old"), "retract", lease), backends
+    return WeightTransaction(Router(list(backends)), Committed(2, "/old"), "retract", lease), backends
 
 
 async def test_a_push_pauses_loads_verifies_and_resumes_every_server() -> None:
@@ -60,3 +62,36 @@ async def test_a_push_that_outlives_its_lease_is_rolled_back() -> None:
     with pytest.raises(WeightPushError, match="lease_seconds"):
         await transaction.push(MANIFEST)
     assert all(backend.calls[-1] == ("resume", None) for backend in backends)
+
+
+async def test_a_server_that_dies_during_a_push_is_taken_out_and_the_others_get_the_weights() -> None:
+    transaction, backends = make()
+    backends[0].dead = True
+    await transaction.push(MANIFEST)
+    assert transaction.committed == Committed(3, "/new")
+    assert [call for call, _ in backends[1].calls] == ["pause", "load", "verify", "resume"]
+    await transaction.push(MANIFEST.model_copy(update={"version": 4}))
+    assert backends[0].calls == [], "a server that is gone is not asked again"
+
+
+async def test_a_push_without_any_server_left_says_what_became_of_each() -> None:
+    transaction, backends = make()
+    for backend in backends:
+        backend.dead = True
+    with pytest.raises(WeightPushError, match="no inference server is left: http://0: http://0 is dead"):
+        await transaction.push(MANIFEST)
+
+
+async def test_a_server_that_joins_is_loaded_and_verified_before_it_serves() -> None:
+    backend = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    router = Router([FakeBackend(lambda ids, params: answer([1]), "http://old")])
+    transaction = WeightTransaction(router, Committed(0, "/start"), "retract", 10.0)
+    await transaction.push(MANIFEST)
+    backend.wrong = ["a"]
+    with pytest.raises(InferenceError, match="holds other values"):
+        await transaction.join(backend)
+    assert [b.url for b in router.backends] == ["http://old"]
+    backend.wrong = []
+    await transaction.join(backend)
+    assert backend.calls[-4:] == [("pause", "abort"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+    assert [b.url for b in router.backends] == ["http://old", "http://new"]

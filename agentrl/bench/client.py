@@ -1,0 +1,109 @@
+"""CPU time of a chat call: our sessions against the plain ``openai`` client, and late turns against early ones.
+
+Guarantees: only this process's CPU time counts, the server is another process that answers at once; the two clients
+alternate within each repeat; ours renders the chat template, keeps the ids and builds the same response objects.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.bench.report import default_model
+
+if TYPE_CHECKING:
+    from agentrl.inference.session import ChatSession
+
+CALLS = 200  # of one measurement
+EARLY, LATE, AROUND = 8, 128, 4  # turns compared, each as the mean of the turns around it
+PROMPT: dict[str, Any] = {"role": "user", "content": "What is 17 + 25? Reply with just the number."}
+
+
+def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
+    """Measure ``repeats`` times.
+
+    Args:
+        model: Model folder, for its chat template; by default the 135M model of the recipes.
+        repeats: Interleaved measurements.
+
+    Returns:
+        ``cpu_vs_openai``, ``turn128_vs_turn8``, and milliseconds of CPU a call of both clients.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl.bench.instant_server"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        return asyncio.run(_measure(url, Path(model or default_model()), repeats))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]]:
+    from openai import AsyncOpenAI
+
+    from agentrl.inference.backend import SamplingParams
+    from agentrl.inference.router import Router
+    from agentrl.inference.session import ChatSession, SessionSettings
+    from agentrl.inference.sglang import SGLangBackend
+    from agentrl.inference.template import ChatTemplate
+
+    template = ChatTemplate.from_folder(model)
+    router = Router([SGLangBackend(url, 60.0)])
+    settings = SessionSettings(SamplingParams(max_new_tokens=16), 1 << 20, locked=True, model="m")
+
+    def session() -> "ChatSession":
+        return ChatSession(router.lease(), template, settings)
+
+    async def ours() -> None:
+        await session().create(messages=[PROMPT])
+
+    figures: dict[str, list[float]] = {
+        "cpu_vs_openai": [], "turn128_vs_turn8": [], "ours_ms": [], "openai_ms": [],
+    }  # fmt: skip
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+
+        async def plain() -> None:
+            await client.chat.completions.create(model="m", messages=[PROMPT])  # type: ignore[list-item]
+
+        for repeat in range(repeats + 1):
+            own, other = await _cpu(ours, CALLS), await _cpu(plain, CALLS)
+            early, late = await _turns(session())
+            if repeat:  # the first one warms up
+                figures["cpu_vs_openai"].append(own / other)
+                figures["turn128_vs_turn8"].append(late / early)
+                figures["ours_ms"].append(own * 1e3)
+                figures["openai_ms"].append(other * 1e3)
+    await router.close()
+    return figures
+
+
+async def _cpu(call: Callable[[], Awaitable[None]], count: int) -> float:
+    """Seconds of CPU of one call."""
+    start = time.process_time()
+    for _ in range(count):
+        await call()
+    return (time.process_time() - start) / count
+
+
+async def _turns(session: "ChatSession") -> tuple[float, float]:
+    """Seconds of CPU of an early and of a late turn of one conversation."""
+    messages: list[Any] = []
+    seconds: list[float] = []
+    for _ in range(LATE + AROUND):
+        messages.append(PROMPT)
+        start = time.process_time()
+        reply = await session.create(messages=messages)
+        seconds.append(time.process_time() - start)
+        messages.append(reply.choices[0].message)
+
+    def around(turn: int) -> float:
+        chosen = sorted(seconds[turn - AROUND : turn + AROUND])
+        return chosen[len(chosen) // 2]
+
+    return around(EARLY), around(LATE)

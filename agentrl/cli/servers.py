@@ -1,0 +1,82 @@
+"""``agentrl servers``: the inference servers of a run that goes on."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.config.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, help="List, add and remove the inference servers of a running run.")
+
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; by default the only one that runs.")]
+RunDir = Annotated[Path, typer.Option("--run-dir", help="Folder of all runs.")]
+RUNS = Path("runs")
+SECONDS = 600.0  # a server that joins loads the weights first
+
+
+@app.command("list")
+def list_servers(run: RunName = None, run_dir: RunDir = RUNS) -> None:
+    """Show each server's state, the weights it serves and its sessions."""
+    _show(_call(run_dir, run, "GET", None))
+
+
+@app.command()
+def add(url: str, run: RunName = None, run_dir: RunDir = RUNS) -> None:
+    """Give a server the run's current weights, then traffic."""
+    _show(_call(run_dir, run, "POST", url))
+
+
+@app.command()
+def remove(url: str, run: RunName = None, run_dir: RunDir = RUNS) -> None:
+    """Give a server no new requests; it is not stopped."""
+    _show(_call(run_dir, run, "DELETE", url))
+
+
+def find_controller(run_dir: Path, run: str | None) -> dict[str, Any]:
+    """How to reach a run's controller.
+
+    Raises:
+        UserError: No such run goes on, or several do and none was named.
+    """
+    import psutil
+
+    found = {}
+    for file in sorted(run_dir.glob(f"{run or '*'}/processes/controller.json")):
+        access = json.loads(file.read_text())
+        if psutil.pid_exists(access["pid"]):
+            found[file.parent.parent.name] = access
+    if not found:
+        raise UserError(f"no run{f' named {run!r}' if run else ''} goes on in {run_dir}; see --run and --run-dir")
+    if len(found) > 1:
+        raise UserError(f"several runs go on: {sorted(found)}; name one with --run")
+    return next(iter(found.values()))
+
+
+def _call(run_dir: Path, run: str | None, method: str, url: str | None) -> list[dict[str, Any]]:
+    import httpx
+
+    access = find_controller(run_dir, run)
+    headers = {"Authorization": f"Bearer {access['secret']}"}
+    body = json.dumps({"url": url}) if url else None
+    where = f"{access['url']}/servers"
+    try:
+        response = httpx.request(method, where, content=body, headers=headers, timeout=SECONDS, trust_env=False)
+    except httpx.HTTPError as error:
+        raise UserError(f"the run's controller at {access['url']} does not answer: {error}") from error
+    if response.status_code != 200:
+        text = response.text
+        raise UserError(json.loads(text)["error"] if text.startswith("{") else text)
+    return response.json()
+
+
+def _show(servers: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("server", "state", "weights", "sessions", "error")
+    for server in servers:
+        version = "" if server["version"] is None else str(server["version"])
+        table.add_row(server["url"], server["state"], version, str(server["sessions"]), server["error"])
+    Console().print(table)

@@ -1,0 +1,127 @@
+"""Tool arguments between the model's JSON and pydantic, and the lines that tell the model what is wrong with them.
+
+Guarantees: what is not exactly one JSON object is refused, never mended; a line is one line, repeats no long value, and
+calls things by the names that the model used.
+"""
+
+import json
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from agentrl.core.registry import nearest
+
+_QUOTED = 80  # characters of a wrong value that a line repeats
+
+
+class ToolArgumentError(ValueError):
+    """Arguments that a tool does not take; the text is one line for the model."""
+
+
+class UnparsableArgumentsError(ToolArgumentError):
+    """Arguments that are not a JSON object at all."""
+
+
+def decode(tool: str, text: str) -> dict[str, Any]:
+    """The JSON object in ``text``.
+
+    Raises:
+        UnparsableArgumentsError: There is none, or a key stands in it twice, so that it is not known which is meant.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UnparsableArgumentsError(f"{tool}: the arguments are not valid JSON: {one_line(str(error))}") from error
+    if not isinstance(value, dict):
+        raise UnparsableArgumentsError(f"{tool}: want a JSON object as arguments, got {quote(value)}")
+    return value
+
+
+def encode(tool: str, arguments: dict[str, Any]) -> str:
+    """``arguments`` as JSON for pydantic, which is laxer with JSON than with Python objects: a list is a tuple there.
+
+    Raises:
+        UnparsableArgumentsError: They are not JSON values.
+    """
+    try:
+        if not all(isinstance(key, str) for key in arguments):
+            raise TypeError("a name is not a string")
+        return json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnparsableArgumentsError(f"{tool}: the arguments are not JSON values: {one_line(str(error))}") from error
+
+
+def explained(
+    tool: str, error: ValidationError, arguments: dict[str, Any], usage: str, names: list[str]
+) -> ToolArgumentError:
+    """Pydantic's error as one line for the model.
+
+    Args:
+        tool: The tool's name.
+        error: What pydantic found.
+        arguments: What it found it in.
+        usage: What the tool takes.
+        names: The parameters, for the nearest to one that does not exist.
+    """
+    found: dict[str, list[str]] = {}
+    came: dict[str, str] = {}
+    for item in error.errors(include_url=False, include_context=False):
+        if item["type"] == "json_invalid":
+            return UnparsableArgumentsError(f"{tool}: {one_line(item['msg'])}")
+        path = _path(item["loc"], arguments)
+        if item["type"] == "missing":
+            text = "is missing"
+        elif item["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+            text = "is not known" + (nearest(path, names) if len(item["loc"]) == 1 else "")
+        else:
+            text = one_line(item["msg"])
+            came[path] = f", got {quote(item['input'])}"
+        texts = found.setdefault(path, [])
+        if text not in texts:
+            texts.append(text)
+    lines = [f"argument {quote(path)}: {' or '.join(texts)}{came.get(path, '')}" for path, texts in found.items()]
+    return ToolArgumentError(f"{tool}: {'; '.join(lines)} ({usage})")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"{quote(key)} is given twice")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _path(location: tuple[int | str, ...], arguments: Any) -> str:
+    """Where an error is, in the model's own words: ``point.x``, ``items[3]``.
+
+    Pydantic also puts the branches of unions into a location; what the arguments do not have is left out.
+    """
+    path, value = "", arguments
+    for depth, step in enumerate(location):
+        if isinstance(value, dict) and (step in value or depth == len(location) - 1):
+            path += f".{step}" if path else str(step)
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            path += f"[{step}]"
+            value = value[step] if step < len(value) else None
+    return path
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one space."""
+    return " ".join(text.split())
+
+
+def quote(value: Any) -> str:
+    """``value`` as JSON in one short line, whatever it is."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return f"a {type(value).__name__} that is not JSON"
+    text = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,204 @@
+"""What a Python function takes, read from its signature, type hints and docstring.
+
+Guarantees: the JSON schema and the validation come from one pydantic model, so they cannot differ; the schema is plain
+JSON without pydantic's titles; a function that cannot be described without guessing is a ``TypeError`` that names the
+function and the parameter and says how to mend it.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, get_type_hints
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import SchemaError
+
+from agentrl.core.registry import nearest
+
+_ARGUMENTS = {"Args", "Arguments"}
+_SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Yields):\s*")
+_ENTRY = re.compile(r"(\w+)(?:\s*\(.*?\))?:\s*(.*)")  # "name: text" or "name (type): text"
+_VERBATIM = {"default", "const", "enum", "examples", "discriminator"}  # keywords that hold values, not schemas
+_NAMED = {"properties", "$defs"}  # keywords that hold schemas under names of the author's choice
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a function takes.
+
+    Attributes:
+        description: The docstring up to its first section.
+        parameters: JSON schema of an object with the arguments.
+        model: The same for validation.
+        names: Parameter name of each field of ``model``.
+        optional: Parameters whose default stands in the function.
+    """
+
+    description: str
+    parameters: dict[str, Any]
+    model: type[BaseModel]
+    names: dict[str, str]
+    optional: frozenset[str]
+
+
+# Environments are made anew for each episode, and a contract costs a millisecond. Keys: the function, then "is bound".
+_KNOWN: WeakKeyDictionary[Callable[..., Any], dict[bool, Contract]] = WeakKeyDictionary()
+
+
+def contract_of(function: Callable[..., Any]) -> Contract:
+    """The contract of a function or bound method.
+
+    Raises:
+        TypeError: It cannot be described.
+    """
+    if not inspect.isroutine(function):
+        raise TypeError(f"{function!r} is no function or bound method; wrap it in one")
+    known = _KNOWN.setdefault(getattr(function, "__func__", function), {})
+    bound = inspect.ismethod(function)
+    if bound not in known:
+        known[bound] = _read(function)
+    return known[bound]
+
+
+def _read(function: Callable[..., Any]) -> Contract:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{_label(function)} yields; a tool returns its result, as a list for example")
+    description, described = google_docstring(inspect.getdoc(function) or "")
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    optional: set[str] = set()
+    for position, parameter in enumerate(_signature(function)):
+        hint = _checked_hint(function, parameter, first=position == 0)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if default is not ...:
+            optional.add(parameter.name)
+        # Neutral field names: a parameter may be called json, model_config or _x, which pydantic keeps for itself.
+        field = f"p{position}"
+        names[field] = parameter.name
+        fields[field] = (hint, Field(default, alias=parameter.name, validation_alias=parameter.name))
+    for name in described:
+        if name not in names.values():
+            closest = nearest(name, list(names.values()))
+            raise TypeError(f"{_label(function)}: the docstring describes {name!r}, which is no parameter{closest}")
+    model = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    parameters = without_titles(model.model_json_schema(schema_generator=_StrictSchema))
+    for name, text in described.items():
+        parameters["properties"][name].setdefault("description", text)
+    return Contract(description, parameters, model, names, frozenset(optional))
+
+
+def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, NameError) as error:  # built without a signature; from Python 3.14 a name that is not defined
+        raise TypeError(f"{_label(function)} has no signature to read: {error}; wrap it in a function") from error
+
+
+def _checked_hint(function: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Any:
+    """The type of a parameter, with proof that it has a schema."""
+    where = f"{_label(function)}: parameter {parameter.name!r}"
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        raise TypeError(f"{where} takes any number of arguments; give each one a named parameter")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise TypeError(f"{where} is positional-only, tools are called by name; take the '/' out of the signature")
+    if parameter.annotation is parameter.empty:
+        unbound = first and parameter.name in {"self", "cls"}
+        mend = "pass the bound method" if unbound else "write one, as in 'name: str'"
+        raise TypeError(f"{where} has no type hint; {mend}")
+    if isinstance(parameter.default, FieldInfo):
+        raise TypeError(f"{where} has Field(...) as its default; write Annotated[type, Field(...)] and a plain default")
+    hint = _evaluated(where, function, parameter)
+    try:
+        # With the default inside, so that one that is no JSON is found here, where the parameter is known.
+        full: Any = hint if parameter.default is parameter.empty else Annotated[hint, Field(default=parameter.default)]
+        json.dumps(TypeAdapter(full).json_schema(schema_generator=_StrictSchema), allow_nan=False)
+    except (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, SchemaError):
+            text = text.split(". ")[0]  # what follows is advice on pydantic, not on the tool
+        raise TypeError(
+            f"{where}: no JSON schema for {hint!r} or its default: {text}; "
+            f"use a JSON type, a dataclass, a pydantic model, an Enum or a Literal"
+        ) from error
+    return hint
+
+
+def _evaluated(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type hint itself where it is text; parameters alone are looked at, so a return hint cannot fail here."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise TypeError(
+            f"{where}: type hint {parameter.annotation!r} cannot be resolved: {error}; "
+            f"define or import its names at the top of the module"
+        ) from error
+
+
+def _label(function: Callable[..., Any]) -> str:
+    return f"tool function {getattr(function, '__qualname__', function)!r}"
+
+
+class _StrictSchema(GenerateJsonSchema):
+    """Where pydantic would warn and leave something out of the schema, refuse."""
+
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        raise PydanticInvalidForJsonSchema(detail)
+
+
+def without_titles(schema: Any) -> Any:
+    """A JSON schema without ``title`` keywords; a property that is called ``title`` stays."""
+    if isinstance(schema, list):
+        return [without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED:
+            kept[key] = {name: without_titles(part) for name, part in value.items()}
+        elif key != "title":
+            kept[key] = value if key in _VERBATIM else without_titles(value)
+    return kept
+
+
+def google_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Split a docstring.
+
+    Args:
+        text: As ``inspect.getdoc`` gives it, without the common indentation.
+
+    Returns:
+        The text before the first section, and the description of each name under ``Args:``.
+    """
+    before: list[str] = []
+    described: dict[str, list[str]] = {}
+    section: str | None = None
+    indent = 0  # of the names under Args; deeper lines go on with the description of the last name
+    current: list[str] | None = None
+    for line in text.splitlines():
+        header = _SECTION.fullmatch(line)
+        if header:
+            section, indent, current = header.group(1), 0, None
+        elif section is None:
+            before.append(line)
+        elif section in _ARGUMENTS and line.strip():
+            depth = len(line) - len(line.lstrip())
+            if depth == 0:  # text after the section
+                section = ""
+                continue
+            indent = indent or depth
+            entry = _ENTRY.fullmatch(line.strip()) if depth <= indent else None
+            if entry:
+                current = described.setdefault(entry.group(1), [])
+                current.append(entry.group(2))
+            elif current is not None:
+                current.append(line.strip())
+    return "\n".join(before).strip(), {name: " ".join(lines).strip() for name, lines in described.items()}

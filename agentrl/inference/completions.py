@@ -1,0 +1,117 @@
+"""``openai``'s own response types, made of what a session sampled."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat.chat_completion_message_function_tool_call import ChatCompletionMessageFunctionToolCall
+
+from agentrl.core.episode import Message
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One answer.
+
+    Attributes:
+        message: In OpenAI's shape.
+        finish_reason: ``stop``, ``length`` or ``tool_calls``.
+        token_ids: ``[tokens]``.
+        logprobs: ``[tokens]``.
+    """
+
+    message: Message
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def completion(
+    model: str, answers: Sequence[Sampled], prompt_tokens: int, token_text: Callable[[int], str] | None
+) -> ChatCompletion:
+    """A whole response.
+
+    Args:
+        model: Name put into it.
+        answers: One per choice.
+        prompt_tokens: Length of the prompt.
+        token_text: Text of one id, where logprobs were asked for.
+    """
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    return ChatCompletion(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        object="chat.completion",
+        created=int(time.time()),
+        model=model,
+        choices=[_choice(index, answer, token_text) for index, answer in enumerate(answers)],
+        usage=CompletionUsage(
+            prompt_tokens=prompt_tokens, completion_tokens=tokens, total_tokens=prompt_tokens + tokens
+        ),
+    )
+
+
+def _choice(index: int, answer: Sampled, token_text: Callable[[int], str] | None) -> Choice:
+    finish: Any = answer.finish_reason
+    extra = {key: answer.message[key] for key in ("reasoning_content",) if key in answer.message}
+    calls: Any = [ChatCompletionMessageFunctionToolCall(**call) for call in answer.message.get("tool_calls", ())]
+    message = ChatCompletionMessage(
+        role="assistant", content=answer.message.get("content"), tool_calls=calls or None, **extra
+    )
+    logprobs = ChoiceLogprobs.model_validate(_logprobs(answer, token_text)) if token_text else None
+    return Choice(index=index, finish_reason=finish, message=message, logprobs=logprobs)
+
+
+def _logprobs(answer: Sampled, token_text: Callable[[int], str]) -> dict[str, Any]:
+    return {
+        "content": [
+            {"token": (text := token_text(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
+        ]
+    }
+
+
+class CompletionStream:
+    """A response as ``openai`` streams it: the answer comes in one piece, once it is whole.
+
+    Agents that read streams work unchanged; nothing is gained in latency, because tool calls and the record need the
+    whole answer.
+    """
+
+    def __init__(self, whole: ChatCompletion, *, include_usage: bool) -> None:
+        self._chunks = _chunks(whole, include_usage)
+
+    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
+        return self._chunks
+
+    async def __anext__(self) -> ChatCompletionChunk:
+        return await anext(self._chunks)
+
+    async def __aenter__(self) -> "CompletionStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def _chunks(whole: ChatCompletion, include_usage: bool) -> AsyncIterator[ChatCompletionChunk]:
+    head = {"id": whole.id, "object": "chat.completion.chunk", "created": whole.created, "model": whole.model}
+    for choice in whole.choices:
+        delta = choice.message.model_dump(exclude_none=True)
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = number
+        logprobs = choice.logprobs.model_dump() if choice.logprobs else None
+        piece: dict[str, Any] = {"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
+        yield ChatCompletionChunk.model_validate({**head, "choices": [piece]})
+        last = {"index": choice.index, "delta": {}, "finish_reason": choice.finish_reason}
+        yield ChatCompletionChunk.model_validate({**head, "choices": [last]})
+    if include_usage:
+        usage = whole.usage.model_dump() if whole.usage else None
+        yield ChatCompletionChunk.model_validate({**head, "choices": [], "usage": usage})

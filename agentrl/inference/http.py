@@ -1,0 +1,145 @@
+"""JSON over HTTP to inference servers: one connection pool per process, errors that name the URL.
+
+Guarantees: every failure is an :class:`~agentrl.inference.backend.InferenceError` that says which server, what it
+answered and what was expected; a read is repeated, and so is a request that never reached its server; one that may have
+been carried out is not.
+"""
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+from agentrl.inference.backend import ContextOverflow, InferenceError, ServerUnreachable
+
+ATTEMPTS = 3
+CONNECT_SECONDS = 10.0
+_JSON = {"content-type": "application/json"}
+
+
+class _Pool:
+    """Connections of one event loop, shared by all its servers."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+        self.session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self.users = 0
+
+
+_POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
+
+
+class ServerHttp:
+    """One server behind the process's pool.
+
+    Args:
+        url: Base URL.
+        timeout: Seconds one request may take.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._pool: _Pool | None = None
+
+    async def post(self, path: str, body: dict[str, Any] | None = None, *, expect_json: bool = True) -> Any:
+        """POST JSON.
+
+        Args:
+            path: Path, with its query.
+            body: JSON object; ``None`` sends nothing.
+            expect_json: Whether the answer is JSON that the caller wants.
+
+        Raises:
+            ServerUnreachable: No answer came: not connected, broken off, or timed out.
+            ContextOverflow: The server says that the prompt is too long.
+            InferenceError: The server refused, or its answer is no JSON.
+        """
+        data = b"" if body is None else orjson.dumps(body)
+        return await self._request("POST", path, data, self._timeout, expect_json)
+
+    async def get(self, path: str, *, timeout: float | None = None, expect_json: bool = True) -> Any:
+        """GET; errors as in :meth:`post`."""
+        seconds = timeout or self._timeout
+        return await self._request("GET", path, None, seconds, expect_json)
+
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Whether ``GET path`` answers 200 within ``timeout`` seconds; asked once."""
+        try:
+            await self._once("GET", path, None, timeout, False)
+        except InferenceError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Leave the pool; the last user closes its connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.users -= 1
+            if pool.users == 0:
+                _POOLS.pop(asyncio.get_running_loop(), None)
+                await pool.session.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._pool is None:
+            loop = asyncio.get_running_loop()
+            if loop not in _POOLS:
+                _POOLS[loop] = _Pool()
+            self._pool = _POOLS[loop]
+            self._pool.users += 1
+        return self._pool.session
+
+    async def _request(self, method: str, path: str, data: bytes | None, seconds: float, expect_json: bool) -> Any:
+        def worth_repeating(error: BaseException) -> bool:
+            reading = method == "GET"
+            return isinstance(error, ServerUnreachable) and not error.timed_out and (reading or error.never_sent)
+
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
+            retry=retry_if_exception(worth_repeating),
+            retry_error_callback=_raise_last,
+        ):
+            with attempt:
+                return await self._once(method, path, data, seconds, expect_json)
+        raise AssertionError("a retry loop ends with a result or an error")
+
+    async def _once(self, method: str, path: str, data: bytes | None, seconds: float, expect_json: bool) -> Any:
+        where = f"{self.url}{path}"
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            async with self._session().request(method, where, data=data, headers=_JSON, timeout=timeout) as response:
+                status, payload = response.status, await response.read()
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise InferenceError(f"{where} is no URL; want http://HOST:PORT") from error
+        except TimeoutError as error:
+            never_sent = isinstance(error, aiohttp.ConnectionTimeoutError)
+            raise ServerUnreachable(
+                f"{where}: no answer within {CONNECT_SECONDS if never_sent else seconds:g} s",
+                never_sent=never_sent,
+                timed_out=not never_sent,
+            ) from error
+        except aiohttp.ClientError as error:
+            never_sent = isinstance(error, aiohttp.ClientConnectorError)
+            raise ServerUnreachable(
+                f"{where}: {type(error).__name__}: {error}".rstrip(": "), never_sent=never_sent
+            ) from error
+        if status >= 400:
+            text = payload[:500].decode(errors="replace")
+            kind = ContextOverflow if status == 400 and "context" in text.lower() else InferenceError
+            raise kind(f"{where} answered {status}: {text}")
+        if not expect_json:
+            return None
+        try:
+            return orjson.loads(payload)
+        except orjson.JSONDecodeError as error:
+            raise InferenceError(f"{where}: expected JSON, got {payload[:200].decode(errors='replace')!r}") from error
+
+
+def _raise_last(state: RetryCallState) -> Any:
+    """After the last attempt: the error itself, not one about retries."""
+    assert state.outcome is not None
+    return state.outcome.result()

@@ -1,0 +1,114 @@
+"""The token ledger of one conversation: which messages are stored, as which ids.
+
+Guarantees: a shared history is stored once; finding a conversation again costs one comparison per message and no
+rendering; a node never changes once it is stored (but for its reward).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
+from agentrl.inference.messages import essence, plain
+
+ROOT = -1
+
+
+class _Known(NamedTuple):
+    """A message of the latest call: as the agent gave it, as data, and its node."""
+
+    given: Any
+    message: Message
+    node: int
+
+
+class Ledger:
+    """Nodes of a trajectory, found by their messages."""
+
+    def __init__(self) -> None:
+        self.trajectory = Trajectory()
+        self._children: dict[tuple[int, str], int] = {}
+        self._latest: list[_Known] = []
+        self._latest_tools = ""
+        self._prompt: tuple[int, list[int]] = (ROOT, [])  # the latest one asked for
+
+    def node(self, index: int) -> Node:
+        """A stored node."""
+        return self.trajectory.nodes[index]
+
+    def find(self, messages: Sequence[Any], tools: str) -> tuple[list[Message], int | None]:
+        """The messages that are not stored yet as part of a path that can be continued, and that path's last node.
+
+        New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a
+        whole. An ``openai`` message object that was given before is taken as unchanged.
+
+        Args:
+            messages: Dicts or ``openai``'s objects.
+            tools: The conversation's tools as text; another set of tools is another conversation.
+
+        Raises:
+            TypeError: One of them is no message.
+        """
+        path = self._latest[: self._unchanged(messages)] if tools == self._latest_tools else []
+        data = [known.message for known in path] + [plain(message) for message in messages[len(path) :]]
+        for given, message in list(zip(messages, data, strict=True))[len(path) :]:
+            parent = path[-1].node if path else ROOT
+            key = essence(message) if path else tools + essence(message)
+            found = self._children.get((parent, key))
+            if found is None:
+                break
+            path.append(_Known(given, message, found))
+        self._latest, self._latest_tools = path, tools
+        for depth in range(len(path), 0, -1):
+            node = self.node(path[depth - 1].node)
+            if node.finish_reason is not None or (depth == len(messages) and node.token_ids):
+                return data[depth:], path[depth - 1].node
+        return data, None
+
+    def _unchanged(self, messages: Sequence[Any]) -> int:
+        for depth, known in enumerate(self._latest):
+            if depth == len(messages):
+                return depth
+            given = messages[depth]
+            if given != known.message if isinstance(given, dict) else given is not known.given:
+                return depth
+        return len(self._latest)
+
+    def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
+        """Store messages that were not sampled; their ids, rendered together, stand at the last of them."""
+        index = ROOT if parent is None else parent
+        for number, message in enumerate(messages, start=1):
+            ids = token_ids if number == len(messages) else []
+            count = len(ids)
+            node = Node(
+                parent=None if index == ROOT else index,
+                message=message,
+                token_ids=ids,
+                loss_mask=[0] * count,
+                logprobs=[0.0] * count,
+                versions=[NOT_SAMPLED] * count,
+            )
+            index = self.add(node, tools)
+        return index
+
+    def add(self, node: Node, tools: str = "") -> int:
+        """Store a node; of equal siblings the first is found again."""
+        nodes = self.trajectory.nodes
+        nodes.append(node)
+        parent = ROOT if node.parent is None else node.parent
+        key = essence(node.message) if parent != ROOT else tools + essence(node.message)
+        self._children.setdefault((parent, key), len(nodes) - 1)
+        return len(nodes) - 1
+
+    def prompt(self, index: int) -> list[int]:
+        """Ids from the root to a node, both included; a list of its own."""
+        known, ids = self._prompt
+        rest: list[int] = []
+        step: int | None = index
+        while step is not None and step != known:
+            rest.append(step)
+            step = self.node(step).parent
+        ids = list(ids) if step == known else []
+        for node in reversed(rest):
+            ids += self.node(node).token_ids
+        self._prompt = index, ids
+        return list(ids)

@@ -1,0 +1,53 @@
+"""Chat messages as agents hand them in: compared by what a model can see of them.
+
+Guarantees: a message that came back from an agent equals the one it was given, whether as ``openai``'s object or as a
+dict, with unset fields or without.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from agentrl.core.episode import Message
+
+_SEEN = ("role", "content", "name", "tool_call_id")
+
+
+def plain(message: Any) -> Message:
+    """A message as a dict of its own, without unset fields.
+
+    Raises:
+        TypeError: It is neither a dict nor one of ``openai``'s messages.
+    """
+    if hasattr(message, "model_dump"):
+        return message.model_dump(exclude_none=True)
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise TypeError(f"chat.completions.create: a message must be a dict with a role, and one is {message!r:.200}")
+    if all(isinstance(value, str) for value in message.values()):
+        return dict(message)
+    return json.loads(json.dumps({key: value for key, value in message.items() if value is not None}, default=_dumped))
+
+
+def _dumped(value: Any) -> Any:
+    """What a nested object of ``openai``'s is as JSON data."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_none=True)
+    raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is no JSON data")
+
+
+def essence(message: Message) -> str:
+    """What a model can see of a plain message; equal for equal messages."""
+    seen: dict[str, Any] = {key: message[key] for key in _SEEN if message.get(key)}
+    calls = message.get("tool_calls")
+    if calls:
+        seen["tool_calls"] = [
+            [c.get("id"), (c.get("function") or {}).get("name"), (c.get("function") or {}).get("arguments")]
+            for c in calls
+        ]
+    return json.dumps(seen, sort_keys=True)
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str:
+    """The text up to the first stop string in it."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(found)] if found else text

@@ -1,0 +1,154 @@
+"""What an agent may ask of ``chat.completions.create``, read once and checked.
+
+Guarantees: an option is either honoured or refused by name with the reason; none is dropped silently. In training,
+nothing that changes the distribution that the trainer assumes is accepted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from agentrl.inference.backend import SamplingParams
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+_REFUSED = {
+    "functions": "deprecated by OpenAI; use tools",
+    "function_call": "deprecated by OpenAI; use tool_choice",
+    "logit_bias": "it changes the distribution, and no server here is asked for it",
+    "top_logprobs": "servers are asked for the sampled token's logprob only",
+}
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Options of one call.
+
+    Attributes:
+        n: Answers.
+        tools: OpenAI tool schemas.
+        parses_calls: Whether tool calls are looked for in the answer.
+        logprobs: Whether the response carries them.
+        stream: Whether chunks are wanted.
+        include_usage: Whether a stream ends with the usage.
+        params: What changes the sampling.
+    """
+
+    n: int = 1
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    parses_calls: bool = False
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """Check keyword arguments of ``create``; those that are ``None`` count as not given.
+
+        Raises:
+            TypeError: An option is not supported.
+            ValueError: An option has a value that is not.
+        """
+        options = {key: value for key, value in given.items() if _is_given(value)}
+        options |= options.pop("extra_body", {})
+        options.pop("model", None)  # there is one
+        tools = [_plain_tool(tool) for tool in options.pop("tools", ())]
+        choice = options.pop("tool_choice", "auto")
+        if choice not in ("auto", "none"):
+            raise ValueError(f"chat.completions.create(tool_choice={choice!r}): auto and none are supported")
+        if options.pop("parallel_tool_calls", True) is not True:
+            raise ValueError("chat.completions.create(parallel_tool_calls=False): a model is not held to one call here")
+        if options.pop("response_format", {"type": "text"}) != {"type": "text"}:
+            raise ValueError("chat.completions.create(response_format=...): answers are not constrained here")
+        n = int(options.pop("n", 1))
+        if n < 1:
+            raise ValueError(f"chat.completions.create(n={n}): at least 1")
+        found = cls(
+            n=n,
+            tools=tools,
+            parses_calls=bool(tools) and choice == "auto",
+            logprobs=bool(options.pop("logprobs", False)),
+            stream=bool(options.pop("stream", False)),
+            include_usage=bool(options.pop("stream_options", {}).get("include_usage", False)),
+            params=_params(options),
+        )
+        for key in options:
+            if key in _REFUSED:
+                raise TypeError(f"chat.completions.create: {key} is not supported here: {_REFUSED[key]}")
+        if options:
+            raise TypeError(
+                f"chat.completions.create: {sorted(options)} not supported here; supported: {sorted(SUPPORTED)}"
+            )
+        return found
+
+    def sampling(self, base: SamplingParams, *, locked: bool) -> SamplingParams:
+        """The recipe's sampling with this call's changes.
+
+        Raises:
+            ValueError: ``locked``, and a change would make the behavior logprobs wrong.
+        """
+        for key in _SAMPLING if locked else ():
+            value = self.params.get(key)
+            if value is not None and value != getattr(base, key):
+                raise ValueError(
+                    f"chat.completions.create({key}={value}): training samples with sampling.{key}="
+                    f"{getattr(base, key)}; another value would make the behavior logprobs wrong"
+                )
+        return replace(base, **self.params)
+
+
+SUPPORTED = frozenset(
+    [
+        "messages",
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "n",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "logprobs",
+        "stream",
+        "stream_options",
+        "response_format",
+        "extra_body",
+    ]
+)
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and type(value).__name__ not in ("NotGiven", "Omit")
+
+
+def _plain_tool(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping) or not isinstance((tool.get("function") or {}).get("name"), str):
+        raise TypeError(
+            "chat.completions.create: a tool must be {'type': 'function', 'function': {'name': ..., 'parameters': "
+            f"...}}}}, and one is {tool!r:.200}"
+        )
+    return dict(tool)
+
+
+def _params(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the sampling options out of ``options``."""
+    changes: dict[str, Any] = {}
+    for key in ("temperature", "top_p"):
+        if key in options:
+            changes[key] = float(options.pop(key))
+    for key in ("top_k", "seed"):
+        if key in options:
+            changes[key] = int(options.pop(key))
+    limits = [int(options.pop(key)) for key in ("max_completion_tokens", "max_tokens") if key in options]
+    if limits:
+        changes["max_new_tokens"] = limits[0]
+        if limits[0] < 1:
+            raise ValueError(f"chat.completions.create: a limit of {limits[0]} tokens leaves no room for an answer")
+    stop = options.pop("stop", None)
+    if stop:
+        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return changes

@@ -1,0 +1,220 @@
+"""Many servers behind one client: sticky sessions, least load, and servers that come and go.
+
+Guarantees: an episode stays on its server (prefix cache) as long as that lives and is wanted; a server that dies or
+hangs is noticed by its probes or by the request that fails, taken out, and its requests go to another one with what
+they had; no request waits for a server longer than ``patience`` seconds. A server gets traffic only after whoever added
+it says that it holds the current weights.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from agentrl.inference.backend import Backend, Generation, InferenceError, SamplingParams, ServerUnreachable
+
+MISSED_PROBES = 3  # in a row, after which a server is taken out
+log = logging.getLogger(__name__)
+
+
+class NoServer(InferenceError):
+    """Every server is gone."""
+
+
+@dataclass
+class _Server:
+    backend: Backend
+    sessions: int = 0
+    leaving: bool = False  # removed: keeps its running requests only
+    missed: int = 0
+    error: str = ""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usable(self) -> bool:
+        return not self.leaving and not self.gone.is_set()
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """One server, for people: ``state`` is ``serving``, ``leaving`` or ``gone``."""
+
+    url: str
+    state: str
+    sessions: int
+    error: str
+
+
+class Router:
+    """Servers of one policy.
+
+    Args:
+        backends: Servers that hold the current weights.
+        probe_seconds: Between two health probes of a server.
+        patience: Seconds to wait for a server when there is none.
+    """
+
+    def __init__(self, backends: Iterable[Backend], *, probe_seconds: float = 5.0, patience: float = 60.0) -> None:
+        self._servers = {backend.url: _Server(backend) for backend in backends}
+        self._probe_seconds = probe_seconds
+        self._patience = patience
+        self._arrived = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # brings a server that is back up to date
+
+    @property
+    def backends(self) -> list[Backend]:
+        """Servers that live and are wanted."""
+        return [server.backend for server in self._servers.values() if server.usable]
+
+    def status(self) -> list[ServerStatus]:
+        """All servers."""
+        return [
+            ServerStatus(
+                url=url,
+                state="gone" if server.gone.is_set() else "leaving" if server.leaving else "serving",
+                sessions=server.sessions,
+                error=server.error,
+            )
+            for url, server in self._servers.items()
+        ]
+
+    def lease(self) -> "Lease":
+        """A place on the least loaded server, for one episode."""
+        return Lease(self)
+
+    def admit(self, backend: Backend) -> None:
+        """Give a server traffic; it holds the current weights."""
+        old = self._servers.get(backend.url)
+        self._servers[backend.url] = _Server(backend, sessions=old.sessions if old else 0)
+        self._arrived.set()
+
+    def remove(self, url: str) -> None:
+        """Give a server no new requests; what runs on it may end.
+
+        Raises:
+            LookupError: There is no such server.
+        """
+        if url not in self._servers:
+            raise LookupError(f"no server {url}; there are {sorted(self._servers)}")
+        self._servers[url].leaving = True
+
+    def take_out(self, backend: Backend, reason: str) -> None:
+        """A server is dead: its requests go elsewhere now."""
+        server = self._servers.get(backend.url)
+        if server is not None and not server.gone.is_set():
+            log.warning("%s is taken out: %s", backend.url, reason)
+            server.error = reason
+            server.gone.set()
+
+    def start(self) -> None:
+        """Probe the servers from now on."""
+        self._watch = asyncio.create_task(self._probe_forever(), name="router-probes")
+
+    async def close(self) -> None:
+        """Stop probing, and close the connections to all servers."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        for server in self._servers.values():
+            await server.backend.close()
+
+    async def _probe_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._probe_seconds)
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Ask every server once whether it lives, and act on it."""
+        await asyncio.gather(*(self._probe_one(server) for server in list(self._servers.values())))
+
+    async def _probe_one(self, server: _Server) -> None:
+        if await server.backend.alive():
+            server.missed = 0
+            if server.gone.is_set() and not server.leaving and self.rejoin is not None:
+                try:
+                    await self.rejoin(server.backend)
+                except InferenceError as error:
+                    server.error = f"it is back, but does not take the current weights: {error}"
+            return
+        server.missed += 1
+        if server.missed >= MISSED_PROBES:
+            self.take_out(server.backend, f"no answer to {server.missed} probes in a row")
+
+    async def pick(self) -> _Server:
+        """The least loaded server that can be used, waiting for one if need be."""
+        try:
+            async with asyncio.timeout(self._patience):
+                while True:
+                    self._arrived.clear()
+                    usable = [server for server in self._servers.values() if server.usable]
+                    if usable:
+                        return min(usable, key=lambda server: server.sessions)
+                    await self._arrived.wait()
+        except TimeoutError:
+            states = "; ".join(f"{s.url} {s.state}: {s.error or 'removed'}" for s in self.status())
+            raise NoServer(f"no inference server for {self._patience:g} s: {states}") from None
+
+
+class Lease:
+    """One episode's place: a :class:`~agentrl.inference.backend.Sampler` that moves when its server goes."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The server it is on now."""
+        return self._server.backend.url if self._server else "no server yet"
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """Sample a continuation on this episode's server, or on another one when that is gone.
+
+        Raises:
+            NoServer: There is none.
+        """
+        broken = False
+        while True:
+            server = await self._place()
+            try:
+                return await _while_it_lives(server, token_ids, params, request_id)
+            except ServerUnreachable as error:
+                if error.timed_out:
+                    raise
+                if not server.gone.is_set():
+                    if not await server.backend.alive():
+                        self._router.take_out(server.backend, str(error))
+                    elif broken:
+                        raise  # the server lives: the request is at fault
+                    broken = True
+                request_id = uuid.uuid4().hex  # the old one may still be known to a server
+
+    async def _place(self) -> _Server:
+        if self._server is None or not self._server.usable:
+            self.release()
+            self._server = await self._router.pick()
+            self._server.sessions += 1
+        return self._server
+
+    def release(self) -> None:
+        """Give the place back."""
+        if self._server is not None:
+            self._server.sessions -= 1
+            self._server = None
+
+
+async def _while_it_lives(server: _Server, token_ids: list[int], params: SamplingParams, request_id: str) -> Generation:
+    """The server's answer, or an error as soon as the server is taken out."""
+    request = asyncio.ensure_future(server.backend.generate(token_ids, params, request_id=request_id))
+    gone = asyncio.ensure_future(server.gone.wait())
+    try:
+        await asyncio.wait({request, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if request.done():
+            return request.result()
+        raise ServerUnreachable(f"{server.backend.url} was taken out: {server.error}")
+    finally:
+        gone.cancel()
+        request.cancel()
+        await asyncio.gather(request, gone, return_exceptions=True)

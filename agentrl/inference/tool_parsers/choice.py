@@ -1,0 +1,81 @@
+# ruff: noqa: RUF001 - the wide bars are DeepSeek's own
+"""Which format a model writes, from the markers in its chat template.
+
+Guarantees: the formats that share tags are told apart; a template without a known marker gets the JSON fallback.
+"""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from agentrl.inference.tool_parsers.answer import FormatParser, ToolParser
+from agentrl.inference.tool_parsers.bare_json import find_json, find_llama
+from agentrl.inference.tool_parsers.deepseek import find_deepseek
+from agentrl.inference.tool_parsers.harmony import HarmonyParser
+from agentrl.inference.tool_parsers.hermes import find_hermes
+from agentrl.inference.tool_parsers.markup import GLM, QWEN_CODER
+from agentrl.inference.tool_parsers.mistral import find_mistral
+from agentrl.inference.tool_parsers.pythonic import find_pythonic
+
+_ALL: tuple[ToolParser, ...] = (
+    FormatParser("hermes", find_hermes),
+    FormatParser("llama3_json", find_llama),
+    FormatParser("mistral", find_mistral, thinking=("[THINK]", "[/THINK]")),
+    FormatParser("deepseek", find_deepseek),
+    FormatParser("qwen_coder", QWEN_CODER.find),
+    HarmonyParser(),
+    FormatParser("glm", GLM.find),
+    FormatParser("pythonic", find_pythonic),
+    FormatParser("json", find_json),
+)
+PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for parser in _ALL})
+
+# The first row whose markers all stand in the template decides: the special formats before those they share tags with.
+_MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("deepseek", ("<｜tool▁call▁begin｜>",)),
+    ("deepseek", ("｜DSML｜",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("glm", ("<tool_call>", "<arg_key>")),
+    ("qwen_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("<|tool_call_start|>",)),
+    ("pythonic", ("<|tool_list_start|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('{"name": ', '"parameters": ', "<|start_header_id|>")),
+    ("llama3_json", ('{"name": ', '"parameters": ', "<|header_start|>")),
+)
+
+
+def parser_for(chat_template: str) -> ToolParser:
+    """The parser for the format that a chat template writes.
+
+    Args:
+        chat_template: The Jinja text, or several of them as JSON (tokenizers may have more than one).
+
+    Returns:
+        The parser; ``json`` where the template has no known marker.
+    """
+    source = _source(chat_template)
+    for name, markers in _MARKERS:
+        if all(marker in source for marker in markers):
+            return PARSERS[name]
+    return PARSERS["json"]
+
+
+def _source(chat_template: str) -> str:
+    if not chat_template.lstrip().startswith(("[", "{")):
+        return chat_template
+    try:
+        return "\n".join(_texts(json.loads(chat_template)))
+    except (ValueError, RecursionError):
+        return chat_template
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in _texts(part)]

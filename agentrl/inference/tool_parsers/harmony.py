@@ -1,0 +1,92 @@
+"""Harmony, the format of gpt-oss: messages with a header that names their channel and, in a call, the recipient.
+
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.add
+<|constrain|>json<|message|>{...}<|call|>``; the recipient may also stand before the channel.
+
+Guarantees: a message to someone else than the user is a call, whatever its channel; the analysis channel is reasoning;
+all other text is content. A marker inside of a JSON string ends no message. A call whose header was cut off is
+malformed.
+"""
+
+import re
+from collections.abc import Iterator
+
+from agentrl.inference.tool_parsers.answer import ParsedAnswer, ParsedCall, Tools
+from agentrl.inference.tool_parsers.values import NAME, Malformed, call_with, json_end, malformed
+
+_START, _MESSAGE = "<|start|>", "<|message|>"
+_END = re.compile(r"<\|(?:(?P<closing>end|call|return)|start|channel)\|>")
+_RECIPIENT = re.compile(r"(?:\A|\s|assistant|commentary|analysis)to=(?P<name>[^\s<]++)")
+_KIND = re.compile(r"<\|channel\|>\s*+(?P<kind>\w*+)")
+_MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
+_SPACE = re.compile(r"\s*+")
+_PEOPLE = frozenset({"assistant", "user", "all"})
+
+
+class HarmonyParser:
+    """Reads gpt-oss' answers."""
+
+    name = "harmony"
+
+    def parse(self, text: str, tools: Tools = ()) -> ParsedAnswer:
+        """Take an answer apart; see :class:`ToolParser`."""
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ParsedCall] = []
+        for header, body in _messages(text):
+            recipient = _RECIPIENT.search(header)
+            kind = _KIND.search(header)
+            if recipient and recipient["name"] not in _PEOPLE:
+                calls.append(_call(recipient["name"], body))
+            elif kind and kind["kind"] == "analysis":
+                reasoning.append((body or "").strip())
+            else:
+                content.append((body or "").strip())
+        return ParsedAnswer(_joined(content), _joined(reasoning) or None, tuple(calls))
+
+
+def _messages(text: str) -> Iterator[tuple[str, str | None]]:
+    """Header and body of each message; no body where the answer ends in the header, no header before stray text."""
+    position = 0
+    while position < len(text):
+        message = text.find(_MESSAGE, position)
+        header = text[position : message if message >= 0 else len(text)]
+        stray, start = _before_header(header, is_whole=message >= 0)
+        if stray:
+            yield "", stray
+        if message < 0:
+            yield header[start:], None
+            return
+        body = message + len(_MESSAGE)
+        end = _END.search(text, _json_end(text, body))
+        stop = end.start() if end else len(text)
+        yield header[start:], text[body:stop]
+        position = end.end() if end and end["closing"] else stop
+
+
+def _before_header(header: str, *, is_whole: bool) -> tuple[str, int]:
+    """Text that is no header though it stands where one does, and the position after it."""
+    marker = _MARKER.search(header)
+    end = marker.start() if marker else len(header)
+    may_begin = marker[0] != _START if marker else is_whole  # the prompt ended with the role: a recipient may follow
+    return ("", 0) if may_begin and _RECIPIENT.search(header, 0, end) else (header[:end].strip(), end)
+
+
+def _json_end(text: str, start: int) -> int:
+    space = _SPACE.match(text, start)
+    value = space.end() if space else start
+    end, is_whole = json_end(text, value) if text.startswith("{", value) else (start, False)
+    return end if is_whole else start
+
+
+def _call(recipient: str, body: str | None) -> ParsedCall:
+    name = recipient.removeprefix("functions.")
+    if not NAME.fullmatch(name):
+        return malformed("", body or "", Malformed("the tool call has no name; write to=functions.NAME"))
+    if body is None:
+        return malformed(name, "", Malformed(f"the tool call ends before its arguments; write {_MESSAGE} and JSON"))
+    return call_with(name, body.strip())
+
+
+def _joined(parts: list[str]) -> str:
+    return "\n".join(part for part in parts if part)

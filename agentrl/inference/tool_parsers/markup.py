@@ -1,0 +1,172 @@
+"""Formats that write each argument between tags of its own: Qwen3-Coder and GLM-4.5 here, DeepSeek-V3.2 beside.
+
+Guarantees: a value ends at the closing tag that another tag of the call follows, so it may hold tags, but not one that
+begins an argument; a call whose tags do not fit together is malformed as a whole, and reaches to the next tag that ends
+or begins one.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.inference.tool_parsers.answer import Found, ParsedCall, Tools, tool_names, tool_parameters
+from agentrl.inference.tool_parsers.typed import typed
+from agentrl.inference.tool_parsers.values import (
+    NAME,
+    Malformed,
+    json_end,
+    malformed,
+    object_text,
+    read_json,
+    shown,
+    whose,
+)
+
+_SPACE = re.compile(r"\s*+")
+
+
+@dataclass(frozen=True)
+class Markup:
+    """The tags of a format, as patterns.
+
+    Attributes:
+        call: Begins a call; group ``name`` is the tool's name. Group ``outer``, if the pattern has one, is the tag
+            around the call; without it, what is no readable call of a known tool is text.
+        argument: Begins an argument; group ``key`` is its name, group ``string``, if there is one, says whether the
+            value is text (``true``) or JSON (``false``).
+        value_end: Ends a value, as group ``end``; matches also what may not stand in a value.
+        call_end: Ends a call.
+        edge: Where a malformed call ends; group ``closing`` is still a part of it.
+        layout: How a call looks, for errors.
+        padded: Whether a line break after the opening tag and before the closing tag is not the value's.
+        takes_json: Whether one JSON object may stand for all arguments.
+    """
+
+    call: re.Pattern[str]
+    argument: re.Pattern[str]
+    value_end: re.Pattern[str]
+    call_end: re.Pattern[str]
+    edge: re.Pattern[str]
+    layout: str
+    padded: bool = False
+    takes_json: bool = False
+
+    def find(self, text: str, tools: Tools) -> Iterator[Found]:
+        """The calls of a text."""
+        known = tool_names(tools)
+        position = 0
+        while opening := self.call.search(text, position):
+            call, end = _read(self, text, opening, tools)
+            is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
+            if is_bare and call.error is not None and call.name not in known:
+                position = opening.end()
+                continue
+            yield Found(opening.start(), end, (call,))
+            position = end
+
+
+QWEN_CODER = Markup(
+    call=re.compile(r"(?:(?P<outer><tool_call>)\s*+)?<function=(?P<name>[^<>]*+)>|<tool_call>"),
+    argument=re.compile(r"<parameter=(?P<key>[^<>]*+)>"),
+    value_end=re.compile(
+        r"(?P<end></parameter>)(?=\s*+(?:<parameter=|</function>|</tool_call>|\Z))|<parameter=[^<>]*+>"
+    ),
+    call_end=re.compile(r"</function>(?:\s*+</tool_call>)?+|</tool_call>"),
+    edge=re.compile(r"(?P<closing></tool_call>)|<tool_call>"),
+    layout="<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>",
+    padded=True,
+)
+GLM = Markup(
+    call=re.compile(r"<tool_call>(?P<name>[^<]*+)"),
+    argument=re.compile(r"<arg_key>(?P<key>[^<]*+)</arg_key>\s*+<arg_value>"),
+    value_end=re.compile(
+        r"(?P<end></arg_value>)(?=\s*+(?:<arg_key>|</tool_call>|\Z))|<arg_key>[^<]*+</arg_key>\s*+<arg_value>"
+    ),
+    call_end=re.compile(r"</tool_call>"),
+    edge=re.compile(r"(?P<closing></tool_call>)|<tool_call>"),
+    layout="<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>",
+)
+
+
+def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tuple[ParsedCall, int]:
+    """The call that begins with ``opening``, and its end."""
+    name = (opening["name"] or "").strip()
+    name = name if NAME.fullmatch(name) else ""
+    cursor = _Cursor(markup, text, opening.end())
+    try:
+        if not name:
+            raise Malformed(f"the tool call has no name; write {markup.layout}")
+        arguments = cursor.arguments(tool_parameters(tools, name), name)
+    except Malformed as error:
+        end = cursor.end if cursor.is_closed else _edge(markup, text, cursor.end)
+        return malformed(name, text[opening.start() : end], error), end
+    return ParsedCall(name, arguments), cursor.end
+
+
+def _edge(markup: Markup, text: str, position: int) -> int:
+    edge = markup.edge.search(text, position)
+    if edge is None:
+        return len(text)
+    return edge.end() if edge["closing"] else edge.start()
+
+
+class _Cursor:
+    """Reads a call from its name on."""
+
+    def __init__(self, markup: Markup, text: str, position: int) -> None:
+        self._markup = markup
+        self._text = text
+        self.end = position
+        self.is_closed = False
+
+    def arguments(self, schema: dict[str, Any], name: str) -> str:
+        """The call's arguments as JSON; the tags first, so that a wrong value does not end the call."""
+        pairs = list(self._pairs())
+        body = self._json_body() if not pairs else None
+        self._close()
+        if body is not None:
+            return object_text(read_json(body, whose(name)), whose(name))
+        return object_text({tag["key"].strip(): self._value(tag, raw, schema) for tag, raw in pairs}, whose(name))
+
+    def _pairs(self) -> Iterator[tuple[re.Match[str], str]]:
+        """Opening tag and text of each argument."""
+        self._skip_space()
+        while tag := self._markup.argument.match(self._text, self.end):
+            self.end = tag.end()
+            closing = self._markup.value_end.search(self._text, self.end)
+            if closing is None or closing["end"] is None:
+                raise Malformed(f"parameter {shown(tag['key'].strip())} is not closed; write {self._markup.layout}")
+            yield tag, self._text[tag.end() : closing.start()]
+            self.end = closing.end()
+            self._skip_space()
+
+    def _json_body(self) -> str | None:
+        start = self.end
+        if not self._markup.takes_json or not self._text.startswith("{", start):
+            return None
+        self.end, is_whole = json_end(self._text, start)
+        if not is_whole:
+            raise Malformed(f"the arguments do not end; write {self._markup.layout}")
+        body = self._text[start : self.end]
+        self._skip_space()
+        return body
+
+    def _close(self) -> None:
+        closing = self._markup.call_end.match(self._text, self.end)
+        if closing is None:
+            raise Malformed(f"the tool call is not closed or holds other text; write {self._markup.layout}")
+        self.end, self.is_closed = closing.end(), True
+
+    def _value(self, tag: re.Match[str], raw: str, schema: dict[str, Any]) -> Any:
+        key = tag["key"].strip()
+        if self._markup.padded:
+            raw = raw.removeprefix("\n").removesuffix("\n")
+        is_text = tag.groupdict().get("string")
+        if is_text == "true":
+            return raw
+        return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key)
+
+    def _skip_space(self) -> None:
+        space = _SPACE.match(self._text, self.end)
+        self.end = space.end() if space else self.end

@@ -1,0 +1,171 @@
+"""Python calls in a list: ``[f(a=1), g(b="x")]`` (Llama 3.2 and 4 with vLLM's templates, LFM2).
+
+LFM2 puts the list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``, Llama 4 at times between
+``<|python_start|>`` and ``<|python_end|>``.
+
+Guarantees: nothing is evaluated; values are literals of what JSON knows, also with JSON's names for true, false and
+null. Without tags, a list is a call where its first name is a known tool's, or where it is all of the answer's
+beginning and can be read; another list is content.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.inference.tool_parsers.answer import Found, ParsedCall, Tools, tool_names
+from agentrl.inference.tool_parsers.values import MAX_DEPTH, Malformed, items_in, malformed, object_text, whose
+
+_START = re.compile(r"(?P<mark><\|(?:tool_call|python)_(?:start|end)\|>)|\[\s*+(?P<name>[^\W\d][\w.]*+)\s*+\(")
+_OPENING_MARKS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
+_PIECE = re.compile(
+    r"""'''(?:[^'\\]++|\\.|'(?!''))*+(?:'''|\Z)|\"""(?:[^"\\]++|\\.|"(?!""))*+(?:\"""|\Z)"""
+    r"""|'(?:[^'\\\n]++|\\.)*+'?|"(?:[^"\\\n]++|\\.)*+"?|(?P<open>[(\[{])|(?P<close>[)\]}])|[^'"()\[\]{}]++""",
+    re.DOTALL,
+)
+_LAYOUT = "a tool call is written NAME(KEY=VALUE)"
+_NAMES = {"true": True, "false": False, "null": None}
+_FIRST_NAME = re.compile(r"\s*+\[?\s*+([^\W\d][\w.]*+)\s*+\(")
+
+
+def find_pythonic(text: str, tools: Tools) -> Iterator[Found]:
+    """The calls of a text."""
+    known = tool_names(tools)
+    position = 0
+    is_alone = True  # no text stands before what comes now
+    while start := _START.search(text, position):
+        is_alone = is_alone and not text[position : start.start()].strip()
+        position = start.end()
+        if start["mark"] in _OPENING_MARKS:
+            part = _tagged(text, start)
+        elif start["mark"]:
+            part = Found(start.start(), start.end())
+        else:
+            part = _bare(text, start, known) if is_alone or start["name"] in known else None
+        if part is not None:
+            yield part
+            position = part.end
+        else:
+            is_alone = False
+
+
+def _tagged(text: str, mark: re.Match[str]) -> Found:
+    """What stands between a pair of marks is a list of calls; Llama 4 puts plain text there, too."""
+    if mark["mark"] == "<|python_start|>" and _FIRST_NAME.match(text, mark.end()) is None:
+        return Found(mark.start(), mark.end())
+    closing = _OPENING_MARKS[mark["mark"]]
+    end = text.find(closing, mark.end())
+    body = text[mark.end() : end if end >= 0 else len(text)]
+    return Found(mark.start(), end + len(closing) if end >= 0 else len(text), _read(body))
+
+
+def _bare(text: str, start: re.Match[str], known: frozenset[str]) -> Found | None:
+    end = _list_end(text, start.start())
+    calls = _read(text[start.start() : end])
+    if start["name"] not in known and any(call.error is not None for call in calls):
+        return None
+    return Found(start.start(), end, calls)
+
+
+def _list_end(text: str, start: int) -> int:
+    """Position after the list that begins at ``start``, or the end of the text."""
+    depth, position = 0, start
+    while piece := _PIECE.match(text, position):
+        position = piece.end()
+        if piece.lastgroup == "open":
+            depth += 1
+        elif piece.lastgroup == "close":
+            depth -= 1
+            if depth <= 0:
+                break
+    return position
+
+
+def _read(source: str) -> tuple[ParsedCall, ...]:
+    """The calls of a list; where it cannot be read, one malformed call with all of its text."""
+    source = source.strip()
+    try:
+        elements = _elements(source)
+    except Malformed as error:
+        name = _FIRST_NAME.match(source)
+        return (malformed(name[1] if name else "", source, error),)
+    if not source.startswith("["):
+        return (_call(elements[0], source),)
+    parts = [part for part in items_in(source, _PIECE) if part]
+    if len(parts) != len(elements):  # commas of its own, as in a lambda
+        return (malformed("", source, Malformed(_LAYOUT)),)
+    return tuple(_call(element, part) for element, part in zip(elements, parts, strict=True))
+
+
+def _elements(source: str) -> list[ast.expr]:
+    if _depth(source) > MAX_DEPTH:
+        raise Malformed(f"the tool calls: nested more than {MAX_DEPTH} levels deep")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash too many is the model's business
+            tree = ast.parse(source, mode="eval").body
+    except SyntaxError as error:
+        where = f" in line {error.lineno} at character {error.offset}" if error.lineno and error.offset else ""
+        raise Malformed(f"the tool calls are not valid Python: {error.msg}{where}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise Malformed("the tool calls are not valid Python") from None
+    elements = tree.elts if isinstance(tree, ast.List) else [tree]
+    if not elements:
+        raise Malformed("the list of tool calls is empty")
+    return elements
+
+
+def _depth(source: str) -> int:
+    depth = deepest = 0
+    for piece in _PIECE.finditer(source):
+        depth += (piece.lastgroup == "open") - (piece.lastgroup == "close")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _call(element: ast.expr, source: str) -> ParsedCall:
+    name = ""
+    try:
+        if not isinstance(element, ast.Call):
+            raise Malformed(_LAYOUT)
+        name = _name(element.func)
+        keys = [keyword.arg for keyword in element.keywords if keyword.arg is not None]
+        if element.args or len(keys) < len(element.keywords):
+            raise Malformed(f"{whose(name)}: each one needs its name, as in KEY=VALUE")
+        values = [_value(keyword.value, whose(name)) for keyword in element.keywords]
+        return ParsedCall(name, object_text(dict(zip(keys, values, strict=True)), whose(name)))
+    except Malformed as error:
+        return malformed(name, source, error)
+
+
+def _name(function: ast.expr) -> str:
+    parts: list[str] = []
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        raise Malformed(_LAYOUT)
+    return ".".join([function.id, *reversed(parts)])
+
+
+def _value(node: ast.expr, what: str) -> Any:
+    """The value of a literal."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value(element, what) for element in elements]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key, what): _value(value, what) for key, value in zip(keys, values, strict=True)}
+    raise Malformed(f"{what}: want a plain value, not an expression")
+
+
+def _key(node: ast.expr | None, what: str) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise Malformed(f"{what}: a key of a dict is a string")

@@ -1,0 +1,90 @@
+"""Values of formats that write arguments as plain text, typed by the tool's schema.
+
+Guarantees: text stays what it is where the schema says string; a value that is none of the types that the schema names
+is refused; where the schema says nothing, what is JSON is read as such and anything else is a string.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.inference.tool_parsers.values import Malformed, kind, read_json, shown
+
+_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+_PYTHON = {"True": True, "False": False, "None": None}  # templates print these three with Python's own words
+_MAX_SCHEMAS = 100  # of one parameter; definitions may refer to each other in circles
+
+
+def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
+    """The value of an argument.
+
+    Args:
+        text: What the model wrote between the tags.
+        schema: JSON schema of all arguments of the tool.
+        name: Name of the argument.
+
+    Raises:
+        Malformed: The text is no value of the argument's types.
+    """
+    types = _types(schema, name)
+    if types == {"string"}:
+        return text
+    try:
+        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else read_json(text, name)
+    except Malformed:
+        value = text
+    if isinstance(value, str):  # strings are written without quotes; where there are some, they belong to it
+        value = text
+    if not types or _accepts(types, value):
+        return value
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return int(value)
+    if "string" in types:
+        return text
+    raise Malformed(f"parameter {shown(name)}: want {' or '.join(sorted(types))}, got {shown(text.strip())}")
+
+
+def _accepts(types: set[str], value: Any) -> bool:
+    found = kind(value)
+    return found in types or (found == "integer" and "number" in types)
+
+
+def _types(schema: Mapping[str, Any], name: str) -> set[str]:
+    """JSON types that a parameter may have; empty where the schema does not say."""
+    properties = schema.get("properties")
+    waiting = [properties.get(name)] if isinstance(properties, Mapping) else []
+    types: set[str] = set()
+    for _ in range(_MAX_SCHEMAS):
+        if not waiting:
+            return types
+        part = waiting.pop()
+        if not isinstance(part, Mapping):
+            return set()
+        more, found = _alternatives(part, schema)
+        if not more and not found:
+            return set()  # one of the alternatives takes anything
+        waiting += more
+        types |= found
+    return set()
+
+
+def _alternatives(part: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[list[Any], set[str]]:
+    """Schemas that stand for this one, and the types that it names itself."""
+    declared = part.get("type")
+    declared = declared if isinstance(declared, list) else [declared]
+    types = {item for item in declared if isinstance(item, str)} & _TYPES
+    if types:
+        return [], types
+    if isinstance(part.get("$ref"), str):
+        return [_referred(part["$ref"], root)], set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(part.get(key), list):
+            return list(part[key]), set()
+    constants = part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []
+    return [], {kind(value) for value in constants}
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,42 @@
+"""The drift meter: nothing for a canonical conversation, text for another split, an error for another role."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.episode import Message
+from agentrl.inference.drift import measure
+from agentrl.inference.template import ChatTemplate
+
+MESSAGES: list[Message] = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "user"}]
+
+
+@pytest.fixture(scope="module")
+def template(tiny_model: Path) -> ChatTemplate:
+    return ChatTemplate.from_folder(tiny_model)
+
+
+def stored(template: ChatTemplate, *pieces: str, end: bool = True) -> list[int]:
+    """Ids of a prompt and of an answer that was sampled in these pieces."""
+    answer = [token for piece in pieces for token in template.tokenizer.encode(piece, add_special_tokens=False)]
+    return [*template.first(MESSAGES[:1]), *answer, *([template.eos_id] if end else [])]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_canonical_conversation_does_not_drift(template: ChatTemplate, end: bool) -> None:
+    drift = measure(template, stored(template, "user", end=end), MESSAGES, ())
+    assert (drift.special, drift.text) == (False, 0.0)
+
+
+def test_another_split_of_the_same_text_is_a_share_and_no_error(template: ChatTemplate) -> None:
+    ids = stored(template, "u", "ser")
+    assert len(ids) > len(stored(template, "user")), "split alike: the test shows nothing"
+    drift = measure(template, ids, MESSAGES, ())
+    assert not drift.special
+    assert 0 < drift.text < 0.5
+
+
+def test_a_lost_end_of_turn_is_an_error(template: ChatTemplate) -> None:
+    ids = stored(template, "user")
+    ids.remove(template.eos_id)  # the user's
+    assert measure(template, ids, MESSAGES, ()).special
