@@ -96,12 +96,13 @@ def build_rows(sequences: Sequence[TrainSequence], max_tokens: int, attention_sp
     def cost(length: int) -> float:
         return length + length * length / attention_span
 
+    def joins(row: Row, inputs: Sequence[int]) -> bool:
+        grown = len(row) + len(inputs) - row.tree.shared(inputs)
+        return grown <= max_tokens and cost(grown) - cost(len(row)) <= cost(len(inputs))
+
     rows: list[Row] = []
     for inputs, sequence in sorted(useful, key=lambda pair: list(pair[0])):
-        if rows:
-            used = len(rows[-1])
-            grown = used + len(inputs) - rows[-1].tree.shared(inputs)
-        if not rows or grown > max_tokens or cost(grown) - cost(used) > cost(len(inputs)):
+        if not rows or not joins(rows[-1], inputs):
             rows.append(Row())
         rows[-1].add(sequence, inputs)
     return rows

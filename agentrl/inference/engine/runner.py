@@ -52,7 +52,7 @@ class ModelRunner:
         """
         tree, paths = PrefixTree(), [torch.empty(0, dtype=torch.long)] * len(prompts)
         device = self.loaded.device
-        for index in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+        for index in sorted(range(len(prompts)), key=lambda i: list(prompts[i])):
             paths[index] = torch.tensor(tree.add(prompts[index]), device=device)
         self._begin_prefill(paths, slots)
         output = self.loaded.model(
