@@ -128,6 +128,7 @@ def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: P
     rest, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, "".join(lines) + rest
     assert "Traceback" not in rest
+    assert "Traceback" not in (runs / "stopped" / "logs" / "controller.log").read_text()
     assert processes_of(runs / "stopped") == []
     assert {p.name for p in SHM.glob(f"{SHM_PREFIX}*")} <= shared_before
 
@@ -226,6 +227,14 @@ def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs
         process.communicate(timeout=SECONDS)
         supervisor.stop()
     assert run("servers", "list", *where).returncode == 2, "the run is over"
+
+
+def test_an_external_server_that_is_not_there_is_one_message(tiny_model: Path, runs: Path) -> None:
+    more = ("inference.urls=[http://127.0.0.1:9]",)
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "nobody", *more))
+    assert result.returncode == 1
+    assert "http://127.0.0.1:9/pause_generation: ClientConnectorError" in result.stdout
+    assert "Traceback" not in result.stdout
 
 
 def test_prompts_that_do_not_fit_end_the_run_with_both_numbers(tiny_model: Path, runs: Path) -> None:

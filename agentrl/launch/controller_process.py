@@ -6,6 +6,7 @@ evaluation, and with a message and another code when the trainer falls silent or
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent, write_json
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.run import Evaluator, make_backend, make_client, make_workflow
+from agentrl.inference.backend import InferenceError
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.fleet import Fleet
@@ -74,7 +76,7 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
     secret = os.environ.get(SECRET_ENV, "")
     config = uvicorn.Config(make_app(controller, fleet, secret), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are this process's own
     socket = config.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()[:2]
@@ -121,7 +123,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
     work = serve(recipe, args.run_dir, args.model, args.server, args.ready_file, resume=args.resume)
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    except InferenceError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _exit_on_signal(signum: int, frame: Any) -> None:

@@ -11,10 +11,12 @@ class Model:
 
     def __init__(self) -> None:
         self.sent: list[list[dict[str, Any]]] = []
+        self.options: list[dict[str, Any]] = []
         self.chat = SimpleNamespace(completions=self)
 
-    async def create(self, messages: list[dict[str, Any]]) -> ChatCompletion:
+    async def create(self, messages: list[dict[str, Any]], **options: Any) -> ChatCompletion:
         self.sent.append(list(messages))
+        self.options.append(options)
         message = {"role": "assistant", "content": str(len(messages))}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         return ChatCompletion.model_validate(
@@ -42,3 +44,15 @@ async def test_a_reset_forgets_and_the_system_prompt_stays_first():
         await agent.reset()
         await agent.step([user(text)], {})
     assert model.sent[1] == [{"role": "system", "content": "Be brief."}, user("b")]
+
+
+async def test_the_environments_tools_go_along_until_the_next_episode():
+    model = Model()
+    agent = ChatAgent(model)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    await agent.reset()
+    await agent.step([user("a")], {"tools": tools})
+    await agent.step([user("b")], {})
+    await agent.reset()
+    await agent.step([user("c")], {})
+    assert model.options == [{"tools": tools}, {"tools": tools}, {}]
