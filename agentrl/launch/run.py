@@ -19,8 +19,10 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
+from agentrl.core.registry import nearest
 from agentrl.core.weights import sweep_stale
 from agentrl.evaluate.run import make_workflow
+from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.servers import find_model, start_servers
@@ -141,7 +143,7 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
 
 
 def check_components(recipe: Recipe) -> None:
-    """Import what the recipe names, and make one environment.
+    """Import what the recipe names, make one environment, and look for its tool parser and its chat template.
 
     Raises:
         RunError: A name is unknown, a file does not import, or arguments do not fit.
@@ -150,6 +152,11 @@ def check_components(recipe: Recipe) -> None:
         make_workflow(recipe)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
+    parser, template = recipe.inference.tool_parser, recipe.model.chat_template
+    if parser is not None and parser not in PARSERS:
+        raise RunError(f"inference.tool_parser={parser}: unknown{nearest(parser, list(PARSERS))}; known: {', '.join(PARSERS)}")
+    if template not in (None, "training") and not Path(str(template)).is_file():
+        raise RunError(f"model.chat_template={template}: no such file (a Jinja file, or training for TRL's)")
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:

@@ -82,6 +82,8 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
         ("env.kwargs.reward=1", r"env\.id=arithmetic with env\.kwargs=.*reward"),
         ("agent.id=chatt", "did you mean 'chat'"),
         ("workflow.id=no_such_module:W", "no_such_module"),
+        ("inference.tool_parser=hermez", r"did you mean 'hermes'.*llama3_json"),
+        ("model.chat_template=no_such.jinja", r"model\.chat_template=no_such\.jinja: no such file"),
     ],
 )
 def test_wrong_components_are_refused_before_the_run_folder_exists(tmp_path: Path, setting: str, message: str) -> None:
