@@ -59,6 +59,7 @@ class Router:
         self._servers = {backend.url: _Server(backend) for backend in backends}
         self._probe_seconds = probe_seconds
         self._patience = patience
+        self._retired: list[Backend] = []  # replaced by another connection to the same server
         self._arrived = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # brings a server that is back up to date
@@ -87,7 +88,9 @@ class Router:
     def admit(self, backend: Backend) -> None:
         """Give a server traffic; it holds the current weights."""
         old = self._servers.get(backend.url)
-        self._servers[backend.url] = _Server(backend, sessions=old.sessions if old else 0)
+        if old is not None and old.backend is not backend:
+            self._retired.append(old.backend)
+        self._servers[backend.url] = _Server(backend)  # leases on the old one move to this one, and count here then
         self._arrived.set()
 
     def remove(self, url: str) -> None:
@@ -117,8 +120,8 @@ class Router:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for server in self._servers.values():
-            await server.backend.close()
+        for backend in [server.backend for server in self._servers.values()] + self._retired:
+            await backend.close()
 
     async def _probe_forever(self) -> None:
         while True:

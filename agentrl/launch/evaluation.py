@@ -6,6 +6,7 @@ written nowhere; an evaluation in which nothing could be judged ends with an err
 
 import asyncio
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,9 @@ from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.inference.backend import Backend
 from agentrl.inference.client import OpenAIClient
+from agentrl.inference.router import Router
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
 from agentrl.observe.summary import evaluation_table
@@ -76,11 +79,17 @@ async def _with_servers(
     recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console
 ) -> tuple[EvalSummary, Counter[str]]:
     client = make_client(recipe, model, urls)
+    client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:
         return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
     finally:
         await client.router.close()
+
+
+async def _take_back(router: Router, backend: Backend) -> None:
+    """Nothing is trained: a server that is back serves what it served before."""
+    router.admit(backend)
 
 
 async def _run(evaluator: Evaluator, console: Console) -> tuple[EvalSummary, Counter[str]]:

@@ -135,3 +135,4 @@ async def test_a_server_that_is_back_is_brought_up_to_date_before_it_serves() ->
     await router.probe()
     assert rejoined == [backends[0]]
     assert [status.state for status in router.status()] == ["serving", "serving"]
+    assert router.status()[0].sessions == 0, "a lease that moved away still counts"
