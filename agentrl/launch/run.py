@@ -72,7 +72,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     finally:
-        if not any(run_dir.iterdir()):
+        if run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()  # refused before anything was written
 
 
@@ -154,7 +154,8 @@ def check_components(recipe: Recipe) -> None:
         raise RunError(str(error)) from error
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
     if parser is not None and parser not in PARSERS:
-        raise RunError(f"inference.tool_parser={parser}: unknown{nearest(parser, list(PARSERS))}; known: {', '.join(PARSERS)}")
+        hint = nearest(parser, list(PARSERS))
+        raise RunError(f"inference.tool_parser={parser}: unknown{hint}; known: {', '.join(PARSERS)}")
     if template not in (None, "training") and not Path(str(template)).is_file():
         raise RunError(f"model.chat_template={template}: no such file (a Jinja file, or training for TRL's)")
 
