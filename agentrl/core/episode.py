@@ -153,6 +153,8 @@ class Episode(Record):
         group_id: Names the episodes that share a task for their advantage baseline.
         reward: Sum of the step rewards; ``None`` where the episode failed or the reward is missing.
         metrics: Numbers the environment reported (``accuracy``, ``format``), logged apart.
+        drift: How far the stored ids are from what the chat template would render (``special``, ``text``); empty where
+            it was not measured.
         stop_reason: Why it ended.
         error: What failed, with the traceback, where ``stop_reason`` is a failure.
     """
@@ -164,6 +166,7 @@ class Episode(Record):
     trajectories: dict[str, Trajectory] = {}
     reward: Annotated[float | None, Field(allow_inf_nan=False)] = None
     metrics: dict[str, float] = {}
+    drift: dict[str, float] = {}
     stop_reason: StopReason
     error: str | None = None
     seconds: float = 0.0

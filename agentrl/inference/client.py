@@ -57,7 +57,11 @@ class EpisodeLLM:
         node.reward = (node.reward or 0.0) + value
 
     def drift(self) -> dict[str, float]:
-        """Metrics of how far stored ids are from their canonical render; empty where nothing can be compared."""
+        """How far stored ids are from their canonical render; empty where nothing can be compared.
+
+        Returns:
+            ``special``: 1 where special tokens differ, else 0; ``text``: the share of ids that do.
+        """
         found: list[Drift] = []
         for session in self.sessions.values():
             if isinstance(session, ChatSession):
@@ -70,8 +74,8 @@ class EpisodeLLM:
         if not found:
             return {}
         return {
-            "drift_special": float(any(drift.special for drift in found)),
-            "drift_text": max(drift.text for drift in found),
+            "special": float(any(drift.special for drift in found)),
+            "text": max(drift.text for drift in found),
         }
 
     def trajectories(self) -> dict[str, Trajectory]:

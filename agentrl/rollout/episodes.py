@@ -72,8 +72,8 @@ async def run_episode(
         seed=seed,
         trajectories=llm.trajectories(),
         reward=outcome.reward if error is None else None,
-        metrics=outcome.metrics
-        | (llm.drift() if index == 0 and not evaluation else {}),  # one of a group: it costs a whole render
+        metrics=outcome.metrics,
+        drift=llm.drift() if index == 0 and not evaluation else {},  # one of a group: it costs a whole render
         stop_reason=reason,
         error=error,
         seconds=time.monotonic() - start,

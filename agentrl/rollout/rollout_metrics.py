@@ -22,6 +22,8 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     _add_mean(metrics, "reward/mean", rewards)
     for name in sorted({name for e in episodes for name in e.metrics}):
         _add_mean(metrics, f"metrics/{name}", [e.metrics[name] for e in episodes if name in e.metrics])
+    for name in ("special", "text"):
+        _add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
     _add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])
     nodes = [n for e in episodes for t in e.trajectories.values() for n in t.nodes if n.finish_reason is not None]
     lengths = [float(len(n.token_ids)) for n in nodes]

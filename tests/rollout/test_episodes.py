@@ -58,6 +58,17 @@ async def test_a_right_answer_is_rewarded_on_the_message_that_gave_it(template: 
     assert episode.oldest_version() == 0
 
 
+async def test_the_first_of_a_group_tells_how_far_its_ids_drifted(template: ChatTemplate) -> None:
+    agent_env = AgentEnvWorkflow(env=ARITHMETIC, agent="agentrl.agents.chat:ChatAgent")
+    assert (await episode_of(template, agent_env)).drift == {}, "it costs a render: one of a group is enough"
+    said = [*template.tokenizer.encode("It is 2"), template.eos_id]
+    first = await run_episode(
+        agent_env, TASK, client(template, lambda ids, params: answer(said)),
+        group_id="g", index=0, seed=5, timeout=60.0,
+    )  # fmt: skip
+    assert first.drift == {"special": 0.0, "text": 0.0}
+
+
 async def test_each_failure_is_typed_has_no_reward_and_keeps_its_reason(template: ChatTemplate) -> None:
     async def hang(llm: LLM) -> Outcome:
         await asyncio.Event().wait()
