@@ -97,8 +97,13 @@ class ServerHttp:
             reading = method == "GET"
             return isinstance(error, ServerUnreachable) and not error.timed_out and (reading or error.never_sent)
 
+        try:
+            return await self._once(method, path, data, seconds, expect_json)
+        except ServerUnreachable as error:
+            if not worth_repeating(error):
+                raise
         async for attempt in AsyncRetrying(
-            stop=stop_after_attempt(ATTEMPTS),
+            stop=stop_after_attempt(ATTEMPTS - 1),
             wait=wait_exponential_jitter(multiplier=0.1, max=2.0),
             retry=retry_if_exception(worth_repeating),
             retry_error_callback=_raise_last,

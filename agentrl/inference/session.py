@@ -94,9 +94,8 @@ class ChatSession:
         params = options.sampling(self._settings.sampling, locked=self._settings.locked)
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
-        answers = await asyncio.gather(
-            *(self._sample(prompt, self._seeded(params, index)) for index in range(options.n))
-        )
+        samples = [self._sample(prompt, self._seeded(params, index)) for index in range(options.n)]
+        answers = await asyncio.gather(*samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
         text = (lambda token: self._template.text([token])) if options.logprobs else None
         whole = completion(self._settings.model, sampled, len(prompt), text)

@@ -74,6 +74,7 @@ class ChatTemplate:
         if tokenizer.eos_token is None or tokenizer.eos_token_id is None:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' detour through a batch
         self.policy = policy
         self.eos_id: int = tokenizer.eos_token_id
         self.end_ids = frozenset({tokenizer.eos_token_id, *end_ids})
@@ -252,6 +253,8 @@ class ChatTemplate:
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
     def _encode(self, text: str) -> list[int]:
+        if self._fast is not None:
+            return self._fast.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
