@@ -109,7 +109,7 @@ def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Pa
 
 
 def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
-    (line,) = [c for c in COMMANDS if c.startswith("agentrl serve")]
+    (line,) = [c for c in COMMANDS if c.startswith("agentrl serve ")]
     words = shlex.split(line)[1:]
     words[words.index("--model") + 1] = str(tiny_model)
     port = server.rsplit(":", 1)[1]
