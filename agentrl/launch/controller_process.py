@@ -74,7 +74,8 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
         controller.restore(state["step"], state["controller"])
         writer.void_after(state["step"])
     secret = os.environ.get(SECRET_ENV, "")
-    config = uvicorn.Config(make_app(controller, fleet, secret), log_level="warning", lifespan="off")
+    app = make_app(controller, fleet, secret)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")  # a port that is free
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are this process's own
     socket = config.bind_socket()
