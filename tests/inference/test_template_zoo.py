@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
-from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.template import ChatTemplate, TemplateError, training_template
 from tests.inference.fakes import FakeBackend, answer
+from tests.inference.test_template import REWRITING
 
 _TRL = find_spec("trl")
 assert _TRL is not None and _TRL.origin is not None, "TRL's templates are this test's material: install agentrl[train]"
@@ -132,6 +133,22 @@ def test_a_template_without_tool_calls_says_so(name: str) -> None:
     turn: list[Message] = [{"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}]
     with pytest.raises(TemplateError, match="does not render tool calls"):
         load(name).following(turn, answered=said_before(turn, as_text=False), last_id=None, tools=TOOLS)
+
+
+def test_trls_training_template_keeps_what_qwen3s_own_drops() -> None:
+    own = load("qwen3")
+    follow: list[Message] = [{"role": "user", "content": "more"}]
+    assert own.rewrites(follow)
+    tokenizer: Any = own.tokenizer
+    tokenizer.chat_template = training_template(tokenizer)
+    assert not ChatTemplate(tokenizer).rewrites(follow)
+
+
+def test_a_template_that_trl_does_not_know_is_refused() -> None:
+    tokenizer: Any = load("qwen3").tokenizer
+    tokenizer.chat_template = REWRITING
+    with pytest.raises(TemplateError, match=r"model\.chat_template=training"):
+        training_template(tokenizer)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.inference.tool_parsers.answer import Found, ParsedCall, Tools, tool_names
-from agentrl.inference.tool_parsers.values import MAX_DEPTH, Malformed, items_in, malformed, object_text, whose
+from agentrl.inference.tool_parsers.values import (
+    MAX_DEPTH,
+    Malformed,
+    items_in,
+    json_end,
+    malformed,
+    object_text,
+    whose,
+)
 
 _START = re.compile(r"(?P<mark><\|(?:tool_call|python)_(?:start|end)\|>)|\[\s*+(?P<name>[^\W\d][\w.]*+)\s*+\(")
 _OPENING_MARKS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
@@ -61,25 +69,11 @@ def _tagged(text: str, mark: re.Match[str]) -> Found:
 
 
 def _bare(text: str, start: re.Match[str], known: frozenset[str]) -> Found | None:
-    end = _list_end(text, start.start())
+    end = json_end(text, start.start(), _PIECE)[0]
     calls = _read(text[start.start() : end])
     if start["name"] not in known and any(call.error is not None for call in calls):
         return None
     return Found(start.start(), end, calls)
-
-
-def _list_end(text: str, start: int) -> int:
-    """Position after the list that begins at ``start``, or the end of the text."""
-    depth, position = 0, start
-    while piece := _PIECE.match(text, position):
-        position = piece.end()
-        if piece.lastgroup == "open":
-            depth += 1
-        elif piece.lastgroup == "close":
-            depth -= 1
-            if depth <= 0:
-                break
-    return position
 
 
 def _read(source: str) -> tuple[ParsedCall, ...]:

@@ -36,8 +36,8 @@ def whose(name: str) -> str:
     return f"the arguments of {shown(name)}" if name else "the arguments"
 
 
-def json_end(text: str, start: int) -> tuple[int, bool]:
-    """The end of the JSON object or list that begins at ``start``.
+def json_end(text: str, start: int, pieces: re.Pattern[str] = _PIECE) -> tuple[int, bool]:
+    """The end of the JSON object or list that begins at ``start``; other ``pieces`` read other languages' brackets.
 
     Brackets are counted, not compared; whether it is JSON is up to :func:`read_json`.
 
@@ -45,7 +45,7 @@ def json_end(text: str, start: int) -> tuple[int, bool]:
         The position after it and True; where it does not end, the position of what cannot stand in JSON and False.
     """
     depth, position = 0, start
-    while piece := _PIECE.match(text, position):
+    while piece := pieces.match(text, position):
         position = piece.end()
         if piece.lastgroup == "open":
             depth += 1
