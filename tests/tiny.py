@@ -19,12 +19,13 @@ CHATML = (
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def build_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write a two-layer random Llama (hidden 32, 4 heads, 2 key/value heads, float32, tied) and its tokenizer.
+def build_tiny_model(folder: Path, seed: int = 0, hidden: int = 32) -> Path:
+    """Write a two-layer random Llama (4 heads, 2 key/value heads, float32, tied) and its tokenizer.
 
     Args:
         folder: Where to write; created when missing.
         seed: Seed of the weights.
+        hidden: Hidden size.
 
     Returns:
         The folder, loadable by ``AutoModelForCausalLM`` and ``AutoTokenizer``.
@@ -37,8 +38,8 @@ def build_tiny_model(folder: Path, seed: int = 0) -> Path:
     tokenizer = build_tiny_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -47,7 +48,7 @@ def build_tiny_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=tokenizer.convert_tokens_to_ids("<|im_start|>"),
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        initializer_range=0.3,
+        initializer_range=0.3 * (32 / hidden) ** 0.5,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

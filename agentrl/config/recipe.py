@@ -61,7 +61,11 @@ class SamplingConfig(Section):
 class InferenceConfig(Section):
     """The inference servers."""
 
-    engine: Literal["embedded", "sglang", "openai"] = "embedded"
+    engine: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
+    python: str | None = Field(
+        default=None,
+        description="Interpreter that has sglang or vllm; by default ours, else .venv-sglang or .venv-vllm here.",
+    )
     urls: tuple[str, ...] = Field(default=(), description="Servers that run already; never started or stopped by us.")
     servers: Positive = 1
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
@@ -136,6 +140,9 @@ class TrainerConfig(Section):
     kl_coef: float = Field(
         default=0.0, ge=0, description="Weight of the k3 KL to the starting policy; 0: no reference model."
     )
+    entropy_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus, per token; keeps answers varied."
+    )
     scale_rewards: RewardScale = Field(
         default="group",
         description="Divide centered rewards by the group's standard deviation, its mean (MaxRL) or nothing (none).",
@@ -159,7 +166,10 @@ class TrainerConfig(Section):
 class WeightsConfig(Section):
     """How a new policy reaches the servers."""
 
-    transport: Literal["auto", "shm", "disk"] = "auto"
+    transport: Literal["auto", "shm", "disk", "broadcast"] = Field(
+        default="auto",
+        description="Shared memory, files that the servers can read, or a process group (gloo, NCCL) with the servers.",
+    )
     pause_mode: Literal["retract", "in_place", "abort"] = Field(
         default="retract",
         description="Requests in flight during a push: recompute their cache, keep it (cheap on a CPU), or resubmit.",
@@ -222,7 +232,12 @@ class Recipe(Section):
         if self.inference.engine == "openai":
             raise ValueError(
                 "trainer.type=grpo needs token ids and logprobs, which inference.engine=openai does not give; "
-                "use inference.engine=embedded or sglang, or trainer.type=null to evaluate"
+                "use inference.engine=embedded, sglang or vllm, or trainer.type=null to evaluate"
+            )
+        if self.inference.engine == "vllm" and self.weights.transport == "broadcast":
+            raise ValueError(
+                "weights.transport=broadcast: vLLM has a group of its own kind for it, over NCCL only; use "
+                "weights.transport=shm or disk with inference.engine=vllm"
             )
         if self.sampling.temperature == 0:
             raise ValueError("trainer.type=grpo cannot learn from sampling.temperature=0: behavior logprobs need T > 0")

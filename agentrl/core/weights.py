@@ -14,9 +14,45 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 WINDOW = 16 * 1024  # bytes read at the head, the middle and the tail of a tensor: 13 MB for a model of 272 tensors
+SAMPLED = 8  # values of a parameter that a manifest shows
 WEIGHTS_FILE = "model.safetensors"
 SHM = Path("/dev/shm")
 SHM_PREFIX = "agentrl-weights-"  # followed by the owner's process id
+
+
+class TensorSpec(BaseModel):
+    """A tensor that is going to be broadcast: its Hugging Face name and its shape."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class BroadcastPlan(BaseModel):
+    """How a version reaches the servers through a process group (:mod:`agentrl.core.update_group`).
+
+    Attributes:
+        group: Name of the group.
+        address: Host on which the sender's store listens.
+        port: Its port.
+        backend: ``gloo`` or ``nccl``.
+        world_size: Ranks of the group: the sender, then those of each server.
+        offsets: URL of a server -> its first rank in the group.
+        join: Whether the servers have to join first.
+        buckets: Tensors in the order in which they are sent; a server takes one bucket at a time.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group: str
+    address: str
+    port: int
+    backend: Literal["gloo", "nccl"]
+    world_size: int
+    offsets: dict[str, int]
+    join: bool
+    buckets: tuple[tuple[TensorSpec, ...], ...]
 
 
 class WeightManifest(BaseModel):
@@ -24,21 +60,27 @@ class WeightManifest(BaseModel):
 
     Attributes:
         version: Policy version the bytes belong to (trainer steps done).
-        path: Folder that holds ``model.safetensors``, readable by the servers.
-        transport: ``shm`` for a tmpfs folder of this host, ``disk`` for any other folder.
+        transport: ``shm`` for a tmpfs folder of this host, ``disk`` for any other folder, ``broadcast`` for no folder.
+        path: Folder that holds ``model.safetensors``, readable by the servers; empty with ``broadcast``.
         dtype: Element type of every tensor, by its safetensors name (``F32``, ``BF16``, ``F16``).
         nbytes: Total size of the tensors in bytes.
-        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out.
+        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out; with
+            ``broadcast`` only some tensors are told.
+        samples: Hugging Face parameter name -> its first :data:`SAMPLED` values, of some parameters; for servers that
+            can show values and no fingerprints.
+        broadcast: Exactly with ``broadcast``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int
-    path: str
-    transport: Literal["shm", "disk"]
+    transport: Literal["shm", "disk", "broadcast"]
+    path: str = ""
     dtype: str
     nbytes: int
     fingerprints: dict[str, str]
+    samples: dict[str, list[float]] = {}
+    broadcast: BroadcastPlan | None = None
 
     @property
     def file(self) -> Path:

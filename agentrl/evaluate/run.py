@@ -22,6 +22,7 @@ from agentrl.inference.session import SessionSettings
 from agentrl.inference.sglang import SGLangBackend
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.tool_parsers import PARSERS
+from agentrl.inference.vllm import VLLMBackend
 from agentrl.rollout.episodes import Client, run_episode
 from agentrl.rollout.journal import Journal
 
@@ -42,6 +43,8 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
 
 def make_backend(recipe: Recipe, url: str) -> Backend:
     """One server of the recipe's kind."""
+    if recipe.inference.engine == "vllm":
+        return VLLMBackend(url, recipe.inference.request_timeout)
     return SGLangBackend(url, recipe.inference.request_timeout, embedded=recipe.inference.engine == "embedded")
 
 

@@ -7,13 +7,19 @@ the server stated them; text is only decoded from ids. Errors name the URL and w
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weights import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
 class InferenceError(RuntimeError):
-    """The server refused a request, answered nonsense, or could not be reached."""
+    """The server refused a request, answered nonsense, or could not be reached.
+
+    Attributes:
+        status: HTTP status of a refusal, else 0.
+    """
+
+    status: int = 0
 
 
 class ServerUnreachable(InferenceError):
@@ -36,7 +42,15 @@ class ContextOverflow(InferenceError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling of one request; ``temperature`` 0 is greedy, ``top_k`` -1 the whole vocabulary."""
+    """Sampling of one request.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: -1 is the whole vocabulary.
+        stop: Strings that end the answer.
+        stop_token_ids: Ids that end the answer, and belong to it.
+        json_schema: Schema that the answer must fit, as text; not every server can.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -45,6 +59,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,14 @@ class Backend(Protocol):
 
     async def load(self, path: str, version: int) -> None:
         """Load weights from a folder."""
+        ...
+
+    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
+        """Take weights that the trainer broadcasts meanwhile."""
+        ...
+
+    async def ranks(self) -> int:
+        """Processes of the server that hold weights, each of which takes part in a broadcast."""
         ...
 
     async def verify(self, manifest: WeightManifest) -> list[str]:

@@ -135,7 +135,9 @@ class ServerHttp:
         if status >= 400:
             text = payload[:500].decode(errors="replace")
             kind = ContextOverflow if status == 400 and "context" in text.lower() else InferenceError
-            raise kind(f"{where} answered {status}: {text}")
+            error = kind(f"{where} answered {status}: {text}")
+            error.status = status
+            raise error
         if not expect_json:
             return None
         try:

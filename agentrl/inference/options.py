@@ -4,6 +4,7 @@ Guarantees: an option is either honoured or refused by name with the reason; non
 nothing that changes the distribution that the trainer assumes is accepted.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -58,8 +59,7 @@ class ChatOptions:
             raise ValueError(f"chat.completions.create(tool_choice={choice!r}): auto and none are supported")
         if options.pop("parallel_tool_calls", True) is not True:
             raise ValueError("chat.completions.create(parallel_tool_calls=False): a model is not held to one call here")
-        if options.pop("response_format", {"type": "text"}) != {"type": "text"}:
-            raise ValueError("chat.completions.create(response_format=...): answers are not constrained here")
+        json_schema = _json_schema(options.pop("response_format", {"type": "text"}))
         n = int(options.pop("n", 1))
         if n < 1:
             raise ValueError(f"chat.completions.create(n={n}): at least 1")
@@ -70,7 +70,7 @@ class ChatOptions:
             logprobs=bool(options.pop("logprobs", False)),
             stream=bool(options.pop("stream", False)),
             include_usage=bool(options.pop("stream_options", {}).get("include_usage", False)),
-            params=_params(options),
+            params=_params(options) | ({"json_schema": json_schema} if json_schema is not None else {}),
         )
         for key in options:
             if key in _REFUSED:
@@ -87,6 +87,11 @@ class ChatOptions:
         Raises:
             ValueError: ``locked``, and a change would make the behavior logprobs wrong.
         """
+        if locked and "json_schema" in self.params:
+            raise ValueError(
+                "chat.completions.create(response_format=...): a constrained answer comes from another distribution "
+                "than the one that training assumes; it is for evaluation only"
+            )
         for key in _SAMPLING if locked else ():
             value = self.params.get(key)
             if value is not None and value != getattr(base, key):
@@ -119,6 +124,22 @@ SUPPORTED = frozenset(
         "extra_body",
     ]
 )
+
+
+def _json_schema(response_format: Any) -> str | None:
+    """The JSON schema that an answer must fit, as text; ``None`` where anything goes."""
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    schema = (response_format.get("json_schema") or {}).get("schema") if kind == "json_schema" else None
+    if not isinstance(schema, Mapping):
+        raise ValueError(
+            "chat.completions.create: response_format must be {'type': 'text'}, {'type': 'json_object'} or {'type': "
+            f"'json_schema', 'json_schema': {{'schema': ...}}}}, and is {response_format!r:.200}"
+        )
+    return json.dumps(schema)
 
 
 def _is_given(value: Any) -> bool:

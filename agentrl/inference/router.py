@@ -30,6 +30,7 @@ class _Server:
     missed: int = 0
     error: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    rejoining: asyncio.Task[None] | None = None
 
     @property
     def usable(self) -> bool:
@@ -120,6 +121,10 @@ class Router:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        rejoining = [server.rejoining for server in self._servers.values() if server.rejoining is not None]
+        for task in rejoining:
+            task.cancel()
+        await asyncio.gather(*rejoining, return_exceptions=True)
         for backend in [server.backend for server in self._servers.values()] + self._retired:
             await backend.close()
 
@@ -135,15 +140,23 @@ class Router:
     async def _probe_one(self, server: _Server) -> None:
         if await server.backend.alive():
             server.missed = 0
-            if server.gone.is_set() and not server.leaving and self.rejoin is not None:
-                try:
-                    await self.rejoin(server.backend)
-                except InferenceError as error:
-                    server.error = f"it is back, but does not take the current weights: {error}"
+            back = server.gone.is_set() and not server.leaving
+            if back and server.rejoining is None:  # may take until the next push: the others are probed meanwhile
+                server.rejoining = asyncio.create_task(self._rejoin(server))
+                await asyncio.wait({server.rejoining}, timeout=self._probe_seconds)
             return
         server.missed += 1
         if server.missed >= MISSED_PROBES:
             self.take_out(server.backend, f"no answer to {server.missed} probes in a row")
+
+    async def _rejoin(self, server: _Server) -> None:
+        try:
+            if self.rejoin is not None:
+                await self.rejoin(server.backend)
+        except InferenceError as error:
+            server.error = f"it is back, but does not take the current weights: {error}"
+        finally:
+            server.rejoining = None
 
     async def pick(self) -> _Server:
         """The least loaded server that can be used, waiting for one if need be."""

@@ -9,7 +9,7 @@ with the same ids.
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class ChatSession:
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
         samples = [self._sample(prompt, self._seeded(params, index)) for index in range(options.n)]
-        answers = await asyncio.gather(*samples) if len(samples) > 1 else [await samples[0]]
+        answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
         text = (lambda token: self._template.text([token])) if options.logprobs else None
         whole = completion(self._settings.model, sampled, len(prompt), text)
@@ -190,6 +190,17 @@ class ChatSession:
             if len(done.token_ids) >= params.max_new_tokens:
                 return replace(done, finish_reason="length")
         raise InferenceError(f"{self._backend.url} aborted one request {MAX_RESUMES} times")
+
+
+async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """All results, in order; the first failure gives up the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(sample) for sample in samples]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _with_calls(parsed: ParsedAnswer) -> Message:

@@ -6,12 +6,13 @@ arrived; only reads and requests that never reached the server are retried.
 
 from typing import Any
 
-from agentrl.core.weights import WeightManifest, mismatches
+from agentrl.core.weights import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest, mismatches
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ServerHttp
 
 READY_SECONDS = 10.0
 ALIVE_SECONDS = 10.0
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class SGLangBackend:
@@ -27,6 +28,7 @@ class SGLangBackend:
         self.url = url.rstrip("/")
         self.embedded = embedded
         self._http = ServerHttp(self.url, timeout)
+        self._mode: PauseMode = "abort"  # of the latest pause
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation through ``/generate``."""
@@ -42,6 +44,10 @@ class SGLangBackend:
             sampling["stop_token_ids"] = list(params.stop_token_ids)
         if params.seed is not None:
             sampling["sampling_seed"] = params.seed
+        if params.json_schema is not None:
+            if self.embedded:
+                raise ValueError("chat.completions.create(response_format=...): the embedded engine does not constrain")
+            sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
         answer = await self._http.post("/generate", body)
         return self._generation(answer)
@@ -91,6 +97,7 @@ class SGLangBackend:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
+        self._mode = mode
         await self._http.post("/pause_generation", {"mode": mode}, expect_json=False)
 
     async def resume(self) -> None:
@@ -99,18 +106,92 @@ class SGLangBackend:
 
     async def load(self, path: str, version: int) -> None:
         """Load a folder of safetensors."""
-        answer = await self._http.post(
-            "/update_weights_from_disk", {"model_path": path, "weight_version": str(version)}
-        )
-        if not answer.get("success", False):
-            raise InferenceError(f"{self.url}/update_weights_from_disk refused {path}: {answer.get('message')}")
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": self._may_flush}
+        await self._update("/update_weights_from_disk", body)
+        await self._flush()
+
+    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
+        """Take a broadcast, bucket by bucket; the version comes with the last one."""
+        if plan.join:
+            join = {
+                "master_address": plan.address,
+                "master_port": plan.port,
+                "rank_offset": plan.offsets[self.url],
+                "world_size": plan.world_size,
+                "group_name": plan.group,
+                "backend": plan.backend,
+            }
+            await self._update("/init_weights_update_group", join)
+        begun = await self._begin_update()
+        try:
+            for index, bucket in enumerate(plan.buckets):
+                await self._receive_bucket(bucket, manifest, plan.group, last=index == len(plan.buckets) - 1)
+        finally:
+            if begun:  # also after a failure: what is left open hinders the next update
+                await self._update("/end_weight_update", {})
+        await self._flush()
+
+    async def _receive_bucket(
+        self, bucket: tuple[TensorSpec, ...], manifest: WeightManifest, group: str, *, last: bool
+    ) -> None:
+        body: dict[str, Any] = {
+            "names": [tensor.name for tensor in bucket],
+            "dtypes": [_TORCH_NAMES[manifest.dtype]] * len(bucket),
+            "shapes": [list(tensor.shape) for tensor in bucket],
+            "group_name": group,
+            "flush_cache": last and self._may_flush,
+        }
+        if last:
+            body["weight_version"] = str(manifest.version)
+        await self._update("/update_weights_from_distributed", body)
+
+    async def ranks(self) -> int:
+        """Tensor-parallel ranks."""
+        return int((await self._http.get("/server_info")).get("tp_size", 1))
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare fingerprints with what the embedded engine holds; of SGLang, which has none, compare the version."""
-        if not self.embedded:
-            return [] if await self.version() == manifest.version else ["weight_version"]
-        answer = await self._http.post("/weights_checker", {"action": "fingerprint"})
-        return mismatches(manifest.fingerprints, answer["fingerprints"])
+        """Compare what the server holds with what was sent.
+
+        The embedded engine tells fingerprints of all its tensors. SGLang takes names that it does not know without a
+        word, so its version proves nothing by itself: some values are compared as well.
+        """
+        if self.embedded and manifest.fingerprints:
+            answer = await self._http.post("/weights_checker", {"action": "fingerprint"})
+            return mismatches(manifest.fingerprints, answer["fingerprints"])
+        if await self.version() != manifest.version:
+            return ["weight_version"]
+        return [name for name, values in manifest.samples.items() if await self._first_values(name) != values]
+
+    async def _first_values(self, name: str) -> list[float]:
+        held = await self._http.post("/get_weights_by_name", {"name": name, "truncate_size": SAMPLED})
+        while held and isinstance(held[0], list):  # the first row of a matrix, of the first rank
+            held = held[0]
+        return held[:SAMPLED] if held else []
+
+    @property
+    def _may_flush(self) -> bool:
+        """SGLang calls a load a failure when the caches of requests that are frozen in place hinder the flush."""
+        return self._mode != "in_place"
+
+    async def _flush(self) -> None:
+        """After a load in place: forget the prefixes of old weights, unless frozen requests hinder it."""
+        if not self._may_flush and not self.embedded:
+            await self._http.answers("/flush_cache", READY_SECONDS)
+
+    async def _begin_update(self) -> bool:
+        """Open an update; false where the server, older than 0.5.21, has no such call."""
+        try:
+            await self._update("/begin_weight_update", {})
+        except InferenceError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def _update(self, path: str, body: dict[str, Any]) -> None:
+        answer = await self._http.post(path, body)
+        if not answer.get("success", False):
+            raise InferenceError(f"{self.url}{path} refused: {answer.get('message')}")
 
     async def close(self) -> None:
         """Close connections."""

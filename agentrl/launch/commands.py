@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
+from agentrl.launch.plan import resolved_dtype
 
 # Threads that wait for work must sleep: server and trainer share the cores, and a spinning one steals the other's time.
 CPU_ENV = {
@@ -40,21 +41,57 @@ def embedded_server(recipe: Recipe, model: Path, ready_file: Path, index: int) -
     return [*command, *inference.args]
 
 
-def sglang_server(recipe: Recipe, model: Path, port: int) -> list[str]:
+def sglang_server(recipe: Recipe, model: Path, port: int, python: str) -> list[str]:
     """SGLang's own server; it needs to be told its port."""
     inference = recipe.inference
-    dtype = {"auto": "auto", "float32": "float32", "bfloat16": "bfloat16"}[inference.dtype]
-    return [
-        *(sys.executable, "-m", "sglang.launch_server"),
+    command = [
+        *tethered(python, "-m", "sglang.launch_server"),
         *("--model-path", str(model)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", dtype),
+        *("--dtype", resolved_dtype(inference.dtype, recipe.launch.device)),
         *("--context-length", str(inference.context_length)),
         *("--max-running-requests", str(inference.max_running)),
         *("--random-seed", str(recipe.seed)),
         "--skip-server-warmup",
-        *inference.args,
     ]
+    if recipe.launch.device == "cpu":
+        tokens = inference.max_running * inference.context_length
+        command += [
+            *("--device", "cpu", "--attention-backend", "torch_native", "--mem-fraction-static", "0.3"),
+            *("--max-total-tokens", str(tokens), "--disable-overlap-schedule", "--sleep-on-idle"),
+        ]
+    return [*command, *inference.args]
+
+
+def vllm_server(recipe: Recipe, model: Path, port: int, python: str) -> list[str]:
+    """VLLM's own server, with the calls and the logprobs that training needs."""
+    inference = recipe.inference
+    command = [
+        *tethered(python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", resolved_dtype(inference.dtype, recipe.launch.device)),
+        *("--max-model-len", str(inference.context_length)),
+        *("--max-num-seqs", str(inference.max_running)),
+        *("--seed", str(recipe.seed)),
+        *("--logprobs-mode", "processed_logprobs"),  # of the distribution that was sampled from
+        "--enable-scale-out",  # its answers tell the policy version of each token
+    ]
+    if recipe.launch.device == "cpu":
+        command.append("--enforce-eager")
+    return [*command, *inference.args]
+
+
+SERVER_ENV = {
+    "sglang": {"HF_HUB_OFFLINE": "1"},
+    "vllm": {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"},  # without it there are no calls for weights
+}
+SERVER_ENV_CPU = {"vllm": {"VLLM_CPU_KVCACHE_SPACE": "2"}}  # GB
+
+
+def tethered(*command: str) -> list[str]:
+    """A foreign command that ends when we do, even by ``kill -9``."""
+    return [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
 
 
 def controller(

@@ -32,6 +32,8 @@ from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 
 WATCH_SECONDS = 1.0
+GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
+STOPPED = 128 + signal.SIGTERM
 
 
 async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], ready_file: Path, *, resume: bool) -> int:
@@ -75,30 +77,56 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
         writer.void_after(state["step"])
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, fleet, secret)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")  # a port that is free
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,  # one that is free
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are this process's own
     socket = config.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()[:2]
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source, "secret": secret}
     write_json(ready_file, announcement, private=True)
     try:
-        return await _until_over(controller, recipe)
+        return await _until_over(controller, recipe, stopping)
     finally:
+        await controller.close()  # calls that wait for a batch are answered by it
         server.should_exit = True
         await serving
-        await controller.close()
         await router.close()
         journal.close()
         writer.close()
 
 
-async def _until_over(controller: Controller, recipe: Recipe) -> int:
-    await controller.start()
+async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
+    starting = asyncio.create_task(controller.start())
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            return await _watch(controller, recipe, stopping)
+        return STOPPED
+    finally:
+        starting.cancel()
+        stopped.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+
+
+async def _watch(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
     controller.last_beat = time.monotonic()
     while not (controller.finished.is_set() and controller.trainer_done.is_set()):
-        await asyncio.sleep(WATCH_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
+        if stopping.is_set():
+            return STOPPED
         silent = time.monotonic() - controller.last_beat
         if silent > recipe.launch.heartbeat_timeout:
             print(

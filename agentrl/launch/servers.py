@@ -6,18 +6,22 @@ error with the tail of its log.
 
 import contextlib
 import socket
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 from rich.console import Console
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.errors import UserError
+from agentrl.config.recipe import InferenceConfig, Recipe
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.launch import commands
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
 
 READY_POLL_SECONDS = 1.0
+READY_PATHS = {"sglang": "/ready", "vllm": "/health"}
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
@@ -50,15 +54,17 @@ def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supe
             waiting.append((child, ready))
         else:
             port = free_port()
-            command = commands.sglang_server(recipe, model, port)
-            waiting.append((supervisor.start(name, command, peer=True), f"http://127.0.0.1:{port}"))
+            make = commands.sglang_server if inference.engine == "sglang" else commands.vllm_server
+            command = make(recipe, model, port, server_python(inference))
+            child = supervisor.start(name, command, env=server_env(recipe), niceness=niceness, peer=True)
+            waiting.append((child, f"http://127.0.0.1:{port}{READY_PATHS[inference.engine]}"))
     urls: list[str] = []
     for child, where in waiting:
         if isinstance(where, Path):
             urls.append(supervisor.wait_ready(child, where, inference.start_timeout)["url"])
         else:
             wait_http(supervisor, child, where, inference.start_timeout)
-            urls.append(where)
+            urls.append(where.rpartition("/")[0])
     return urls
 
 
@@ -69,8 +75,39 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def server_python(inference: InferenceConfig) -> str:
+    """The interpreter that a foreign server runs in.
+
+    Raises:
+        UserError: None is found that has it.
+    """
+    if inference.python is not None:
+        return inference.python
+    if find_spec(inference.engine) is not None:
+        return sys.executable
+    beside = Path(f".venv-{inference.engine}") / "bin" / "python"
+    if beside.is_file():
+        return str(beside.absolute())
+    raise UserError(
+        f"inference.engine={inference.engine} is not installed: neither this interpreter has it nor {beside}; install "
+        f"it into an environment of its own (make {inference.engine} does so for a CPU) and name its interpreter with "
+        "inference.python=PATH"
+    )
+
+
+def server_env(recipe: Recipe) -> dict[str, str]:
+    """What a foreign server's environment has beyond ours."""
+    engine = recipe.inference.engine
+    env = dict(commands.SERVER_ENV[engine])
+    if recipe.launch.device == "cpu":
+        env |= commands.SERVER_ENV_CPU.get(engine, {})
+        if recipe.inference.threads:
+            env["OMP_NUM_THREADS"] = str(recipe.inference.threads)
+    return env
+
+
 def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) -> None:
-    """Wait until ``GET url/ready`` answers 200.
+    """Wait until ``GET url`` answers 200.
 
     Raises:
         ChildFailed: The server ended or took too long.
@@ -79,7 +116,7 @@ def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) ->
     while True:
         supervisor.check()
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/ready", timeout=5.0, trust_env=False).status_code == 200:
+            if httpx.get(url, timeout=5.0, trust_env=False).status_code == 200:
                 return
         if child.process.poll() is not None or time.monotonic() > deadline:
             raise ChildFailed(f"{child.name} did not come up at {url}; the end of {child.log}:\n{child.tail()}")

@@ -217,6 +217,10 @@ class Controller:
         if final:
             self.finished.set()
 
+    async def members(self) -> dict[str, Any]:
+        """Who takes part in a broadcast, see :meth:`WeightTransaction.members`."""
+        return await self._weights.members()
+
     async def _stop_rollouts(self) -> None:
         if self._admission is not None:
             self._admission.cancel()
@@ -237,7 +241,8 @@ class Controller:
             self.trainer_done.set()
 
     async def close(self) -> None:
-        """Cancel whatever runs."""
+        """Cancel whatever runs, and tell whoever waits for a batch."""
+        await self._buffer.fail(RolloutError("the controller is stopping"))
         jobs = [*self._groups, *([self._admission] if self._admission else [])]
         for job in jobs:
             job.cancel()

@@ -1,9 +1,10 @@
-"""The controller over HTTP: four calls for the trainer, and ``servers`` for people.
+"""The controller over HTTP: calls for the trainer, and ``servers`` for people.
 
 Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with
 its reason (HTTP 409), not a broken connection.
 """
 
+import asyncio
 import hmac
 from typing import Any
 
@@ -40,10 +41,12 @@ def make_app(controller: Controller, fleet: Fleet, secret: str) -> Starlette:
             return _json(await _dispatch(controller, request.url.path, body))
         except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")
+        except asyncio.CancelledError:  # the server is being stopped
+            return Response("the controller is stopping", status_code=503, media_type="text/plain")
         except (LookupError, TypeError, ValueError) as error:
             return _json({"error": f"{type(error).__name__}: {error}"}, 400)
 
-    names = ("next_batch", "publish", "checkpoint", "heartbeat")
+    names = ("next_batch", "members", "publish", "checkpoint", "heartbeat")
     routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
     return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
 
@@ -59,6 +62,8 @@ async def _servers(fleet: Fleet, method: str, body: dict[str, Any]) -> Any:
 async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> Any:
     if path == "/next_batch":
         return await controller.next_batch(body["step"])
+    if path == "/members":
+        return await controller.members()
     if path == "/publish":
         manifest = WeightManifest.model_validate(body["manifest"])
         await controller.publish(manifest, body["metrics"], final=body["final"])

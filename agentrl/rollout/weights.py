@@ -3,11 +3,16 @@
 Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
 in both cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm. A server that
 dies meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves.
+
+A version that was broadcast stands in no file: after a failed broadcast the servers stay paused until the trainer
+offers the version again in a file, and a server that joins waits for a version in a file, which it makes the trainer
+write (:meth:`WeightTransaction.members`).
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.core.weights import WeightManifest
 from agentrl.inference.backend import Backend, InferenceError, PauseMode, ServerUnreachable
@@ -24,11 +29,11 @@ class Committed:
 
     Attributes:
         version: Policy version.
-        path: Folder it can be loaded from again.
+        path: Folder it can be loaded from again; ``None`` when it was broadcast.
     """
 
     version: int
-    path: str
+    path: str | None
 
 
 class WeightTransaction:
@@ -48,6 +53,23 @@ class WeightTransaction:
         self._mode: PauseMode = mode
         self._lease = lease_seconds
         self._lock = asyncio.Lock()
+        self._joining = 0  # servers that wait for a file
+        self._filed = asyncio.Event()  # set while the committed version stands in a file
+        self._filed.set()
+
+    async def members(self) -> dict[str, Any]:
+        """What a trainer has to know before it broadcasts.
+
+        Returns:
+            ``ranks``: URL of a server -> its ranks; ``by_file``: whether the next version must stand in a file.
+
+        Raises:
+            InferenceError: A server does not say.
+        """
+        servers = self._router.backends
+        ranks = await asyncio.gather(*(backend.ranks() for backend in servers))
+        urls = [backend.url for backend in servers]
+        return {"ranks": dict(zip(urls, ranks, strict=True)), "by_file": self._joining > 0}
 
     async def push(self, manifest: WeightManifest) -> None:
         """Make ``manifest`` the served version.
@@ -60,13 +82,14 @@ class WeightTransaction:
             try:
                 async with asyncio.timeout(self._lease):
                     await self._each(servers, lambda b: b.pause(self._mode))
-                    await self._each(servers, lambda b: b.load(manifest.path, manifest.version))
+                    await self._each(servers, lambda b: _load(b, manifest))
                     await self._each(servers, lambda b: _verify(b, manifest))
             except (InferenceError, TimeoutError) as error:
                 reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
                 await self._roll_back(servers, reason)
                 raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
-            self.committed, self._manifest = Committed(manifest.version, manifest.path), manifest
+            self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
+            (self._filed.set if manifest.path else self._filed.clear)()
             await self._each(servers, lambda b: b.resume())
 
     async def join(self, backend: Backend) -> None:
@@ -75,18 +98,39 @@ class WeightTransaction:
         Raises:
             InferenceError: It does not take the weights.
         """
-        async with self._lock:
+        if not await backend.alive():
+            raise ServerUnreachable(f"{backend.url} does not answer")
+        await self._lock.acquire()
+        try:
+            while self.committed.path is None:
+                await self._until_filed()
             await backend.pause("abort")
             await backend.load(self.committed.path, self.committed.version)
             if self._manifest is not None:
                 await _verify(backend, self._manifest)
             await backend.resume()
             self._router.admit(backend)
+        finally:
+            self._lock.release()
+
+    async def _until_filed(self) -> None:
+        """Give the lock away until a push leaves a file."""
+        self._lock.release()
+        self._joining += 1
+        try:
+            await self._filed.wait()
+        finally:
+            self._joining -= 1
+            await self._lock.acquire()
 
     async def _roll_back(self, servers: list[Backend], reason: str) -> None:
         last = self.committed
+        if last.path is None:
+            raise WeightPushError(
+                f"{reason}; version {last.version} was broadcast and cannot be loaded again: the servers stay paused"
+            )
         try:
-            await self._each(servers, lambda b: b.load(last.path, last.version))
+            await self._each(servers, lambda b: b.load(str(last.path), last.version))
             await self._each(servers, lambda b: b.resume())
         except InferenceError as error:
             raise WeightPushError(f"{reason}; and going back to version {last.version} failed: {error}") from error
@@ -108,6 +152,13 @@ class WeightTransaction:
         if not servers:
             states = "; ".join(f"{s.url}: {s.error or s.state}" for s in self._router.status())
             raise InferenceError(f"no inference server is left: {states}")
+
+
+async def _load(backend: Backend, manifest: WeightManifest) -> None:
+    if manifest.broadcast is not None:
+        await backend.receive(manifest, manifest.broadcast)
+    else:
+        await backend.load(manifest.path, manifest.version)
 
 
 async def _verify(backend: Backend, manifest: WeightManifest) -> None:

@@ -16,10 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent
+from agentrl.train.broadcast import BroadcastPublisher
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import Policy, load_model, shard
-from agentrl.train.publish import WeightPublisher
+from agentrl.train.publish import Publisher, WeightPublisher
 from agentrl.train.trainer import Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -54,13 +55,16 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
 
     policy = make_policy()
     reference = make_policy().requires_grad_(False) if config.kl_coef > 0 else None
-    publisher = WeightPublisher(
+    files = WeightPublisher(
         policy.model.named_parameters(),
         resolve_dtype(recipe.inference.dtype, device),
-        recipe.weights.transport,
+        "disk" if recipe.weights.transport == "broadcast" else recipe.weights.transport,
         run_dir / "weights",
         is_writer=dist.get_rank() == 0,
     )
+    publisher: Publisher = files
+    if recipe.weights.transport == "broadcast":
+        publisher = BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
     engine = TrainEngine(policy, reference, config, device)
     if device.type == "cpu":
         take_memory(3 * sum(p.numel() * p.element_size() for p in policy.parameters()))  # gradients and two moments

@@ -1,4 +1,4 @@
-"""The trainer's side of the four calls to the rollout controller.
+"""The trainer's side of the calls to the rollout controller.
 
 Guarantees: rank 0 alone talks; each call has a deadline; a controller that is gone or refuses is one exception that
 says so with the controller's own words. Heartbeats run in a thread of their own and stop with the trainer.
@@ -47,6 +47,10 @@ class ControllerClient:
         """Offer a policy version; returns when the servers have committed to it."""
         body = {"version": version, "manifest": manifest.model_dump(), "metrics": metrics, "final": final}
         return self._post("/publish", body).json()
+
+    def members(self) -> dict[str, Any]:
+        """Servers that a broadcast has to reach, with their ranks, and whether the version must go by file instead."""
+        return self._post("/members", {}).json()
 
     def checkpoint(self, step: int) -> dict[str, Any]:
         """The controller's state at the cut after ``step``, to be stored with the parameters."""

@@ -92,6 +92,9 @@ class TrainEngine:
         batch = collate(rows, self.device)
         logprobs, entropies = self.policy(batch)
         loss, clipped = clipped_policy_loss(logprobs, batch.logprobs, batch.advantages, self.clip)
+        if self.config.entropy_coef > 0:
+            loss = loss - self.config.entropy_coef * entropies
+        entropies = entropies.detach()
         if self.reference is not None:
             kl = self._reference_kl(batch, logprobs)
             sums.kl_reference += kl.detach().sum().item()

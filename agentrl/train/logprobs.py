@@ -33,22 +33,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
             entropies[part] = normalizer - torch.linalg.vecdot(exponentials, logits) / total
             normalizers[part] = normalizer + top.squeeze(-1)
-        ctx.save_for_backward(hidden, weight, targets, normalizers)
+        ctx.save_for_backward(hidden, weight, targets, normalizers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        grad_logprobs = grads[0]
-        hidden, weight, targets, normalizers = ctx.saved_tensors
+        grad_logprobs, grad_entropies = grads
+        hidden, weight, targets, normalizers, entropies = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(normalizers)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logits = _logits(hidden[part], weight, ctx.temperature)
             upstream = grad_logprobs[part] / ctx.temperature
-            grad_logits = logits.sub_(normalizers[part, None]).exp_().mul_(-upstream[:, None])
+            all_logprobs = logits.sub_(normalizers[part, None])
+            if grad_entropies is None:
+                grad_logits = all_logprobs.exp_().mul_(-upstream[:, None])
+            else:  # d entropy / d logit = -p (log p + entropy) / T
+                scale = (grad_entropies[part] / ctx.temperature)[:, None]
+                grad_logits = (all_logprobs + entropies[part, None]).mul_(scale).add_(upstream[:, None])
+                grad_logits.mul_(all_logprobs.exp_()).neg_()
             rows = torch.arange(grad_logits.shape[0], device=hidden.device)
             grad_logits[rows, targets[part]] += upstream
             grad_logits = grad_logits.to(hidden.dtype)
@@ -76,7 +84,7 @@ def chunked_logprobs(
         chunk: Rows of logits in memory at one time.
 
     Returns:
-        ``[tokens]`` float32 log-probabilities (differentiable) and ``[tokens]`` float32 entropies (not differentiable).
+        ``[tokens]`` float32 log-probabilities and ``[tokens]`` float32 entropies, in nats; both are differentiable.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be positive: at 0 there is no distribution to differentiate")

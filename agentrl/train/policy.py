@@ -91,7 +91,7 @@ class Policy(nn.Module):
         self.chunk = chunk
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """``[trained]`` logprobs (differentiable) and ``[trained]`` entropies."""
+        """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable."""
         decoder = self.model.get_decoder()
         hidden = decoder(
             input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False

@@ -10,16 +10,27 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agentrl.core.weights import SHM, SHM_PREFIX, WEIGHTS_FILE, WeightManifest, fingerprint, sweep_stale
+from agentrl.core.weights import (
+    SAMPLED,
+    SHM,
+    SHM_PREFIX,
+    WEIGHTS_FILE,
+    TensorSpec,
+    WeightManifest,
+    fingerprint,
+    sweep_stale,
+)
 
+Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
+SAMPLED_PARAMETERS = 4
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 
 
@@ -37,6 +48,22 @@ def choose_transport(transport: Literal["auto", "shm", "disk"], nbytes: int) -> 
             "use weights.transport=disk"
         )
     return "shm" if fits and transport != "disk" else "disk"
+
+
+class Publisher(Protocol):
+    """What the trainer needs of a way out for its weights."""
+
+    def publish(self, version: int, offer: Offer) -> None:
+        """Bring a version to the servers; a collective, ``offer`` is called on rank 0."""
+        ...
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Full parameters, one at a time; a collective."""
+        ...
+
+    def close(self) -> None:
+        """Remove what was left."""
+        ...
 
 
 class WeightPublisher:
@@ -60,10 +87,12 @@ class WeightPublisher:
         is_writer: bool,
     ) -> None:
         self._parameters = list(parameters)
-        self._dtype = dtype
+        self.dtype = dtype
+        self.specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in self._parameters]
         self._is_writer = is_writer
         itemsize = torch.empty((), dtype=dtype).element_size()
         self._nbytes = sum(p.numel() for _, p in self._parameters) * itemsize
+        self._sampled = spread([n for n, p in self._parameters if p.dim() == 2], SAMPLED_PARAMETERS)
         self._folder: Path | None = None
         self._buffers: list[tuple[Path, mmap.mmap, int]] = []
         self.transport: Literal["shm", "disk"] = "disk"
@@ -75,6 +104,12 @@ class WeightPublisher:
             self._folder = Path(tempfile.mkdtemp(prefix=f"{SHM_PREFIX}{os.getpid()}-", dir=base))
             self._folder.chmod(0o700)
 
+    def publish(self, version: int, offer: Offer) -> None:
+        """Write a version and offer it; a collective, ``offer`` is called on the writing rank."""
+        manifest = self.write(version)
+        if manifest is not None:
+            offer(manifest)
+
     def write(self, version: int) -> WeightManifest | None:
         """Gather all parameters; on the writing rank fill the next buffer and return its manifest."""
         if not self._is_writer:
@@ -84,22 +119,37 @@ class WeightPublisher:
         path, buffer, data_start = self._buffer(version % 2)
         view = memoryview(buffer)
         fingerprints: dict[str, str] = {}
+        samples: dict[str, list[float]] = {}
         offset = data_start
         for name, parameter in self._parameters:
             full = _full(parameter)
-            nbytes = full.numel() * torch.empty((), dtype=self._dtype).element_size()
-            target = torch.frombuffer(buffer, dtype=self._dtype, count=full.numel(), offset=offset).view(full.shape)
+            nbytes = full.numel() * torch.empty((), dtype=self.dtype).element_size()
+            target = torch.frombuffer(buffer, dtype=self.dtype, count=full.numel(), offset=offset).view(full.shape)
             target.copy_(full)
             fingerprints[name] = fingerprint(view[offset : offset + nbytes])
+            if name in self._sampled:
+                samples[name] = target.view(-1)[: min(SAMPLED, target.shape[-1])].tolist()
             offset += nbytes
+        return self.manifest(
+            version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
+        )
+
+    def manifest(self, version: int, transport: Literal["shm", "disk", "broadcast"], **more: Any) -> WeightManifest:
+        """What is said of a version; ``more`` depends on the transport."""
         return WeightManifest(
             version=version,
-            path=str(path.resolve()),
-            transport=self.transport,
-            dtype=DTYPE_NAMES[self._dtype],
+            transport=transport,
+            dtype=DTYPE_NAMES[self.dtype],
             nbytes=self._nbytes,
-            fingerprints=fingerprints,
+            **{"fingerprints": {}, **more},
         )
+
+    def samples(self) -> dict[str, list[float]]:
+        """The first values of some parameters, as servers will hold them; a collective."""
+        return {
+            name: full.view(-1)[: min(SAMPLED, full.shape[-1])].to(self.dtype).tolist()
+            for name, full in ((name, _full(p)) for name, p in self._parameters if name in self._sampled)
+        }
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters, one at a time; a collective over all ranks."""
@@ -111,7 +161,7 @@ class WeightPublisher:
             assert self._folder is not None
             folder = self._folder / f"buffer-{len(self._buffers)}"
             folder.mkdir()
-            header = safetensors_header([(n, p.shape) for n, p in self._parameters], self._dtype)
+            header = safetensors_header([(n, p.shape) for n, p in self._parameters], self.dtype)
             with open(folder / WEIGHTS_FILE, "w+b") as file:
                 os.posix_fallocate(
                     file.fileno(), 0, len(header) + self._nbytes
@@ -127,6 +177,11 @@ class WeightPublisher:
         self._buffers.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def spread(names: list[str], count: int) -> frozenset[str]:
+    """``count`` of ``names``, evenly from the first to the last but one, or all of them."""
+    return frozenset(names[index * len(names) // count] for index in range(count)) if names else frozenset()
 
 
 def safetensors_header(shapes: Iterable[tuple[str, torch.Size]], dtype: torch.dtype) -> bytes:

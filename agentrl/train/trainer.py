@@ -17,12 +17,13 @@ from transformers import AutoTokenizer
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode
+from agentrl.core.weights import WeightManifest
 from agentrl.train.batch import make_train_batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_state import latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
-from agentrl.train.publish import WeightPublisher
+from agentrl.train.publish import Publisher
 from agentrl.train.schedule import learning_rate_factor, progress
 
 
@@ -44,7 +45,7 @@ class Trainer:
         model_path: Path,
         run_dir: Path,
         engine: TrainEngine,
-        publisher: WeightPublisher,
+        publisher: Publisher,
         client: ControllerClient | None,
     ) -> None:
         self.recipe = recipe
@@ -122,18 +123,21 @@ class Trainer:
 
     def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
         episodes = [Episode.model_validate(e) for e in batch["episodes"]]
-        train_batch = make_train_batch(episodes, scale=self.config.scale_rewards, keep_zero=self.config.kl_coef > 0)
+        keep_zero = self.config.kl_coef > 0 or self.config.entropy_coef > 0
+        train_batch = make_train_batch(episodes, scale=self.config.scale_rewards, keep_zero=keep_zero)
         return self.engine.update(train_batch, plan["learning_rate"])
 
     def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
         start = time.monotonic()
-        manifest = self.publisher.write(self.step)
-        if self.client is None or manifest is None:
-            return
-        metrics["time/gather"] = time.monotonic() - start
-        if began is not None:
-            metrics["time/before_publish"] = time.monotonic() - began
-        self.client.publish(self.step, manifest, metrics, final=final)
+
+        def offer(manifest: WeightManifest) -> None:
+            assert self.client is not None
+            metrics["time/gather"] = time.monotonic() - start
+            if began is not None:
+                metrics["time/before_publish"] = time.monotonic() - began
+            self.client.publish(self.step, manifest, metrics, final=final)
+
+        self.publisher.publish(self.step, offer)
 
     def _save_due(self, batch: dict[str, Any]) -> bool:
         config = self.config

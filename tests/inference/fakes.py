@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weights import BroadcastPlan, WeightManifest
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams, ServerUnreachable
 
 Script = Callable[[list[int], SamplingParams], Generation]
@@ -59,6 +59,12 @@ class FakeBackend:
 
     async def load(self, path: str, version: int) -> None:
         self._control("load", (path, version))
+
+    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
+        self._control("receive", manifest.version)
+
+    async def ranks(self) -> int:
+        return 1
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
         self._control("verify", manifest.version)

@@ -1,5 +1,8 @@
 """Sessions: token-in, token-out, masks, branches, aborts, limits."""
 
+import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.core.episode import NOT_SAMPLED, Message
-from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams
+from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from tests.inference.fakes import FakeBackend, Script, answer
 from tests.inference.test_template import REWRITING
 
 HELLO: Message = {"role": "user", "content": "hello"}
+SETTINGS = SessionSettings(SamplingParams(max_new_tokens=20), 500, locked=True, model="m")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,7 @@ def template(tiny_model: Path) -> ChatTemplate:
 
 
 def make_session(template: ChatTemplate, script: Script, *, context: int = 500, locked: bool = True) -> ChatSession:
-    settings = SessionSettings(SamplingParams(max_new_tokens=20), context, locked=locked, model="m")
+    settings = replace(SETTINGS, context_length=context, locked=locked)
     return ChatSession(FakeBackend(script), template, settings)
 
 
@@ -93,6 +97,38 @@ async def test_several_samples_of_a_turn_are_branches_that_share_its_prompt(temp
     assert len(session.trajectory.nodes) == 3
     flats = session.trajectory.sequences()
     assert [sum(f.loss_mask) for f in flats] == [2, 3]
+
+
+async def test_a_sample_that_fails_gives_up_its_siblings(template: ChatTemplate) -> None:
+    cancelled = asyncio.Event()
+
+    class Half(FakeBackend):
+        async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+            self.requests.append((token_ids, params))
+            if len(self.requests) == 2:
+                raise InferenceError("the second one fails")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+    session = ChatSession(Half(lambda ids, params: answer([])), template, SETTINGS)
+    with pytest.raises(InferenceError, match="the second one fails"):
+        await session.create(messages=[HELLO], n=2)
+    assert cancelled.is_set()
+
+
+async def test_a_response_format_reaches_the_server_in_evaluation(template: ChatTemplate) -> None:
+    session = ChatSession(
+        FakeBackend(lambda ids, params: answer([template.eos_id])), template, replace(SETTINGS, locked=False)
+    )
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await session.create(
+        messages=[HELLO], response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    )
+    backend: FakeBackend = session._backend  # type: ignore[assignment]
+    assert json.loads(backend.requests[0][1].json_schema or "") == schema
 
 
 async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixing(template: ChatTemplate) -> None:
@@ -272,7 +308,8 @@ async def test_logprobs_come_back_with_the_tokens_they_belong_to(template: ChatT
     ("options", "text"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}}, "evaluation only"),
+        ({"response_format": {"type": "json_schema"}}, "must be"),
         ({"tools": [{"name": "f"}]}, "a tool must be"),
         ({"n": 0}, "n=0"),
         ({"max_tokens": 0}, "no room"),

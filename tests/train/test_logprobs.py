@@ -8,7 +8,10 @@ from agentrl.train.logprobs import chunked_logprobs
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_values_and_gradients_equal_plain_log_softmax(temperature: float, chunk: int) -> None:
+@pytest.mark.parametrize(("of_logprobs", "of_entropy"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_values_and_gradients_equal_plain_log_softmax(
+    temperature: float, chunk: int, of_logprobs: float, of_entropy: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 5, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(11, 5, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -18,10 +21,16 @@ def test_values_and_gradients_equal_plain_log_softmax(temperature: float, chunk:
     plain = torch.log_softmax(hidden @ weight.t() / temperature, -1)
     expected = plain.gather(-1, targets[:, None]).squeeze(-1)
     expected_entropy = -(plain.exp() * plain).sum(-1)
-    expected_grads = torch.autograd.grad((expected * upstream).sum(), [hidden, weight])
+    other = torch.randn(7, dtype=torch.float64, generator=generator)
+
+    def loss(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        terms = [(logprobs * upstream * of_logprobs).sum()] if of_logprobs else []
+        return sum(terms + ([(entropy * other * of_entropy).sum()] if of_entropy else []), torch.zeros(()))
+
+    expected_grads = torch.autograd.grad(loss(expected, expected_entropy), [hidden, weight])
 
     logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk)
-    grads = torch.autograd.grad((logprobs * upstream.float()).sum(), [hidden, weight])
+    grads = torch.autograd.grad(loss(logprobs, entropy), [hidden, weight])
     torch.testing.assert_close(logprobs, expected.float(), atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy.float(), atol=1e-5, rtol=0)
     for grad, reference in zip(grads, expected_grads, strict=True):

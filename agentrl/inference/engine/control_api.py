@@ -16,22 +16,23 @@ from agentrl.inference.engine.service import Service, settled
 from agentrl.inference.engine.weights import DIGESTS, digests, parameter_json
 
 
-def _service(http: HttpRequest) -> Service:
+def service_of(http: HttpRequest) -> Service:
+    """The service behind a request."""
     return http.app.state.service
 
 
-def _text(key: str, value: object) -> str:
+def text(key: str, value: object) -> str:
     """A non-empty string, or BadRequestError."""
     if not isinstance(value, str) or not value:
         raise BadRequestError(f"{key} must be a non-empty string, got {value!r:.80}")
     return value
 
 
-def _version(value: object) -> str | None:
+def version_label(value: object) -> str | None:
     """A weight version: a string, or an integer taken as one; None if absent."""
     if value is None:
         return None
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text("weight_version", value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text("weight_version", value)
 
 
 async def pause(http: HttpRequest) -> Response:
@@ -39,14 +40,14 @@ async def pause(http: HttpRequest) -> Response:
     mode = (await json_body(http, optional=True)).get("mode", "abort")
     if mode not in PAUSE_MODES:
         raise BadRequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}")
-    await settled(_service(http).engine.pause(mode))
+    await settled(service_of(http).engine.pause(mode))
     return json_response({"status": "ok", "message": f"Generation paused ({mode})."})
 
 
 async def resume(http: HttpRequest) -> Response:
     """Handle ``POST /continue_generation``."""
     await json_body(http, optional=True)
-    await settled(_service(http).engine.resume())
+    await settled(service_of(http).engine.resume())
     return json_response({"status": "ok", "message": "Generation continued."})
 
 
@@ -58,17 +59,17 @@ async def abort(http: HttpRequest) -> Response:
     if not isinstance(rid, str):
         raise BadRequestError(f"rid must be a string, got {rid!r:.80}")
     if rid or everything:
-        await settled(_service(http).engine.abort(rid, everything=everything))
+        await settled(service_of(http).engine.abort(rid, everything=everything))
     return Response(status_code=200)
 
 
 async def update_from_disk(http: HttpRequest) -> Response:
     """Handle ``POST /update_weights_from_disk``."""
-    body, service = await json_body(http), _service(http)
-    folder = _text("model_path", body.get("model_path"))
+    body, service = await json_body(http), service_of(http)
+    folder = text("model_path", body.get("model_path"))
     boolean("flush_cache", body.get("flush_cache", True))
     abort_all = boolean("abort_all_requests", body.get("abort_all_requests", False))
-    version = _version(body.get("weight_version"))
+    version = version_label(body.get("weight_version"))
     start = time.perf_counter()
     read = await settled(service.engine.load(folder, version, abort_all=abort_all))
     return json_response(
@@ -78,8 +79,8 @@ async def update_from_disk(http: HttpRequest) -> Response:
 
 async def update_version(http: HttpRequest) -> Response:
     """Handle ``POST /update_weight_version {new_version, abort_all_requests=true}``: the label only."""
-    body, engine = await json_body(http), _service(http).engine
-    version = _version(body.get("new_version"))
+    body, engine = await json_body(http), service_of(http).engine
+    version = version_label(body.get("new_version"))
     if version is None:
         raise BadRequestError("new_version is missing")
     if boolean("abort_all_requests", body.get("abort_all_requests", True)):
@@ -93,7 +94,7 @@ async def weights_checker(http: HttpRequest) -> Response:
     action = (await json_body(http)).get("action")
     if not isinstance(action, str) or action not in DIGESTS:
         raise BadRequestError(f"action must be one of {', '.join(DIGESTS)}, got {action!r:.80}")
-    service = _service(http)
+    service = service_of(http)
     model = service.loaded.model
     found = await settled(service.engine.call(lambda: digests(model, action)))
     return json_response({"success": True, f"{action}s": found, "weight_version": service.engine.version})
@@ -101,8 +102,8 @@ async def weights_checker(http: HttpRequest) -> Response:
 
 async def get_weights(http: HttpRequest) -> Response:
     """Handle ``POST /get_weights_by_name {name, truncate_size=100}``."""
-    body, service = await json_body(http), _service(http)
-    name = _text("name", body.get("name"))
+    body, service = await json_body(http), service_of(http)
+    name = text("name", body.get("name"))
     size = integer("truncate_size", body.get("truncate_size", 100), 0, 2**31 - 1)
     model = service.loaded.model
     return json_response(await settled(service.engine.call(lambda: parameter_json(model, name, size))))
@@ -110,7 +111,7 @@ async def get_weights(http: HttpRequest) -> Response:
 
 async def flush_cache(http: HttpRequest) -> Response:
     """Handle ``/flush_cache``: 400 while requests run or wait."""
-    engine = _service(http).engine
+    engine = service_of(http).engine
     if await settled(engine.call(engine.flush)):
         return json_response({"success": True, "message": "Cache flushed."})
     return error_response("requests are running or waiting; the cache was not flushed", 400)
@@ -118,7 +119,7 @@ async def flush_cache(http: HttpRequest) -> Response:
 
 async def health(http: HttpRequest) -> Response:
     """Handle ``GET /health``: 200 while the loop thread lives and has its model."""
-    engine = _service(http).engine
+    engine = service_of(http).engine
     if engine.alive and engine.ready.done():
         return json_response({"status": "ok"})
     return error_response("the engine's loop is not running" if engine.ready.done() else "the model is loading", 503)
@@ -126,7 +127,7 @@ async def health(http: HttpRequest) -> Response:
 
 async def ready(http: HttpRequest) -> Response:
     """Handle ``GET /ready``: 503 while loading or paused."""
-    engine = _service(http).engine
+    engine = service_of(http).engine
     if not engine.ready.done() or not engine.alive:
         return error_response("the model is not loaded", 503)
     if engine.paused:
@@ -136,7 +137,7 @@ async def ready(http: HttpRequest) -> Response:
 
 async def model_info(http: HttpRequest) -> Response:
     """Handle ``GET /model_info``."""
-    service = _service(http)
+    service = service_of(http)
     loaded = service.loaded
     return json_response(
         {
@@ -156,7 +157,7 @@ async def model_info(http: HttpRequest) -> Response:
 
 async def server_info(http: HttpRequest) -> Response:
     """Handle ``GET /server_info``; works while paused."""
-    service, engine = _service(http), _service(http).engine
+    service, engine = service_of(http), service_of(http).engine
     loaded, runner = service.loaded, engine.runner
     return json_response(
         {

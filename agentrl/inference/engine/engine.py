@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from agentrl.inference.engine.request import Finish, Request
 from agentrl.inference.engine.runner import ModelRunner
 from agentrl.inference.engine.sampling import sample
 from agentrl.inference.engine.scheduler import Scheduler
-from agentrl.inference.engine.weights import load_weights, one_thread
+from agentrl.inference.engine.weights import copy_weights, load_weights, one_thread
 
 T = TypeVar("T")
 PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
@@ -147,7 +147,11 @@ class Engine:
 
     def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
         """Load weights from a folder between two steps; returns the bytes read."""
-        return self.call(lambda: self._load(folder, version, abort_all))
+        return self.call(lambda: self._load(lambda model: load_weights(model, folder), version, abort_all))
+
+    def take(self, tensors: Mapping[str, torch.Tensor], version: str | None, *, abort_all: bool) -> "Future[int]":
+        """Copy some parameters into the model between two steps; returns their bytes."""
+        return self.call(lambda: self._load(lambda model: copy_weights(model, tensors), version, abort_all))
 
     def stop(self, timeout: float = 2.0) -> bool:
         """Abort everything and end the thread.
@@ -323,11 +327,11 @@ class Engine:
     def _resume(self) -> None:
         self.paused = False
 
-    def _load(self, folder: str, version: str | None, abort_all: bool) -> int:
+    def _load(self, load: Callable[[torch.nn.Module], int], version: str | None, abort_all: bool) -> int:
         if abort_all:
             self._abort(lambda request: True, "aborted by a weight update")
         with one_thread():
-            read = load_weights(self.runner.loaded.model, folder)
+            read = load(self.runner.loaded.model)
             self.runner.weights_changed()
         if not self.paused:
             self.scheduler.retract()

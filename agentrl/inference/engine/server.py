@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentrl.inference.engine import control_api, generate_api, openai_api
+from agentrl.inference.engine import broadcast_api, control_api, generate_api, openai_api
 from agentrl.inference.engine.engine import QueueFullError
 from agentrl.inference.engine.params import BadRequestError
 from agentrl.inference.engine.responses import error_response
@@ -39,6 +39,11 @@ ROUTES: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
     ("/continue_generation", control_api.resume, ("POST",)),
     ("/abort_request", control_api.abort, ("POST",)),
     ("/update_weights_from_disk", control_api.update_from_disk, ("POST",)),
+    ("/init_weights_update_group", broadcast_api.init_group, ("POST",)),
+    ("/destroy_weights_update_group", broadcast_api.destroy_group, ("POST",)),
+    ("/begin_weight_update", broadcast_api.begin_update, ("POST",)),
+    ("/update_weights_from_distributed", broadcast_api.update_from_distributed, ("POST",)),
+    ("/end_weight_update", broadcast_api.end_update, ("POST",)),
     ("/update_weight_version", control_api.update_version, ("POST",)),
     ("/weights_checker", control_api.weights_checker, ("POST",)),
     ("/get_weights_by_name", control_api.get_weights, ("POST", "GET")),

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from agentrl.core.update_group import UpdateGroup
 from agentrl.inference.engine.engine import Engine
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.params import BadRequestError, SamplingParams
@@ -57,6 +58,8 @@ class Service:
         """Remember both."""
         self.engine = engine
         self.model_path = model_path
+        self.update_groups: dict[str, UpdateGroup] = {}  # joined, by name
+        self.updating = False  # between begin and end of a weight update
 
     @property
     def loaded(self) -> LoadedModel:

@@ -7,7 +7,7 @@ the state dict.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,22 +114,52 @@ def load_weights(model: nn.Module, folder: str) -> int:
     return read
 
 
+def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
+    """Copy some parameters into the live model; the others stay.
+
+    Returns:
+        Their bytes.
+
+    Raises:
+        BadRequestError: If one does not fit; nothing was changed then.
+    """
+    targets = dict(model.state_dict())
+    check_fit(targets, {name: (list(t.shape), t.is_floating_point()) for name, t in tensors.items()})
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            targets[name].copy_(tensor)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def _check(targets: dict[str, Tensor], sources: dict[str, Any], required: Iterable[str]) -> None:
     """Refuse unknown or missing names, other shapes, and floats for integers."""
-    unknown = sorted(sources.keys() - targets.keys())
-    if unknown:
-        raise BadRequestError(f"unknown parameter names, nothing was loaded: {_listed(unknown)}")
+    check_fit(targets, {name: (list(s.get_shape()), s.get_dtype() in FLOATS) for name, s in sources.items()})
     pointers = {targets[name].data_ptr() for name in sources}
     missing = sorted(name for name in required if targets[name].data_ptr() not in pointers)
     if missing:
         raise BadRequestError(f"parameters are missing, nothing was loaded: {_listed(missing)}")
+
+
+def check_fit(targets: Mapping[str, Tensor], sources: Mapping[str, tuple[list[int], bool]]) -> None:
+    """Refuse tensors that the live model does not have.
+
+    Args:
+        targets: Live tensors by name.
+        sources: Name -> shape, and whether it holds floating-point numbers.
+
+    Raises:
+        BadRequestError: Unknown names, other shapes, or floats for integers.
+    """
+    unknown = sorted(sources.keys() - targets.keys())
+    if unknown:
+        raise BadRequestError(f"unknown parameter names, nothing was loaded: {_listed(unknown)}")
     wrong = []
-    for name, source in sources.items():
-        shape, dtype = list(source.get_shape()), source.get_dtype()
-        if shape != list(targets[name].shape):
-            wrong.append(f"{name} has shape {shape} instead of {list(targets[name].shape)}")
-        elif targets[name].is_floating_point() != (dtype in FLOATS):
-            wrong.append(f"{name} has dtype {dtype} for a live {targets[name].dtype}")
+    for name, (shape, floats) in sources.items():
+        target = targets[name]
+        if shape != list(target.shape):
+            wrong.append(f"{name} has shape {shape} instead of {list(target.shape)}")
+        elif target.is_floating_point() != floats:
+            wrong.append(f"{name} has another kind of dtype than the live {target.dtype}")
     if wrong:
         raise BadRequestError(f"parameters do not fit, nothing was loaded: {_listed(sorted(wrong))}")
 

@@ -1,0 +1,192 @@
+"""Backend for vLLM: ids in and out, its own calls for pauses and weights.
+
+Guarantees: as :mod:`agentrl.inference.sglang`. Versions come with the answer of ``/inference/v1/generate``, which a
+server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``, whose
+answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version at
+its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
+"""
+
+import asyncio
+from typing import Any
+
+from agentrl.core.weights import BroadcastPlan, WeightManifest
+from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.http import ServerHttp
+from agentrl.inference.sglang import ALIVE_SECONDS, version_number
+
+_PAUSES: dict[PauseMode, str] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
+_ABSENT = (403, 404)  # what a server answers whose flags leave a call out
+
+
+class VLLMBackend:
+    """One server at ``url``.
+
+    Args:
+        url: Base URL.
+        timeout: Seconds one request may take, pauses included.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = url.rstrip("/")
+        self._http = ServerHttp(self.url, timeout)
+        self._mode: PauseMode = "abort"
+        self._model: str | None = None  # name to ask for, where only /v1/completions is there
+        self._version: int | None = None  # the same: what the server holds
+        self._running = asyncio.Event()  # the same: cleared during a push
+        self._running.set()
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """Sample a continuation."""
+        sampling: dict[str, Any] = {
+            "max_tokens": params.max_new_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": max(params.top_k, 0),
+            "logprobs": 0,  # of the sampled token, and of no other
+        }
+        if params.stop:
+            sampling["stop"] = list(params.stop)
+        if params.stop_token_ids:
+            sampling["stop_token_ids"] = list(params.stop_token_ids)
+        if params.seed is not None:
+            sampling["seed"] = params.seed
+        if params.json_schema is not None:
+            sampling["structured_outputs"] = {"json": params.json_schema}
+        if self._model is None:
+            body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+            try:
+                return self._generation(await self._http.post("/inference/v1/generate", body))
+            except InferenceError as error:
+                if error.status not in _ABSENT:
+                    raise
+            self._model = await self._served_model()
+            self._version = await self.version()
+        return await self._complete(token_ids, sampling, request_id)
+
+    def _generation(self, answer: Any) -> Generation:
+        try:
+            (choice,) = answer["choices"]
+            ids = [int(token) for token in choice["token_ids"]]
+            content = choice["logprobs"]["content"] if ids else []
+            logprobs = [float(entry["logprob"]) for entry in content]
+            versions = [0] * len(ids)
+            for span in choice.get("weight_versions") or ():
+                start, end = span["start"], span["end"]
+                versions[start:end] = [version_number(span["version"])] * (end - start)
+            return _checked(ids, logprobs, versions, choice["finish_reason"])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise self._nonsense("/inference/v1/generate", answer, error) from error
+
+    async def _complete(self, token_ids: list[int], sampling: dict[str, Any], request_id: str) -> Generation:
+        await self._running.wait()
+        version = self._version or 0
+        body = {**sampling, "model": self._model, "prompt": token_ids, "return_token_ids": True}
+        answer = await self._http.post("/v1/completions", {**body, "request_id": request_id})
+        try:
+            (choice,) = answer["choices"]
+            ids = [int(token) for token in choice["token_ids"]]
+            logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]] if ids else []
+            return _checked(ids, logprobs, [version] * len(ids), choice["finish_reason"])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise self._nonsense("/v1/completions", answer, error) from error
+
+    def _nonsense(self, path: str, answer: Any, error: Exception) -> InferenceError:
+        return InferenceError(
+            f"{self.url}{path}: the answer is not vLLM's ({type(error).__name__}: {error}): {str(answer)[:300]}"
+        )
+
+    async def _served_model(self) -> str:
+        models = await self._http.get("/v1/models")
+        try:
+            return str(models["data"][0]["id"])
+        except (KeyError, TypeError, IndexError) as error:
+            raise self._nonsense("/v1/models", models, error) from error
+
+    async def abort(self, request_id: str) -> None:
+        """Give a request up."""
+        await self._control("/abort_requests", {"request_ids": [request_id]})
+
+    async def ready(self) -> bool:
+        """Whether it is up and not paused."""
+        try:
+            paused = await self._http.get("/is_paused", timeout=ALIVE_SECONDS)
+        except InferenceError:
+            return await self.alive()
+        return not paused.get("is_paused", False)
+
+    async def alive(self) -> bool:
+        """Whether ``/health`` answers; it does so while paused."""
+        return await self._http.answers("/health", ALIVE_SECONDS)
+
+    async def version(self) -> int:
+        """Version the server reports; 0 where it has no calls for weights."""
+        try:
+            return version_number((await self._http.get("/weight_info")).get("weight_version", "0"))
+        except InferenceError as error:
+            if error.status in _ABSENT:
+                return 0
+            raise
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling."""
+        if self._model is not None and mode != "abort":
+            raise InferenceError(
+                f"{self.url} has no /inference/v1/generate, whose answers alone tell the policy version of each token: "
+                "start it with --enable-scale-out, or set weights.pause_mode=abort"
+            )
+        self._mode = mode
+        self._running.clear()
+        await self._control(f"/pause?mode={_PAUSES[mode]}")
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await self._control("/resume")
+        self._running.set()
+
+    async def load(self, path: str, version: int) -> None:
+        """Load a folder of safetensors."""
+        await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        if self._mode != "in_place":  # frozen requests keep the cache that old weights computed
+            await self._control("/reset_prefix_cache?reset_running_requests=true")
+        await self._control("/update_weight_version", {"new_version": str(version)})
+        self._version = version
+
+    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
+        """Refused: vLLM's transfer engines are of another kind, and run on NCCL only."""
+        raise InferenceError(f"{self.url}: weights.transport=broadcast is not supported with vLLM")
+
+    async def ranks(self) -> int:
+        """Processes that hold weights."""
+        return int((await self._http.get("/get_world_size"))["world_size"])
+
+    async def verify(self, manifest: WeightManifest) -> list[str]:
+        """Compare the version; vLLM refuses names that it does not know, and shows no values under their names."""
+        return [] if await self.version() == manifest.version else ["weight_version"]
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._http.close()
+
+    async def _control(self, path: str, body: dict[str, Any] | None = None) -> None:
+        try:
+            await self._http.post(path, body, expect_json=False)
+        except InferenceError as error:
+            if error.status in _ABSENT:
+                raise InferenceError(
+                    f"{self.url} has no {path.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
+                    "environment"
+                ) from error
+            raise
+
+
+def _checked(ids: list[int], logprobs: list[float], versions: list[int], finish: Any) -> Generation:
+    """A generation, if it is one.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if len(logprobs) != len(ids):
+        raise ValueError(f"{len(ids)} ids and {len(logprobs)} logprobs")
+    if finish not in ("stop", "length", "abort"):
+        raise ValueError(f"finish_reason {finish!r}")
+    return Generation(ids, logprobs, versions, finish)

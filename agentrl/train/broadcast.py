@@ -1,0 +1,189 @@
+"""Weights on their way out through a process group: no file, no shared disk, the servers anywhere.
+
+Guarantees: a version that cannot be broadcast is written to a file instead, and so is one that a joining server waits
+for; all ranks take the same way. The group is made anew when the set of servers changes. Gathering is a collective over
+the trainer's ranks; rank 0 alone belongs to the group.
+"""
+
+import itertools
+import logging
+import math
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.core.update_group import UpdateGroup, open_store
+from agentrl.core.weights import BroadcastPlan, TensorSpec
+from agentrl.train.controller_client import ControllerError
+from agentrl.train.publish import Offer, WeightPublisher
+
+BUCKET_BYTES = 512 * 1024 * 1024  # what a server holds beside its own weights while it takes them
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+log = logging.getLogger(__name__)
+
+
+class Members(Protocol):
+    """Where rank 0 learns who takes part."""
+
+    def members(self) -> dict[str, Any]:
+        """``ranks``: URL of a server -> its ranks; ``by_file``: whether a file is wanted."""
+        ...
+
+
+class Sender:
+    """Rank 0's end of a group with the servers of ``ranks``; they join while :meth:`connect` runs.
+
+    Args:
+        ranks: URL of a server -> its ranks.
+        backend: ``gloo`` or ``nccl``.
+        seconds: Longest time that a server may be waited for.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, ranks: dict[str, int], backend: Literal["gloo", "nccl"], seconds: float) -> None:
+        self.ranks = ranks
+        self._seconds = seconds
+        self._backend: Literal["gloo", "nccl"] = backend
+        self._name = f"agentrl-{os.getpid()}-{next(self._numbers)}"
+        self._size = 1 + sum(ranks.values())
+        self._host = reachable_host(list(ranks))
+        self._store = open_store(self._host, self._size, seconds)
+        self._group: UpdateGroup | None = None
+
+    def plan(self, buckets: tuple[tuple[TensorSpec, ...], ...]) -> BroadcastPlan:
+        """What the controller and the servers have to know."""
+        starts = itertools.accumulate(self.ranks.values(), initial=1)
+        return BroadcastPlan(
+            group=self._name,
+            address=self._host,
+            port=self._store.port,
+            backend=self._backend,
+            world_size=self._size,
+            offsets=dict(zip(self.ranks, starts, strict=False)),
+            join=self._group is None,
+            buckets=buckets,
+        )
+
+    def connect(self) -> UpdateGroup:
+        """The group, made the first time.
+
+        Raises:
+            RuntimeError: Not all servers came in time.
+        """
+        if self._group is None:
+            self._group = UpdateGroup(self._store, self._name, 0, self._size, self._backend, self._seconds)
+        return self._group
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+
+
+class BroadcastPublisher:
+    """Publishes through a process group.
+
+    Args:
+        files: Publishes in files, when a broadcast will not do.
+        members: On rank 0, ``None`` on the others.
+        device: Where the tensors are sent from: over NCCL from CUDA, over gloo from elsewhere.
+        seconds: Longest time that a server may be waited for.
+    """
+
+    def __init__(self, files: WeightPublisher, members: Members | None, device: torch.device, seconds: float) -> None:
+        self._files = files
+        self._members = members
+        self._device = device
+        self._seconds = seconds
+        self._sender: Sender | None = None
+
+    def publish(self, version: int, offer: Offer) -> None:
+        """Broadcast a version, or write it; a collective. ``offer`` is called on rank 0."""
+        members = self._members.members() if self._members is not None else {}
+        if self._agreed(bool(members) and not members["by_file"]):
+            samples = self._files.samples()
+            if self._members is None:
+                sent = True
+                for _ in self._files.gather():  # what rank 0 sends
+                    pass
+            else:
+                sent = self._send(version, members["ranks"], samples, offer)
+            if self._agreed(sent):
+                return
+        self._files.publish(version, offer)
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """See :meth:`WeightPublisher.gather`."""
+        return self._files.gather()
+
+    def close(self) -> None:
+        """Leave the group and remove files."""
+        self._leave()
+        self._files.close()
+
+    def _agreed(self, decision: bool) -> bool:
+        """Rank 0's decision, on every rank."""
+        flag = torch.tensor([int(decision)], device=self._device)
+        dist.broadcast(flag, src=0)
+        return bool(flag.item())
+
+    def _send(self, version: int, ranks: dict[str, int], samples: dict[str, list[float]], offer: Offer) -> bool:
+        """Broadcast while the controller has the servers receive; whether all went well."""
+        tensors = self._files.gather()
+        try:
+            if self._sender is None or self._sender.ranks != ranks:
+                self._leave()
+                self._sender = Sender(ranks, "nccl" if self._device.type == "cuda" else "gloo", self._seconds)
+            plan = self._sender.plan(buckets(self._files.specs, self._files.dtype))
+            manifest = self._files.manifest(version, "broadcast", samples=samples, broadcast=plan)
+            with ThreadPoolExecutor(1, "offer") as pool:
+                offered = pool.submit(offer, manifest)
+                try:
+                    group = self._sender.connect()
+                    for _, full in tensors:
+                        group.broadcast(full.to(dtype=self._files.dtype, device=self._device).contiguous())
+                except RuntimeError:
+                    self._leave()  # servers that still wait for the rest get an error now, and so does the offer
+                    raise
+                offered.result()
+        except (RuntimeError, ControllerError) as error:
+            log.warning("version %d could not be broadcast and goes by file: %s", version, error)
+            self._leave()
+            for _ in tensors:  # the other ranks take part to the end
+                pass
+            return False
+        return True
+
+    def _leave(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+
+
+def buckets(specs: list[TensorSpec], dtype: torch.dtype) -> tuple[tuple[TensorSpec, ...], ...]:
+    """Cut the parameters, in order, into parts of :data:`BUCKET_BYTES` at most; a larger one is a part of its own."""
+    itemsize = torch.empty((), dtype=dtype).element_size()
+    parts: list[list[TensorSpec]] = []
+    room = 0
+    for spec in specs:
+        nbytes = math.prod(spec.shape) * itemsize
+        if not parts or nbytes > room:
+            parts.append([])
+            room = BUCKET_BYTES
+        parts[-1].append(spec)
+        room -= nbytes
+    return tuple(tuple(part) for part in parts)
+
+
+def reachable_host(urls: list[str]) -> str:
+    """This host as the servers see it: the loopback address when all of them stand on it, else its name."""
+    on_loopback = all(urlsplit(url).hostname in LOOPBACK for url in urls)
+    return LOOPBACK[0] if on_loopback else socket.getfqdn()

@@ -1,0 +1,205 @@
+"""What a backend promises, held against real servers over real HTTP."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.core.weights import SAMPLED, TensorSpec, WeightManifest
+from agentrl.inference.backend import Backend, ContextOverflow, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.train.broadcast import Sender
+from tests.servers.conftest import Reference, Server
+
+PROMPT = [261, 5, 40, 7, 99, 31]
+LONG = SamplingParams(max_new_tokens=400, temperature=0.0)
+SECONDS = 60.0
+References = tuple[Reference, Reference]
+
+
+def close_to(reference: Reference, answer: Generation, temperature: float, prompt: list[int] = PROMPT) -> bool:
+    expected = reference.logprobs(prompt, answer.token_ids, temperature)
+    return (torch.tensor(answer.logprobs) - expected).abs().max().item() < 1e-3
+
+
+async def interrupted(backend: Backend, mode: PauseMode) -> tuple["asyncio.Task[Generation]", int]:
+    """A long request that a pause has met when some tokens were there; the request, and how many tries it took."""
+    for attempt in range(1, 20):
+        task = asyncio.create_task(backend.generate(PROMPT, LONG, request_id=f"long-{mode}-{attempt}"))
+        await asyncio.sleep(0.05 * attempt)
+        await backend.pause(mode)
+        if mode != "abort":
+            if not task.done():
+                return task, attempt
+        elif 0 < len((await asyncio.wait_for(task, SECONDS)).token_ids) < LONG.max_new_tokens:
+            return task, attempt
+        await backend.resume()
+        await asyncio.wait_for(task, SECONDS)
+    raise AssertionError("no pause met the request")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(
+    backend: Backend, references: References, temperature: float
+) -> None:
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    answer = await backend.generate(PROMPT, params, request_id=f"t{temperature}")
+    assert 0 < len(answer.token_ids) <= 24 and answer.finish_reason in ("stop", "length")
+    assert len(answer.token_ids) == len(answer.logprobs) == len(answer.versions)
+    assert set(answer.versions) == {0}
+    assert close_to(references[0], answer, temperature)
+
+
+async def test_requests_at_once_get_their_own_answers(backend: Backend, references: References) -> None:
+    prompts = [PROMPT[: 2 + index] for index in range(5)]
+    params = SamplingParams(max_new_tokens=8 + 3, temperature=1.0)
+    answers = await asyncio.gather(
+        *(backend.generate(prompt, params, request_id=f"many-{index}") for index, prompt in enumerate(prompts))
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert close_to(references[0], answer, 1.0, prompt)
+
+
+async def test_a_stop_id_ends_the_answer_and_belongs_to_it(backend: Backend) -> None:
+    free = await backend.generate(PROMPT, SamplingParams(max_new_tokens=12, temperature=0.0), request_id="free")
+    assert free.finish_reason == "length" and len(free.token_ids) == 12
+    stop = free.token_ids[5]
+    params = SamplingParams(max_new_tokens=12, temperature=0.0, stop_token_ids=(stop,))
+    answer = await backend.generate(PROMPT, params, request_id="stopped")
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+async def test_a_prompt_that_does_not_fit_is_a_context_overflow(backend: Backend) -> None:
+    with pytest.raises(ContextOverflow):
+        await backend.generate([5] * 600, SamplingParams(max_new_tokens=4), request_id="big")
+
+
+async def test_new_weights_answer_with_their_version_and_are_verified(
+    backend: Backend, server: Server, references: References
+) -> None:
+    params = SamplingParams(max_new_tokens=16, temperature=0.0)
+    before = await backend.generate(PROMPT, params, request_id="before")
+    await backend.pause("retract")
+    assert await backend.alive() and not await backend.ready()
+    await backend.load(str(server.second), 7)
+    assert await backend.version() == 7
+    assert await backend.verify(manifest(server.second, 7)) == []
+    assert await backend.verify(manifest(server.second, 8)) != [] or server.kind == "embedded"
+    await backend.resume()
+    assert await backend.ready()
+    after = await backend.generate(PROMPT, params, request_id="after")
+    assert before.token_ids != after.token_ids
+    assert set(after.versions) == {7}
+    assert close_to(references[1], after, 1.0), "greedy answers carry logprobs at temperature 1"
+
+
+async def test_other_values_than_those_that_were_sent_are_noticed(backend: Backend, server: Server) -> None:
+    if server.kind == "vllm":
+        pytest.skip("vLLM shows no values under the checkpoint's names: its version is all there is to compare")
+    wrong = await backend.verify(manifest(server.second, 0))
+    assert wrong and "weight_version" not in wrong
+
+
+async def test_a_folder_that_is_not_there_is_an_error_and_the_old_weights_go_on(
+    backend: Backend, tmp_path: Path
+) -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=0.0)
+    before = await backend.generate(PROMPT, params, request_id="good")
+    await backend.pause("abort")
+    with pytest.raises(InferenceError):
+        await backend.load(str(tmp_path / "nothing"), 3)
+    await backend.resume()
+    again = await backend.generate(PROMPT, params, request_id="still-good")
+    assert (again.token_ids, set(again.versions)) == (before.token_ids, {0})
+
+
+async def test_an_abort_by_a_pause_gives_what_was_sampled_and_new_requests_wait_for_the_end(
+    backend: Backend, references: References
+) -> None:
+    task, _ = await interrupted(backend, "abort")
+    part = task.result()
+    assert part.finish_reason == "abort" and close_to(references[0], part, 1.0)
+    held = asyncio.create_task(backend.generate(PROMPT, LONG, request_id="held"))
+    done, _ = await asyncio.wait({held}, timeout=0.5)
+    assert not done, "a request was answered during a pause"
+    await backend.resume()
+    whole = await asyncio.wait_for(held, SECONDS)
+    assert whole.token_ids[: len(part.token_ids)] == part.token_ids
+    rest = SamplingParams(max_new_tokens=LONG.max_new_tokens - len(part.token_ids), temperature=0.0)
+    more = await backend.generate(PROMPT + part.token_ids, rest, request_id="rest")
+    assert part.token_ids + more.token_ids == whole.token_ids, "the rest is not what would have come"
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_request_over_a_push_tells_the_version_of_each_token(
+    backend: Backend, server: Server, references: References, mode: PauseMode
+) -> None:
+    task, attempt = await interrupted(backend, mode)
+    await backend.load(str(server.second), 9)
+    await backend.resume()
+    answer = await asyncio.wait_for(task, SECONDS)
+    assert sorted(answer.versions) == answer.versions and set(answer.versions) <= {0, 9}, f"try {attempt}"
+    old = answer.versions.count(0)
+    assert len(answer.versions) == len(answer.token_ids) and old < len(answer.token_ids)
+    head = Generation(answer.token_ids[:old], answer.logprobs[:old], answer.versions[:old], "abort")
+    assert not old or close_to(references[0], head, 1.0)
+    if mode == "retract":  # the cache was computed anew: the tail is as if the new weights had read all of it
+        tail = Generation(answer.token_ids[old:], answer.logprobs[old:], answer.versions[old:], "length")
+        assert close_to(references[1], tail, 1.0, PROMPT + answer.token_ids[:old])
+
+
+async def test_a_request_can_be_given_up(backend: Backend) -> None:
+    task = asyncio.create_task(backend.generate(PROMPT, LONG, request_id="unwanted"))
+    for _ in range(200):
+        await asyncio.sleep(0.05)  # until the server knows it: an id that is unknown is ignored
+        await backend.abort("unwanted")
+        if task.done():
+            break
+    assert (await asyncio.wait_for(task, SECONDS)).finish_reason in ("abort", "length")
+
+
+async def test_broadcast_weights_arrive_twice_in_one_group(
+    backend: Backend, server: Server, references: References
+) -> None:
+    if server.kind == "vllm":
+        pytest.skip("vLLM's own transfer engines run on NCCL only; the recipe refuses the combination")
+    sender = Sender({backend.url: await backend.ranks()}, "gloo", SECONDS)
+    params = SamplingParams(max_new_tokens=16, temperature=0.0)
+    try:
+        for version, (folder, reference) in enumerate(
+            ((server.second, references[1]), (server.first, references[0])), start=4
+        ):
+            tensors = load_file(folder / "model.safetensors")
+            specs = [TensorSpec(name=name, shape=tuple(tensor.shape)) for name, tensor in tensors.items()]
+            plan = sender.plan((tuple(specs[:5]), tuple(specs[5:])))
+            told = manifest(folder, version, transport="broadcast", path="", broadcast=plan)
+            await backend.pause("retract")
+            receiving = asyncio.create_task(backend.receive(told, plan))
+            await asyncio.to_thread(send, sender, list(tensors.values()))
+            await asyncio.wait_for(receiving, SECONDS)
+            assert await backend.verify(told) == []
+            await backend.resume()
+            answer = await backend.generate(PROMPT, params, request_id=f"broadcast-{version}")
+            assert set(answer.versions) == {version}
+            assert close_to(reference, answer, 1.0)
+    finally:
+        sender.close()
+
+
+def send(sender: Sender, tensors: list[torch.Tensor]) -> None:
+    assert threading.current_thread() is not threading.main_thread()
+    group = sender.connect()
+    for tensor in tensors:
+        group.broadcast(tensor)
+
+
+def manifest(folder: Path, version: int, **more: Any) -> WeightManifest:
+    """What a trainer would say of a folder's weights, without fingerprints."""
+    tensors = load_file(folder / "model.safetensors")
+    samples = {name: t.view(-1)[: min(SAMPLED, t.shape[-1])].tolist() for name, t in tensors.items() if t.dim() == 2}
+    told: dict[str, Any] = {"transport": "disk", "path": str(folder), **more}
+    return WeightManifest(version=version, dtype="F32", nbytes=0, fingerprints={}, samples=samples, **told)
