@@ -1,5 +1,6 @@
 """Training against a server that stays: what it serves in the end is what the trainer exported."""
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -7,19 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.inference.backend import Backend, SamplingParams
 from tests.end_to_end import metrics, overrides, run
-from tests.servers.conftest import Server
+from tests.servers.conftest import Reference, Server
 
-TRANSPORTS = ["disk", "broadcast"]
+PROMPT = [261, 5, 40]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_three_updates_reach_the_server(server: Server, transport: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["disk", "broadcast"])
+async def test_three_updates_reach_the_server(server: Server, backend: Backend, transport: str, tmp_path: Path) -> None:
     if server.kind == "vllm" and transport == "broadcast":
         pytest.skip("vLLM's own transfer engines run on NCCL only; the recipe refuses the combination")
-    ask = {"input_ids": [261, 5, 40], "sampling_params": {"max_new_tokens": 12, "temperature": 0.0}}
-    before = httpx.post(f"{server.url}/generate", json=ask, timeout=60).json() if server.kind != "vllm" else {}
-    result = run(
+    before = await backend.generate(PROMPT, GREEDY, request_id="before")
+    result = await asyncio.to_thread(
+        run,
         *("recipe", "run", "arithmetic_grpo"),
         *overrides(server.first, tmp_path, "three", f"inference.engine={server.kind}"),
         *(f"inference.urls=[{server.url}]", f"weights.transport={transport}", "inference.context_length=512"),
@@ -32,13 +35,11 @@ def test_three_updates_reach_the_server(server: Server, transport: str, tmp_path
     exported = load_file(tmp_path / "three" / "model" / "model.safetensors")
     original = load_file(server.first / "model.safetensors")
     assert all(not torch.equal(exported[name], tensor) for name, tensor in original.items())
-    if server.kind == "vllm":
-        assert httpx.get(f"{server.url}/weight_info").json()["weight_version"] == "3"
-        return
-    assert httpx.get(f"{server.url}/model_info").json()["weight_version"] == "3"
-    for name, tensor in exported.items():
+    after = await backend.generate(PROMPT, GREEDY, request_id="after")
+    assert await backend.version() == 3 and set(after.versions) == {3}
+    assert after.token_ids != before.token_ids
+    expected = Reference(tmp_path / "three" / "model").logprobs(PROMPT, after.token_ids, 1.0)
+    torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-3, rtol=0)
+    for name, tensor in exported.items() if server.kind != "vllm" else ():  # vLLM shows no values
         answer = httpx.post(f"{server.url}/get_weights_by_name", json={"name": name, "truncate_size": 4}, timeout=60)
-        held = torch.tensor(answer.json())
-        assert torch.equal(held.reshape(-1), tensor[:4].reshape(-1)), name
-    after = httpx.post(f"{server.url}/generate", json=ask, timeout=60).json()
-    assert after["output_ids"] != before["output_ids"]
+        assert torch.equal(torch.tensor(answer.json()).reshape(-1), tensor[:4].reshape(-1)), name
