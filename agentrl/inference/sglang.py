@@ -81,7 +81,7 @@ class SGLangBackend:
 
     async def abort(self, request_id: str) -> None:
         """Give a request up."""
-        await self._http.post("/abort_request", {"rid": request_id}, expect_json=False)
+        await self._http.post("/abort_request", {"rid": request_id}, expect_json=False, repeatable=True)
 
     async def ready(self) -> bool:
         """Whether ``/ready`` answers 200."""
@@ -98,16 +98,16 @@ class SGLangBackend:
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
         self._mode = mode
-        await self._http.post("/pause_generation", {"mode": mode}, expect_json=False)
+        await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
 
     async def resume(self) -> None:
         """Go on sampling."""
-        await self._http.post("/continue_generation", {}, expect_json=False)
+        await self._http.post("/continue_generation", {}, expect_json=False, repeatable=True)
 
     async def load(self, path: str, version: int) -> None:
         """Load a folder of safetensors."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": self._may_flush}
-        await self._update("/update_weights_from_disk", body)
+        await self._update("/update_weights_from_disk", body, repeatable=True)
         await self._flush()
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
@@ -156,14 +156,14 @@ class SGLangBackend:
         word, so its version proves nothing by itself: some values are compared as well.
         """
         if self.embedded and manifest.fingerprints:
-            answer = await self._http.post("/weights_checker", {"action": "fingerprint"})
+            answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
             return mismatches(manifest.fingerprints, answer["fingerprints"])
         if await self.version() != manifest.version:
             return ["weight_version"]
         return [name for name, values in manifest.samples.items() if await self._first_values(name) != values]
 
     async def _first_values(self, name: str) -> list[float]:
-        held = await self._http.post("/get_weights_by_name", {"name": name, "truncate_size": SAMPLED})
+        held = await self._http.post("/get_weights_by_name", {"name": name, "truncate_size": SAMPLED}, repeatable=True)
         while held and isinstance(held[0], list):  # the first row of a matrix, of the first rank
             held = held[0]
         return held[:SAMPLED] if held else []
@@ -188,8 +188,8 @@ class SGLangBackend:
             raise
         return True
 
-    async def _update(self, path: str, body: dict[str, Any]) -> None:
-        answer = await self._http.post(path, body)
+    async def _update(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> None:
+        answer = await self._http.post(path, body, repeatable=repeatable)
         if not answer.get("success", False):
             raise InferenceError(f"{self.url}{path} refused: {answer.get('message')}")
 

@@ -7,6 +7,8 @@ its start is the version of all its tokens; that leaves ``weights.pause_mode=abo
 """
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agentrl.core.weights import BroadcastPlan, WeightManifest
@@ -34,9 +36,17 @@ class VLLMBackend:
         self._version: int | None = None  # the same: what the server holds
         self._running = asyncio.Event()  # the same: cleared during a push
         self._running.set()
+        self._unwanted: set[str] = set()  # requests that were given up
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation."""
+        answer = await self._generate(token_ids, params, request_id)
+        if request_id in self._unwanted:
+            self._unwanted.discard(request_id)
+            return replace(answer, finish_reason="abort")  # vLLM says that it stopped
+        return answer
+
+    async def _generate(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Generation:
         sampling: dict[str, Any] = {
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
@@ -104,6 +114,7 @@ class VLLMBackend:
 
     async def abort(self, request_id: str) -> None:
         """Give a request up."""
+        self._unwanted.add(request_id)
         await self._control("/abort_requests", {"request_ids": [request_id]})
 
     async def ready(self) -> bool:
@@ -145,6 +156,8 @@ class VLLMBackend:
 
     async def load(self, path: str, version: int) -> None:
         """Load a folder of safetensors."""
+        if not any(Path(path).glob("*.safetensors")):  # vLLM does not survive a load that fails
+            raise InferenceError(f"{self.url}: {path} holds no safetensors file that could be loaded")
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         if self._mode != "in_place":  # frozen requests keep the cache that old weights computed
             await self._control("/reset_prefix_cache?reset_running_requests=true")
@@ -169,7 +182,7 @@ class VLLMBackend:
 
     async def _control(self, path: str, body: dict[str, Any] | None = None) -> None:
         try:
-            await self._http.post(path, body, expect_json=False)
+            await self._http.post(path, body, expect_json=False, repeatable=True)
         except InferenceError as error:
             if error.status in _ABSENT:
                 raise InferenceError(

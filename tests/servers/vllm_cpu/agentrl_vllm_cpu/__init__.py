@@ -1,0 +1,24 @@
+"""vLLM 0.32 on a CPU multiplies with packed copies of its weights, and after ``reload_weights`` packs them anew.
+
+It forgets the output head where that is tied to the embeddings: hidden states are then of the new weights and logits of
+the old head, without any sign. This plugin packs it too. On a GPU nothing is packed.
+"""
+
+from typing import Any
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # type: ignore[import-not-found]
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore[import-not-found]
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # type: ignore[import-not-found]
+
+    reload_weights = GPUModelRunner.reload_weights
+
+    def reload_and_pack(self: Any, *args: Any, **kwargs: Any) -> None:
+        reload_weights(self, *args, **kwargs)
+        for module in self.get_model().modules():
+            if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+    GPUModelRunner.reload_weights = reload_and_pack
