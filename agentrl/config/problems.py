@@ -3,6 +3,7 @@
 Guarantees: every problem is told at once, each with its key, the value it had, what is allowed and what the key means.
 """
 
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -66,6 +67,8 @@ def _kind(choice: Any) -> str:
     origin = typing.get_origin(choice)
     if origin in (list, tuple):
         return f"a list of {_kind(typing.get_args(choice)[0])}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_kind(part) for part in typing.get_args(choice))
     return "a mapping" if origin is dict else _KINDS.get(choice, str(choice))
 
 

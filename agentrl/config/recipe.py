@@ -77,7 +77,7 @@ class InferenceConfig(Section):
     niceness: int = Field(
         default=10, ge=0, le=19, description="Scheduling niceness of a server on CPU beside a trainer."
     )
-    args: tuple[str, ...] = Field(default=(), description="The server's own flags, passed through.")
+    args: tuple[str | int | float, ...] = Field(default=(), description="The server's own flags, passed through.")
     history: Literal["append", "branch"] | None = Field(
         default=None,
         description="Where the chat template rewrites earlier turns: keep what was sampled, or render each turn anew.",

@@ -38,7 +38,7 @@ def embedded_server(recipe: Recipe, model: Path, ready_file: Path, index: int) -
         command += ["--threads", str(inference.threads)]
     if recipe.launch.device != "auto":
         command += ["--device", recipe.launch.device]
-    return [*command, *inference.args]
+    return [*command, *map(str, inference.args)]
 
 
 def sglang_server(recipe: Recipe, model: Path, port: int, python: str) -> list[str]:
@@ -60,7 +60,7 @@ def sglang_server(recipe: Recipe, model: Path, port: int, python: str) -> list[s
             *("--device", "cpu", "--attention-backend", "torch_native", "--mem-fraction-static", "0.3"),
             *("--max-total-tokens", str(tokens), "--disable-overlap-schedule", "--sleep-on-idle"),
         ]
-    return [*command, *inference.args]
+    return [*command, *map(str, inference.args)]
 
 
 def vllm_server(recipe: Recipe, model: Path, port: int, python: str) -> list[str]:
@@ -79,7 +79,7 @@ def vllm_server(recipe: Recipe, model: Path, port: int, python: str) -> list[str
     ]
     if recipe.launch.device == "cpu":
         command.append("--enforce-eager")
-    return [*command, *inference.args]
+    return [*command, *map(str, inference.args)]
 
 
 SERVER_ENV = {

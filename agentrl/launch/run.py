@@ -25,7 +25,7 @@ from agentrl.evaluate.run import make_workflow
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
-from agentrl.launch.servers import find_model, start_servers
+from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -143,7 +143,7 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
 
 
 def check_components(recipe: Recipe) -> None:
-    """Import what the recipe names, make one environment, and look for its tool parser and its chat template.
+    """Import what the recipe names, make one environment, and look for its server, tool parser and chat template.
 
     Raises:
         RunError: A name is unknown, a file does not import, or arguments do not fit.
@@ -152,6 +152,8 @@ def check_components(recipe: Recipe) -> None:
         make_workflow(recipe)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
+    if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:
+        server_python(recipe.inference)
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
     if parser is not None and parser not in PARSERS:
         hint = nearest(parser, list(PARSERS))

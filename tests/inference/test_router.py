@@ -136,3 +136,27 @@ async def test_a_server_that_is_back_is_brought_up_to_date_before_it_serves() ->
     assert rejoined == [backends[0]]
     assert [status.state for status in router.status()] == ["serving", "serving"]
     assert router.status()[0].sessions == 0, "a lease that moved away still counts"
+
+
+async def test_a_server_that_waits_for_weights_does_not_hold_up_the_probes_of_the_others() -> None:
+    backends = servers(2)
+    router = Router(backends, probe_seconds=0.01)
+    backends[0].dead = True
+    await ask(router.lease())
+    backends[0].dead = False
+    never = asyncio.Event()
+    calls = []
+
+    async def rejoin(backend: object) -> None:
+        calls.append(backend)
+        await never.wait()
+
+    router.rejoin = rejoin
+    await router.probe()
+    backends[1].dead = True
+    for _ in range(3):
+        await router.probe()
+    assert calls == [backends[0]], "asked again while it waits"
+    assert [status.state for status in router.status()] == ["gone", "gone"]
+    backends[1].dead = False
+    await router.close()

@@ -9,20 +9,25 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weights import BroadcastPlan, TensorSpec, WeightManifest
 from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.sglang import SGLangBackend
 
-Handler = Callable[[str, bytes], web.Response]
+Handler = Callable[[str, bytes], web.Response | None]
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), seed=3)
 
 
 @asynccontextmanager
 async def backend(handler: Handler, *, embedded: bool = True, timeout: float = 5.0) -> AsyncIterator[SGLangBackend]:
-    """A backend whose server answers every path with ``handler(path, body)``."""
+    """A backend whose server answers every path with ``handler(path, body)``, and breaks off where that is ``None``."""
 
     async def answer(request: web.Request) -> web.Response:
-        return handler(request.path, await request.read())
+        answered = handler(request.path, await request.read())
+        if answered is None:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        return answered
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -101,14 +106,114 @@ async def test_a_url_that_is_none_is_an_error() -> None:
 async def test_a_generation_is_never_sent_twice_and_a_read_may_be() -> None:
     seen: list[str] = []
 
-    def handler(path: str, body: bytes) -> web.Response:
+    def handler(path: str, body: bytes) -> None:
         seen.append(path)
-        raise ConnectionResetError  # the server breaks off
 
     async with backend(handler) as server:
-        with pytest.raises(InferenceError):
+        with pytest.raises(ServerUnreachable):
             await server.generate([1], PARAMS, request_id="r")
         assert seen == ["/generate"]
+        with pytest.raises(ServerUnreachable):
+            await server.version()
+        assert seen[0] == "/generate" and set(seen[1:]) == {"/model_info"} and len(seen) > 2
+
+
+async def test_a_control_call_that_may_be_carried_out_twice_is_repeated_when_the_connection_breaks() -> None:
+    seen: list[str] = []
+
+    def handler(path: str, body: bytes) -> web.Response | None:
+        seen.append(path)
+        return None if len(seen) == 1 else web.json_response({"success": True})
+
+    async with backend(handler) as server:
+        await server.resume()
+    assert seen == ["/continue_generation"] * 2
+
+
+async def test_a_load_in_place_flushes_by_itself_because_a_flush_that_fails_would_be_a_failed_load() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append((path, json.loads(body or b"{}")))
+        return web.json_response({"success": True})
+
+    async with backend(handler, embedded=False) as server:
+        for mode, flushes in (("retract", True), ("in_place", False)):
+            seen.clear()
+            await server.pause(mode)  # type: ignore[arg-type]
+            await server.load("/x", 2)
+            paths = [path for path, _ in seen]
+            assert dict(seen)["/update_weights_from_disk"]["flush_cache"] is flushes
+            assert ("/flush_cache" in paths) is not flushes
+
+
+PLAN = BroadcastPlan(
+    group="g", address="host", port=5, backend="gloo", world_size=3, offsets={"http://other": 1}, join=True,
+    buckets=((TensorSpec(name="a", shape=(2, 3)),), (TensorSpec(name="b", shape=(4,)),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("begin", [200, 404])
+async def test_a_broadcast_is_taken_bucket_by_bucket_and_the_last_one_carries_the_version(begin: int) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append((path, json.loads(body)))
+        return web.json_response({"success": True}, status=begin if path == "/begin_weight_update" else 200)
+
+    async with backend(handler, embedded=False) as server:
+        plan = PLAN.model_copy(update={"offsets": {server.url: 2}})
+        manifest = WeightManifest(
+            version=7, transport="broadcast", dtype="BF16", nbytes=1, fingerprints={}, broadcast=plan
+        )
+        await server.receive(manifest, plan)
+    paths = [path.removeprefix("/") for path, _ in seen]
+    around = ["end_weight_update"] if begin == 200 else []  # before 0.5.21 there is no session
+    assert paths == [
+        "init_weights_update_group",
+        "begin_weight_update",
+        *["update_weights_from_distributed"] * 2,
+        *around,
+    ]
+    assert seen[0][1]["rank_offset"] == 2 and seen[0][1]["master_port"] == 5
+    first, last = seen[2][1], seen[3][1]
+    assert (first["names"], first["dtypes"], first["shapes"]) == (["a"], ["bfloat16"], [[2, 3]])
+    assert "weight_version" not in first and first["flush_cache"] is False
+    assert last["weight_version"] == "7" and last["flush_cache"] is True
+
+
+async def test_a_broadcast_that_fails_leaves_no_session_open() -> None:
+    seen: list[str] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append(path)
+        failed = path == "/update_weights_from_distributed"
+        return web.json_response({"success": not failed, "message": "the sender left"})
+
+    async with backend(handler, embedded=False) as server:
+        plan = PLAN.model_copy(update={"offsets": {server.url: 1}, "join": False})
+        manifest = WeightManifest(
+            version=7, transport="broadcast", dtype="F32", nbytes=1, fingerprints={}, broadcast=plan
+        )
+        with pytest.raises(InferenceError, match="the sender left"):
+            await server.receive(manifest, plan)
+    assert seen[-1] == "/end_weight_update"
+
+
+async def test_values_that_differ_from_the_samples_are_named() -> None:
+    held = {"a": [[1.0, 2.0], [3.0, 4.0]], "b": [5.0]}
+
+    def handler(path: str, body: bytes) -> web.Response:
+        if path == "/model_info":
+            return web.json_response({"weight_version": "2"})
+        return web.json_response(held[json.loads(body)["name"]])
+
+    async with backend(handler, embedded=False) as server:
+        manifest = WeightManifest(
+            version=2, transport="disk", path="/x", dtype="F32", nbytes=8, fingerprints={},
+            samples={"a": [1.0, 2.0], "b": [5.5]},
+        )  # fmt: skip
+        assert await server.verify(manifest) == ["b"]
 
 
 async def test_verify_names_the_tensors_that_differ() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.launch.run import MetricsTail, RunError, check_components, check_disk, claim_run_dir
 
@@ -83,10 +84,14 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
         ("agent.id=chatt", "did you mean 'chat'"),
         ("workflow.id=no_such_module:W", "no_such_module"),
         ("inference.tool_parser=hermez", r"did you mean 'hermes'.*llama3_json"),
+        ("inference.engine=vllm", r"neither this interpreter has it nor \.venv-vllm.*inference\.python=PATH"),
         ("model.chat_template=no_such.jinja", r"model\.chat_template=no_such\.jinja: no such file"),
     ],
 )
-def test_wrong_components_are_refused_before_the_run_folder_exists(tmp_path: Path, setting: str, message: str) -> None:
-    with pytest.raises(RunError, match=message):
+def test_wrong_components_are_refused_before_the_run_folder_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
         check_components(recipe(tmp_path, setting))
     assert list(tmp_path.iterdir()) == []

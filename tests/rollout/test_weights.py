@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weights import BroadcastPlan, WeightManifest
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.rollout.weights import Committed, WeightPushError, WeightTransaction
@@ -95,3 +95,54 @@ async def test_a_server_that_joins_is_loaded_and_verified_before_it_serves() -> 
     await transaction.join(backend)
     assert backend.calls[-4:] == [("pause", "abort"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
     assert [b.url for b in router.backends] == ["http://old", "http://new"]
+
+
+PLAN = BroadcastPlan(
+    group="g", address="host", port=5, backend="gloo", world_size=3, offsets={"http://0": 1, "http://1": 2}, join=True,
+    buckets=(),
+)  # fmt: skip
+SENT = WeightManifest(version=4, transport="broadcast", dtype="F32", nbytes=4, fingerprints={}, broadcast=PLAN)
+
+
+async def test_a_broadcast_is_received_by_all_and_committed_without_a_file() -> None:
+    transaction, backends = make()
+    assert await transaction.members() == {"ranks": {"http://0": 1, "http://1": 1}, "by_file": False}
+    await transaction.push(SENT)
+    for backend in backends:
+        assert [call for call, _ in backend.calls] == ["pause", "receive", "verify", "resume"]
+    assert transaction.committed == Committed(4, None)
+
+
+async def test_a_broadcast_that_fails_leaves_the_servers_paused_until_the_version_comes_by_file() -> None:
+    transaction, backends = make()
+    await transaction.push(SENT)
+    backends[1].refuse = {"receive"}
+    with pytest.raises(WeightPushError, match="version 4 was broadcast and cannot be loaded again: the servers stay"):
+        await transaction.push(SENT.model_copy(update={"version": 5}))
+    assert all(backend.calls[-1][0] != "resume" for backend in backends)
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    assert all(backend.calls[-1] == ("resume", None) for backend in backends)
+    assert transaction.committed == Committed(5, "/new")
+
+
+async def test_a_server_that_joins_after_a_broadcast_has_the_next_version_come_by_file() -> None:
+    transaction, _ = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    await transaction.push(SENT)
+    joining = asyncio.create_task(transaction.join(newcomer))
+    while not (await transaction.members())["by_file"]:
+        await asyncio.sleep(0)
+    assert newcomer.calls == []
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/new", 5))]
+    assert await transaction.members() == {"ranks": {"http://0": 1, "http://1": 1, "http://new": 1}, "by_file": False}
+
+
+async def test_a_dead_server_cannot_join_and_does_not_wait() -> None:
+    transaction, _ = make()
+    await transaction.push(SENT)
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    newcomer.dead = True
+    with pytest.raises(InferenceError, match="http://new does not answer"):
+        await transaction.join(newcomer)

@@ -135,6 +135,15 @@ def test_kl_to_the_reference_is_zero_at_first_and_pulls_back_later(
     assert engine.update(batch, 1e-2)["train/kl_reference"] > 1e-4
 
 
+def test_an_entropy_bonus_alone_raises_the_entropy(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
+) -> None:
+    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(entropy_coef=0.1), CPU)
+    level = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, 0.0) for s in sequences]
+    entropies = [engine.update(TrainBatch(level, 100, 0.0), 1e-3)["train/entropy"] for _ in range(3)]
+    assert entropies[0] < entropies[1] < entropies[2]
+
+
 def test_a_model_that_caps_its_logits_is_refused() -> None:
     config = Gemma2Config(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,

@@ -1,0 +1,163 @@
+"""The vLLM backend against a scripted server: both ways to generate, versions, what it refuses."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams
+from agentrl.inference.vllm import VLLMBackend
+
+PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), stop_token_ids=(9,), seed=3)
+CHOICE: dict[str, Any] = {"token_ids": [11, 12, 13], "finish_reason": "length"}
+Answers = dict[str, Callable[[dict[str, Any]], web.Response]]
+
+
+@asynccontextmanager
+async def backend(answers: Answers) -> AsyncIterator[tuple[VLLMBackend, list[tuple[str, Any]]]]:
+    """A backend whose server answers the given paths, 404 to others; and what was asked."""
+    seen: list[tuple[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        text = await request.text()
+        body = json.loads(text) if text else {}
+        seen.append((request.path_qs, body))
+        known = answers.get(request.path)
+        return known(body) if known else web.Response(status=404, text="not found")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        made = VLLMBackend(f"{server.make_url('')}", 5.0)
+        try:
+            yield made, seen
+        finally:
+            await made.close()
+
+
+def generated(**more: Any) -> Callable[[dict[str, Any]], web.Response]:
+    content = [{"token_id": 11, "logprob": -0.5}, {"token_id": 12, "logprob": -0.25}, {"token_id": 13, "logprob": -1.0}]
+    choice = {**CHOICE, "logprobs": {"content": content}, **more}
+    return lambda body: web.json_response({"choices": [choice]})
+
+
+def completed(body: dict[str, Any]) -> web.Response:
+    return web.json_response({"choices": [{**CHOICE, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}}]})
+
+
+OLD: Answers = {
+    "/inference/v1/generate": lambda body: web.Response(status=403, text="needs --enable-scale-out"),
+    "/v1/models": lambda body: web.json_response({"data": [{"id": "served"}]}),
+    "/v1/completions": completed,
+    "/weight_info": lambda body: web.json_response({"weight_version": "4"}),
+    **{path: lambda body: web.json_response({}) for path in ("/pause", "/resume", "/collective_rpc")},
+    **{path: lambda body: web.json_response({}) for path in ("/reset_prefix_cache", "/update_weight_version")},
+}
+
+
+async def test_ids_logprobs_and_versions_come_from_one_answer() -> None:
+    spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 3}]
+    async with backend({"/inference/v1/generate": generated(weight_versions=spans)}) as (server, seen):
+        result = await server.generate([1, 2], PARAMS, request_id="r")
+    assert (result.token_ids, result.logprobs) == ([11, 12, 13], [-0.5, -0.25, -1.0])
+    assert (result.versions, result.finish_reason) == ([4, 5, 5], "length")
+    assert seen[0][1]["token_ids"] == [1, 2]
+    assert seen[0][1]["sampling_params"] == {
+        "max_tokens": 4, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "logprobs": 0, "stop": ["x"],
+        "stop_token_ids": [9], "seed": 3,
+    }  # fmt: skip
+
+
+async def test_without_scale_out_completions_are_asked_and_stamped_with_the_version_they_started_under() -> None:
+    async with backend(OLD) as (server, seen):
+        result = await server.generate([1, 2], PARAMS, request_id="r")
+        assert (result.token_ids, result.versions) == ([11, 12, 13], [4, 4, 4])
+        path, sent = seen[-1]
+        assert path == "/v1/completions"
+        assert (sent["prompt"], sent["model"], sent["return_token_ids"]) == ([1, 2], "served", True)
+        await server.generate([1], PARAMS, request_id="s")
+        assert [path for path, _ in seen].count("/inference/v1/generate") == 1, "what is not there is asked once"
+
+
+async def test_without_scale_out_no_request_is_under_way_during_a_push(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    async with backend(OLD) as (server, seen):
+        await server.generate([1], PARAMS, request_id="first")
+        with pytest.raises(InferenceError, match=r"--enable-scale-out, or set weights\.pause_mode=abort"):
+            await server.pause("in_place")
+        await server.pause("abort")
+        held = asyncio.create_task(server.generate([1], PARAMS, request_id="held"))
+        await server.load(str(tmp_path), 8)
+        assert [path for path, _ in seen].count("/v1/completions") == 1, "a request was sent during the push"
+        await server.resume()
+        assert (await held).versions == [8, 8, 8]
+
+
+async def test_the_modes_of_a_pause_and_what_follows_a_load(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for mode, said, cache_kept in (("abort", "abort", False), ("retract", "keep", False), ("in_place", "keep", True)):
+        async with backend(OLD) as (server, seen):
+            await server.pause(mode)  # type: ignore[arg-type]
+            await server.load(str(tmp_path), 8)
+        paths = [path for path, _ in seen]
+        assert paths[0] == f"/pause?mode={said}"
+        assert ("/reset_prefix_cache?reset_running_requests=true" not in paths) == cache_kept
+        assert seen[-1] == ("/update_weight_version", {"new_version": "8"})
+
+
+async def test_a_folder_without_weights_never_reaches_the_server(tmp_path: Path) -> None:
+    async with backend(OLD) as (server, seen):
+        with pytest.raises(InferenceError, match="holds no safetensors file"):
+            await server.load(str(tmp_path), 8)
+        assert seen == []
+
+
+async def test_a_server_without_calls_for_weights_is_told_how_to_get_them() -> None:
+    async with backend({}) as (server, _):
+        with pytest.raises(InferenceError, match=r"has no /pause: start vLLM with VLLM_SERVER_DEV_MODE=1"):
+            await server.pause("abort")
+        assert await server.version() == 0
+
+
+async def test_a_request_that_was_given_up_is_aborted_whatever_the_server_calls_it() -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(VLLMBackend):
+        async def _generate(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
+            asked.set()
+            await go.wait()
+            return await super()._generate(token_ids, params, request_id)
+
+    answers = {"/inference/v1/generate": generated(finish_reason="stop"), "/abort_requests": lambda b: web.Response()}
+    async with backend(answers) as (plain, _):
+        server = Slow(plain.url, 5.0)
+        task = asyncio.create_task(server.generate([1], PARAMS, request_id="r"))
+        await asked.wait()
+        await server.abort("r")
+        go.set()
+        assert (await task).finish_reason == "abort"
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (web.Response(status=400, text="longer than the maximum model length of 512"), ContextOverflow, "512"),
+        (web.Response(status=500, text="EngineCore"), InferenceError, "answered 500: EngineCore"),
+        (web.Response(text="<html>"), InferenceError, "expected JSON"),
+        (web.json_response({"choices": []}), InferenceError, "not vLLM's"),
+        (web.json_response({"choices": [{**CHOICE, "logprobs": {"content": []}}]}), InferenceError, "0 logprobs"),
+    ],
+)
+async def test_a_wrong_answer_is_one_error_with_the_url(
+    answer: web.Response, error: type[Exception], text: str
+) -> None:
+    async with backend({"/inference/v1/generate": lambda body: answer}) as (server, _):
+        with pytest.raises(error, match=text):
+            await server.generate([1], PARAMS, request_id="r")
