@@ -5,6 +5,7 @@ alternate within each repeat; ours renders the chat template, keeps the ids and 
 """
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from agentrl.inference.session import ChatSession
 
 CALLS = 200  # of one measurement
+GROUP = 8  # calls with the same prompt: the episodes of a group
 EARLY, LATE, AROUND = 8, 128, 4  # turns compared, each as the mean of the turns around it
+_NUMBERS = itertools.count()
 PROMPT: dict[str, Any] = {"role": "user", "content": "What is 17 + 25? Reply with just the number."}
 
 
@@ -60,16 +63,16 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
     def session() -> "ChatSession":
         return ChatSession(router.lease(), template, settings)
 
-    async def ours() -> None:
-        await session().create(messages=[PROMPT])
+    async def ours(prompt: dict[str, Any]) -> None:
+        await session().create(messages=[prompt])
 
     figures: dict[str, list[float]] = {
         "cpu_vs_openai": [], "turn128_vs_turn8": [], "ours_ms": [], "openai_ms": [],
     }  # fmt: skip
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
 
-        async def plain() -> None:
-            await client.chat.completions.create(model="m", messages=[PROMPT])  # type: ignore[list-item]
+        async def plain(prompt: dict[str, Any]) -> None:
+            await client.chat.completions.create(model="m", messages=[prompt])  # type: ignore[list-item]
 
         for repeat in range(repeats + 1):
             own, other = await _cpu(ours, CALLS), await _cpu(plain, CALLS)
@@ -83,12 +86,14 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
     return figures
 
 
-async def _cpu(call: Callable[[], Awaitable[None]], count: int) -> float:
-    """Seconds of CPU of one call."""
+async def _cpu(call: Callable[[dict[str, Any]], Awaitable[None]], count: int) -> float:
+    """Seconds of CPU of one call; each group asks something that was not asked before."""
+    prompts = [{**PROMPT, "content": f"{PROMPT['content']} (No. {next(_NUMBERS)})"} for _ in range(count // GROUP)]
     start = time.process_time()
-    for _ in range(count):
-        await call()
-    return (time.process_time() - start) / count
+    for prompt in prompts:
+        for _ in range(GROUP):
+            await call(prompt)
+    return (time.process_time() - start) / (len(prompts) * GROUP)
 
 
 async def _turns(session: "ChatSession") -> tuple[float, float]:

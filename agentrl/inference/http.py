@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from yarl import URL
 
 from agentrl.inference.backend import ContextOverflow, InferenceError, ServerUnreachable
 
@@ -26,7 +27,9 @@ class _Pool:
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
-        self.session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self.session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers=_JSON, trust_env=False
+        )
         self.users = 0
 
 
@@ -44,6 +47,8 @@ class ServerHttp:
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url.rstrip("/")
         self._timeout = timeout
+        self._urls: dict[str, URL] = {}  # parsed once
+        self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
         self._pool: _Pool | None = None
 
     async def post(
@@ -121,10 +126,12 @@ class ServerHttp:
     async def _once(self, method: str, path: str, data: bytes | None, seconds: float, expect_json: bool) -> Any:
         where = f"{self.url}{path}"
         try:
-            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-            async with self._session().request(method, where, data=data, headers=_JSON, timeout=timeout) as response:
+            url = self._urls.get(path) or self._urls.setdefault(path, URL(where))
+            if seconds not in self._timeouts:
+                self._timeouts[seconds] = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            async with self._session().request(method, url, data=data, timeout=self._timeouts[seconds]) as response:
                 status, payload = response.status, await response.read()
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        except (ValueError, aiohttp.NonHttpUrlClientError) as error:
             raise InferenceError(f"{where} is no URL; want http://HOST:PORT") from error
         except TimeoutError as error:
             never_sent = isinstance(error, aiohttp.ConnectionTimeoutError)

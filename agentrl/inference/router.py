@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.inference.backend import Backend, Generation, InferenceError, SamplingParams, ServerUnreachable
 
@@ -30,6 +31,9 @@ class _Server:
     missed: int = 0
     error: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: dict[asyncio.Task[Any], bool] = field(
+        default_factory=dict
+    )  # for its answers; whether told that it is gone
     rejoining: asyncio.Task[None] | None = None
 
     @property
@@ -111,6 +115,9 @@ class Router:
             log.warning("%s is taken out: %s", backend.url, reason)
             server.error = reason
             server.gone.set()
+            for task in server.waiting:
+                server.waiting[task] = True
+                task.cancel()
 
     def start(self) -> None:
         """Probe the servers from now on."""
@@ -222,15 +229,16 @@ class Lease:
 
 
 async def _while_it_lives(server: _Server, token_ids: list[int], params: SamplingParams, request_id: str) -> Generation:
-    """The server's answer, or an error as soon as the server is taken out."""
-    request = asyncio.ensure_future(server.backend.generate(token_ids, params, request_id=request_id))
-    gone = asyncio.ensure_future(server.gone.wait())
+    """The server's answer, or an error as soon as the server is taken out, which cancels the wait."""
+    task = asyncio.current_task()
+    assert task is not None
+    cancelling = task.cancelling()
+    server.waiting[task] = False
     try:
-        await asyncio.wait({request, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if request.done():
-            return request.result()
-        raise ServerUnreachable(f"{server.backend.url} was taken out: {server.error}")
+        return await server.backend.generate(token_ids, params, request_id=request_id)
+    except asyncio.CancelledError:
+        if not server.waiting[task] or task.uncancel() > cancelling:
+            raise  # somebody else wants the wait to end, too
+        raise ServerUnreachable(f"{server.backend.url} was taken out: {server.error}") from None
     finally:
-        gone.cancel()
-        request.cancel()
-        await asyncio.gather(request, gone, return_exceptions=True)
+        del server.waiting[task]

@@ -8,6 +8,7 @@ continued only by a chosen policy.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -47,6 +48,9 @@ class Tokenizer(Protocol):
         ...
 
 
+FIRSTS = 256  # conversations whose beginning is remembered: episodes of the groups that are under way begin alike
+
+
 class ChatTemplate:
     """Renders messages with a model's own template.
 
@@ -82,6 +86,7 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # what follows an assistant's words, by whether there are tools
         self._rewrites: dict[str, bool] = {}
+        self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         self._probe([_USER], {}, ())  # a template that cannot render a turn is refused now
 
     @classmethod
@@ -118,7 +123,11 @@ class ChatTemplate:
         return found if isinstance(found, str) else json.dumps(found)
 
     def first(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of a conversation's first messages and the generation prompt."""
+        """Ids of a conversation's first messages and the generation prompt; the episodes of a group share the work."""
+        return list(self._first(json.dumps([list(messages), list(tools)])))
+
+    def _render_first(self, conversation: str) -> list[int]:
+        messages, tools = json.loads(conversation)
         return self._encode(self._render(messages, generation=True, tools=tools))
 
     def following(
