@@ -13,7 +13,7 @@ _SPLIT_SEED = 7  # any number, as long as it stays: published results depend on 
 
 
 def load(
-    split: str, path: str | None, max_operand: int = 50, held_out: int = 200
+    split: str, path: str | None, max_operand: int = 50, held_out: int = 200, one_digit_repeats: int = 1
 ) -> tuple[Iterable[dict[str, Any]], str]:
     """All sums ``a + b`` with ``0 <= a, b <= max_operand``.
 
@@ -22,6 +22,8 @@ def load(
         path: Must be ``None``: nothing is read.
         max_operand: Largest operand.
         held_out: Ordered pairs that make up ``test``.
+        one_digit_repeats: How often a training pair with an operand below 10 occurs: small models find these harder
+            than sums of two numbers of one length.
 
     Returns:
         Lines ``{"a", "b", "question", "answer"}``, and a sentence about them.
@@ -35,5 +37,7 @@ def load(
     parts = {"test": pairs[:held_out], "train": pairs[held_out:]}
     if split not in parts:
         raise DataError(f"dataset 'arithmetic' has no split {split!r}; it has train and test")
+    if split == "train":
+        parts["train"] = [pair for pair in parts["train"] for _ in range(one_digit_repeats if min(pair) < 10 else 1)]
     lines = [{"a": a, "b": b, "question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in parts[split]]
     return lines, f"arithmetic: generated, operands 0 to {max_operand}, {held_out} pairs held out"
