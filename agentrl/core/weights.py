@@ -40,6 +40,7 @@ class BroadcastPlan(BaseModel):
         world_size: Ranks of the group: the sender, then those of each server.
         offsets: URL of a server -> its first rank in the group.
         join: Whether the servers have to join first.
+        leave: Name of an earlier group that they may still be in.
         buckets: Tensors in the order in which they are sent; a server takes one bucket at a time.
     """
 
@@ -52,6 +53,7 @@ class BroadcastPlan(BaseModel):
     world_size: int
     offsets: dict[str, int]
     join: bool
+    leave: str = ""
     buckets: tuple[tuple[TensorSpec, ...], ...]
 
 

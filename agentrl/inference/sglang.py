@@ -4,6 +4,7 @@ Guarantees: tokens in, tokens out; versions come from the response (``weight_ver
 arrived; only reads and requests that never reached the server are retried.
 """
 
+import contextlib
 from typing import Any
 
 from agentrl.core.weights import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest, mismatches
@@ -98,7 +99,16 @@ class SGLangBackend:
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
         self._mode = mode
-        await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
+        try:
+            await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
+        except InferenceError as error:
+            if error.status != 404:
+                raise
+            raise InferenceError(
+                f"{self.url} has no /pause_generation: it is neither SGLang nor our engine, and training needs a "
+                "server that gives token ids and takes weights; set inference.engine to what it is, or "
+                "trainer.type=null to evaluate"
+            ) from error
 
     async def resume(self) -> None:
         """Go on sampling."""
@@ -112,6 +122,9 @@ class SGLangBackend:
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
         """Take a broadcast, bucket by bucket; the version comes with the last one."""
+        if plan.leave:
+            with contextlib.suppress(InferenceError):  # it may never have been in it
+                await self._http.post("/destroy_weights_update_group", {"group_name": plan.leave}, expect_json=False)
         if plan.join:
             join = {
                 "master_address": plan.address,

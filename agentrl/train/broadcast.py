@@ -44,15 +44,17 @@ class Sender:
         ranks: URL of a server -> its ranks.
         backend: ``gloo`` or ``nccl``.
         seconds: Longest time that a server may be waited for.
+        left: A group that the servers may leave when they join this one.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, ranks: dict[str, int], backend: Literal["gloo", "nccl"], seconds: float) -> None:
+    def __init__(self, ranks: dict[str, int], backend: Literal["gloo", "nccl"], seconds: float, left: str = "") -> None:
         self.ranks = ranks
+        self._left = left
         self._seconds = seconds
         self._backend: Literal["gloo", "nccl"] = backend
-        self._name = f"agentrl-{os.getpid()}-{next(self._numbers)}"
+        self.name = f"agentrl-{os.getpid()}-{next(self._numbers)}"
         self._size = 1 + sum(ranks.values())
         self._host = reachable_host(list(ranks))
         self._store = open_store(self._host, self._size, seconds)
@@ -62,13 +64,14 @@ class Sender:
         """What the controller and the servers have to know."""
         starts = itertools.accumulate(self.ranks.values(), initial=1)
         return BroadcastPlan(
-            group=self._name,
+            group=self.name,
             address=self._host,
             port=self._store.port,
             backend=self._backend,
             world_size=self._size,
             offsets=dict(zip(self.ranks, starts, strict=False)),
             join=self._group is None,
+            leave=self._left if self._group is None else "",
             buckets=buckets,
         )
 
@@ -79,7 +82,7 @@ class Sender:
             RuntimeError: Not all servers came in time.
         """
         if self._group is None:
-            self._group = UpdateGroup(self._store, self._name, 0, self._size, self._backend, self._seconds)
+            self._group = UpdateGroup(self._store, self.name, 0, self._size, self._backend, self._seconds)
         return self._group
 
     def close(self) -> None:
@@ -104,18 +107,19 @@ class BroadcastPublisher:
         self._device = device
         self._seconds = seconds
         self._sender: Sender | None = None
+        self._left = ""
 
     def publish(self, version: int, offer: Offer) -> None:
         """Broadcast a version, or write it; a collective. ``offer`` is called on rank 0."""
-        members = self._members.members() if self._members is not None else {}
-        if self._agreed(bool(members) and not members["by_file"]):
+        ranks = self._ranks()
+        if self._agreed(bool(ranks)):
             samples = self._files.samples()
             if self._members is None:
                 sent = True
                 for _ in self._files.gather():  # what rank 0 sends
                     pass
             else:
-                sent = self._send(version, members["ranks"], samples, offer)
+                sent = self._send(version, ranks, samples, offer)
             if self._agreed(sent):
                 return
         self._files.publish(version, offer)
@@ -129,6 +133,17 @@ class BroadcastPublisher:
         self._leave()
         self._files.close()
 
+    def _ranks(self) -> dict[str, int]:
+        """On rank 0 the servers to send to; none where a file is wanted, or on other ranks."""
+        if self._members is None:
+            return {}
+        try:
+            members = self._members.members()
+        except ControllerError as error:
+            log.warning("the servers are not known, the next version goes by file: %s", error)
+            return {}
+        return {} if members["by_file"] else members["ranks"]
+
     def _agreed(self, decision: bool) -> bool:
         """Rank 0's decision, on every rank."""
         flag = torch.tensor([int(decision)], device=self._device)
@@ -140,8 +155,8 @@ class BroadcastPublisher:
         tensors = self._files.gather()
         try:
             if self._sender is None or self._sender.ranks != ranks:
-                self._leave()
-                self._sender = Sender(ranks, "nccl" if self._device.type == "cuda" else "gloo", self._seconds)
+                left = self._leave()
+                self._sender = Sender(ranks, "nccl" if self._device.type == "cuda" else "gloo", self._seconds, left)
             plan = self._sender.plan(buckets(self._files.specs, self._files.dtype))
             manifest = self._files.manifest(version, "broadcast", samples=samples, broadcast=plan)
             with ThreadPoolExecutor(1, "offer") as pool:
@@ -162,10 +177,13 @@ class BroadcastPublisher:
             return False
         return True
 
-    def _leave(self) -> None:
+    def _leave(self) -> str:
+        """Leave the group; the name of the latest one that servers may still be in."""
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()
+            self._left = sender.name
+        return self._left
 
 
 def buckets(specs: list[TensorSpec], dtype: torch.dtype) -> tuple[tuple[TensorSpec, ...], ...]:

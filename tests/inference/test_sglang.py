@@ -182,6 +182,28 @@ async def test_a_broadcast_is_taken_bucket_by_bucket_and_the_last_one_carries_th
     assert last["weight_version"] == "7" and last["flush_cache"] is True
 
 
+async def test_a_group_that_was_never_joined_is_no_hindrance() -> None:
+    seen: list[str] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append(path)
+        return web.json_response({"success": True}, status=400 if path == "/destroy_weights_update_group" else 200)
+
+    async with backend(handler, embedded=False) as server:
+        plan = PLAN.model_copy(update={"offsets": {server.url: 1}, "leave": "old"})
+        manifest = WeightManifest(
+            version=7, transport="broadcast", dtype="F32", nbytes=1, fingerprints={}, broadcast=plan
+        )
+        await server.receive(manifest, plan)
+    assert seen[:2] == ["/destroy_weights_update_group", "/init_weights_update_group"]
+
+
+async def test_a_server_of_another_kind_is_told_apart_before_training() -> None:
+    async with backend(lambda path, body: web.Response(status=404)) as server:
+        with pytest.raises(InferenceError, match=r"neither SGLang nor our engine.*trainer\.type=null"):
+            await server.pause("abort")
+
+
 async def test_a_broadcast_that_fails_leaves_no_session_open() -> None:
     seen: list[str] = []
 

@@ -43,8 +43,11 @@ class Members:
     def __init__(self) -> None:
         self.ranks = {"http://127.0.0.1:1": 1, "http://127.0.0.1:2": 2}
         self.by_file = False
+        self.broken = False
 
     def members(self) -> dict[str, Any]:
+        if self.broken:
+            raise ControllerError("a server does not answer")
         return {"ranks": dict(self.ranks), "by_file": self.by_file}
 
 
@@ -95,12 +98,20 @@ def test_a_group_serves_many_versions_and_is_made_anew_when_the_servers_change(r
     assert len(Group.made) == 2 and Group.made[0].closed
     plan = run.offers[-1].broadcast
     assert plan is not None and plan.join and plan.offsets == {"http://127.0.0.1:2": 1}
+    first = run.offers[0].broadcast
+    assert first is not None and plan.leave == first.group and first.leave == ""
 
 
 def test_a_version_that_a_joining_server_waits_for_goes_by_file(run: Run) -> None:
     run.members.by_file = True
     run.publisher.publish(1, run.offer)
     assert [offer.transport for offer in run.offers] == ["disk"] and Group.made == []
+
+
+def test_without_an_answer_about_the_servers_a_version_goes_by_file(run: Run) -> None:
+    run.members.broken = True
+    run.publisher.publish(1, run.offer)
+    assert [offer.transport for offer in run.offers] == ["disk"]
 
 
 def test_a_refused_broadcast_goes_by_file_and_the_next_one_in_a_new_group(run: Run) -> None:
