@@ -22,6 +22,9 @@ from agentrl.config.recipe import Recipe
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
+# KL between the server's logprobs and the trainer's on a step whose tokens the trained weights themselves sampled.
+# Rounding gives 1e-10 in float32 and about 2e-3 in bfloat16; other weights, or another temperature, far more.
+_KL_OF_ANOTHER_POLICY = 0.03
 
 
 class LiveView:
@@ -45,6 +48,7 @@ class LiveView:
         self._state = "starting"
         self._steps: list[dict[str, float]] = []
         self._evaluation: dict[str, float] = {}
+        self._warnings: dict[str, str] = {}
         panel = console.is_terminal and recipe.logging.live
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=2) if panel else None
 
@@ -77,6 +81,10 @@ class LiveView:
         if "reward/mean" in numbers:
             self._steps.append(numbers)
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
+            for kind, text in warnings(numbers).items():
+                if kind not in self._warnings:  # once is enough
+                    self._warnings[kind] = f"step {numbers.get('step', 0):.0f}: {text}"
+                    self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[kind]}", style="yellow"))
 
     def _refresh(self, line: Text | None) -> None:
         if self._live is None and line is not None:
@@ -94,6 +102,7 @@ class LiveView:
             parts += [Text(f"reward {sparkline(rewards, _CURVE_WIDTH)} {rewards[-1]:.3f}"), self._table()]
         if self._evaluation:
             parts.append(Text(evaluation_line(self._evaluation)))
+        parts += [Text(text, style="yellow") for text in self._warnings.values()]
         title = f"{escape(self._recipe.name)} · {escape(self._recipe.model.name)} · {self._elapsed()}"
         return Panel(Group(*parts), title=title, subtitle=escape(str(self._run_dir)), title_align="left")
 
@@ -108,6 +117,23 @@ class LiveView:
         for record in self._steps[-_ROWS:]:
             table.add_row(f"{record.get('step', 0):.0f}", *(_shown(record, key) for key in keys))
         return table
+
+
+def warnings(record: Mapping[str, float]) -> dict[str, str]:
+    """What looks wrong in a step's metrics, by kind."""
+    found: dict[str, str] = {}
+    kl = record.get("train/kl_behavior", 0.0)
+    if record.get("staleness/max", 1.0) == 0 and kl > _KL_OF_ANOTHER_POLICY:
+        found["kl"] = (
+            f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step): it holds other "
+            "weights, or tells logprobs of another temperature or type"
+        )
+    if record.get("drift/special", 0.0) > 0:
+        found["drift"] = (
+            f"in {record['drift/special']:.1%} of the episodes the special tokens are not those of the chat template: "
+            "what is trained is not how the model will be used"
+        )
+    return found
 
 
 def _shown(record: Mapping[str, float], key: str) -> str:

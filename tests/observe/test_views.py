@@ -6,7 +6,7 @@ from rich.console import Console
 
 from agentrl.config.load import load_recipe
 from agentrl.observe.curve import draw_curve, moving_average
-from agentrl.observe.live import LiveView, sparkline
+from agentrl.observe.live import LiveView, sparkline, warnings
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.observe.summary import summary_table
 
@@ -58,6 +58,24 @@ def test_in_a_terminal_the_panel_shows_steps_and_evaluation():
         shown.update({"step": 3, **EVALUATION})
     assert "0.250" in out.getvalue()
     assert "evaluation at step 3" in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(terminal: bool):
+    shown, out = view(terminal)
+    with shown:
+        shown.update({**STEP, "staleness/max": 1, "train/kl_behavior": 0.5})
+        assert "warning" not in out.getvalue()
+        for step in (4, 5):
+            shown.update({**STEP, "step": step, "staleness/max": 0, "train/kl_behavior": 0.5, "drift/special": 0.25})
+    text = out.getvalue()
+    assert "step 4: the server's logprobs are not the trainer's (KL 0.500" in text
+    assert "in 25.0% of the episodes the special tokens" in text
+    assert "step 5: " not in text
+
+
+def test_rounding_in_bfloat16_is_no_reason_to_warn():
+    assert warnings({"staleness/max": 0.0, "train/kl_behavior": 2e-3, "drift/special": 0.0}) == {}
 
 
 def test_a_sparkline_spans_its_own_range():
