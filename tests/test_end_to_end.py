@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.core.weights import SHM, SHM_PREFIX, checksum
+from agentrl.core.weights import SHM, SHM_PREFIX
 from agentrl.launch.supervisor import Supervisor
 from tests.end_to_end import SECONDS, command, environment, metrics, overrides, processes_of, run
 
@@ -165,27 +165,6 @@ def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path
         time.sleep(0.1)  # processes of another session end without telling us: there is nothing else to wait on
 
 
-def test_an_external_server_holds_the_trainers_weights_to_the_last_bit(tiny_model: Path, runs: Path) -> None:
-    """The server is not ours to stop: it goes on after the run, with the weights of the exported model."""
-    supervisor = Supervisor(runs / "external-logs")
-    ready = runs / "external.json"
-    arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
-    url = supervisor.wait_ready(supervisor.start("serve", command(*arguments), env=environment()), ready, SECONDS)[
-        "url"
-    ]
-    try:
-        more = ("trainer.total_steps=1", f"inference.urls=[{url}]", "weights.transport=disk")
-        result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "external", *more))
-        assert result.returncode == 0, result.stdout
-        answer = httpx.post(f"{url}/weights_checker", json={"action": "checksum"}, timeout=SECONDS).json()
-    finally:
-        supervisor.stop()
-    exported = load_file(runs / "external" / "model" / "model.safetensors")
-    expected = {name: checksum(memoryview(t.view(torch.uint8).numpy())) for name, t in exported.items()}
-    assert answer["checksums"] == expected
-    assert list((runs / "external" / "weights").iterdir()) == [], "published files were left behind"
-
-
 def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs: Path) -> None:
     more = ("inference.servers=2", "trainer.total_steps=8", "inference.probe_seconds=0.5")
     process = subprocess.Popen(
@@ -210,12 +189,14 @@ def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs
 
 
 def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs: Path) -> None:
+    """Weights are broadcast: the server that joins has one version come by file, and is in the group from then on."""
     supervisor = Supervisor(runs / "joining-logs")
     ready = runs / "joining.json"
     arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
     joining = supervisor.start("serve", command(*arguments), env=environment())
+    more = ("trainer.total_steps=10000", "weights.transport=broadcast")
     process = subprocess.Popen(
-        command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "more", "trainer.total_steps=10000")),
+        command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "more", *more)),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
@@ -232,6 +213,7 @@ def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs
                 break
         version = int(httpx.get(f"{url}/model_info", timeout=SECONDS).json()["weight_version"])
         assert version >= 3
+        assert "could not be broadcast" not in (runs / "more" / "logs" / "trainer.log").read_text()
         assert run("servers", "add", url, *where).returncode == 2
         removed = run("servers", "remove", url, *where)
         assert removed.returncode == 0 and "leaving" in removed.stdout, removed.stdout

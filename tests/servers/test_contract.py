@@ -1,6 +1,7 @@
 """What a backend promises, held against real servers over real HTTP."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from agentrl.core.weights import SAMPLED, TensorSpec, WeightManifest
 from agentrl.inference.backend import Backend, ContextOverflow, Generation, InferenceError, PauseMode, SamplingParams
@@ -150,6 +152,19 @@ async def test_a_request_over_a_push_tells_the_version_of_each_token(
     if mode == "retract":  # the cache was computed anew: the tail is as if the new weights had read all of it
         tail = Generation(answer.token_ids[old:], answer.logprobs[old:], answer.versions[old:], "length")
         assert close_to(references[1], tail, 1.0, PROMPT + answer.token_ids[:old])
+
+
+async def test_an_answer_can_be_held_to_a_schema_where_the_server_can(backend: Backend, server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    params = SamplingParams(max_new_tokens=100, temperature=1.0, json_schema=json.dumps(schema))
+    if server.kind == "embedded":
+        with pytest.raises(ValueError, match="does not constrain"):
+            await backend.generate(PROMPT, params, request_id="json")
+        return
+    answer = await backend.generate(PROMPT, params, request_id="json")
+    text = AutoTokenizer.from_pretrained(server.first).decode(answer.token_ids, skip_special_tokens=True)
+    assert json.loads(text) in ({"a": "x"}, {"a": "y"}), text
 
 
 async def test_a_request_can_be_given_up(backend: Backend) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.core.weights import checksum
 from agentrl.inference.backend import Backend, SamplingParams
 from tests.end_to_end import metrics, overrides, run
 from tests.servers.conftest import Reference, Server
@@ -41,6 +42,11 @@ async def test_three_updates_reach_the_server(server: Server, backend: Backend, 
     assert after.token_ids != before.token_ids
     expected = Reference(tmp_path / "three" / "model").logprobs(PROMPT, after.token_ids, 1.0)
     torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-3, rtol=0)
+    if server.kind == "embedded":  # to the last bit
+        held = httpx.post(f"{server.url}/weights_checker", json={"action": "checksum"}, timeout=60).json()["checksums"]
+        assert held == {name: checksum(memoryview(t.view(torch.uint8).numpy())) for name, t in exported.items()}
+    published = tmp_path / "three" / "weights"
+    assert not published.is_dir() or not list(published.iterdir()), "published files were left behind"
     for name, tensor in exported.items() if server.kind != "vllm" else ():  # vLLM shows no values
         answer = httpx.post(f"{server.url}/get_weights_by_name", json={"name": name, "truncate_size": 4}, timeout=60)
         assert torch.equal(torch.tensor(answer.json()).reshape(-1), tensor[:4].reshape(-1)), name
