@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from agentrl.core.agent import Agent
     from agentrl.core.environment import Environment, LanguageEnvironment, SingleTurnEnvironment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
+    from agentrl.core.tool_env import ToolEnvironment
+    from agentrl.core.tools import tool
     from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 
 _HOME = {
@@ -26,6 +28,8 @@ _HOME = {
     "StopReason": "agentrl.core.episode",
     "Task": "agentrl.core.episode",
     "Trajectory": "agentrl.core.episode",
+    "ToolEnvironment": "agentrl.core.tool_env",
+    "tool": "agentrl.core.tools",
     "LLM": "agentrl.core.workflow",
     "Outcome": "agentrl.core.workflow",
     "RolloutWorkflow": "agentrl.core.workflow",
@@ -43,9 +47,11 @@ __all__ = [
     "SingleTurnEnvironment",
     "StopReason",
     "Task",
+    "ToolEnvironment",
     "Trajectory",
     "__version__",
     "register",
+    "tool",
 ]
 
 register("gsm8k", "agentrl.envs.gsm8k:GSM8K")

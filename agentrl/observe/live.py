@@ -80,6 +80,9 @@ class LiveView:
             self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
         if "reward/mean" in numbers:
             self._steps.append(numbers)
+            self._state = (
+                f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
+            )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
             for kind, text in warnings(numbers).items():
                 if kind not in self._warnings:  # once is enough

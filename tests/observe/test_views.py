@@ -57,6 +57,7 @@ def test_in_a_terminal_the_panel_shows_steps_and_evaluation():
         shown.update(STEP)
         shown.update({"step": 3, **EVALUATION})
     assert "0.250" in out.getvalue()
+    assert "training, 3 of at most 60 steps done" in out.getvalue()
     assert "evaluation at step 3" in out.getvalue()
 
 

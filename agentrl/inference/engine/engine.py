@@ -23,7 +23,7 @@ from agentrl.inference.engine.request import Finish, Request
 from agentrl.inference.engine.runner import ModelRunner
 from agentrl.inference.engine.sampling import sample
 from agentrl.inference.engine.scheduler import Scheduler
-from agentrl.inference.engine.weights import copy_weights, load_weights, one_thread
+from agentrl.inference.engine.weights import copy_weights, load_weights
 
 T = TypeVar("T")
 PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
@@ -330,9 +330,8 @@ class Engine:
     def _load(self, load: Callable[[torch.nn.Module], int], version: str | None, abort_all: bool) -> int:
         if abort_all:
             self._abort(lambda request: True, "aborted by a weight update")
-        with one_thread():
-            read = load(self.runner.loaded.model)
-            self.runner.weights_changed()
+        read = load(self.runner.loaded.model)
+        self.runner.weights_changed()
         if not self.paused:
             self.scheduler.retract()
         if not self.scheduler.running:

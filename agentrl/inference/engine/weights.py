@@ -7,8 +7,7 @@ the state dict.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +53,6 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous and on CPU."""
     array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch's CPU work of this thread on one core.
-
-    Copies and repacking are bound by memory, and a busy neighbour makes the threads wait for each other: 0.1 s
-    instead of 1 s for 270 MB on two shared cores.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def weight_files(folder: str) -> list[Path]:
