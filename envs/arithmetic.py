@@ -22,12 +22,11 @@ class Arithmetic(SingleTurnEnvironment):
         digit_reward: What a wrong sum of the right length earns for its right digits: this times their share, below 1.
     """
 
-    def __init__(self, digit_reward: float = 0.0, leading: bool = False) -> None:
+    def __init__(self, digit_reward: float = 0.0) -> None:
         super().__init__()
         if not 0 <= digit_reward < 1:
             raise ValueError(f"digit_reward={digit_reward} must lie in [0, 1)")
         self.digit_reward = digit_reward
-        self.leading = leading
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """The question, and to say nothing but the number."""
@@ -39,9 +38,6 @@ class Arithmetic(SingleTurnEnvironment):
         said, right = (numbers[-1] if numbers else ""), task["answer"]
         if said and len(said) <= _MAX_DIGITS and int(said) == int(right):
             return 1.0, {"accuracy": 1.0}
-        if self.leading and len(said) == len(right):
-            share = next((i for i, (a, b) in enumerate(zip(said, right, strict=True)) if a != b), 0) / len(right)
-            return self.digit_reward * share, {"accuracy": 0.0}
         return self.digit_reward * digit_share(said, right), {"accuracy": 0.0}
 
 

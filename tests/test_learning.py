@@ -21,6 +21,7 @@ def train(recipe: str, runs: Path, name: str, *overrides: str) -> tuple[dict[str
         command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS
     )
     assert result.returncode == 0, result.stdout
+    (runs / name / "output.txt").write_text(result.stdout)
     evaluations = sorted((runs / name).glob("eval-[0-9]*.json"))
     before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
     return before, after, result.stdout

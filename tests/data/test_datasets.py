@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,22 @@ def folder(tmp_path: Path) -> Path:
 
 def ids(config: DatasetConfig, seed: int = 0) -> list[str]:
     return [task.id for task in load_tasks(config, seed=seed).tasks]
+
+
+def test_pairs_with_a_one_digit_operand_can_come_more_often_in_training_only():
+    kwargs = {"max_operand": 12, "held_out": 20}
+    plain, more = (
+        [
+            load_tasks(DatasetConfig(name="arithmetic", split=split, kwargs=kwargs | extra), seed=0).tasks
+            for split in ("train", "test")
+        ]
+        for extra in ({}, {"one_digit_repeats": 3})
+    )
+    assert [task.data for task in plain[1]] == [task.data for task in more[1]]
+    counts = Counter((task.data["a"], task.data["b"]) for task in more[0])
+    assert set(counts) == {(task.data["a"], task.data["b"]) for task in plain[0]}
+    assert all(count == (3 if min(pair) < 10 else 1) for pair, count in counts.items())
+    assert len({task.id for task in more[0]}) == len(more[0])
 
 
 def test_arithmetic_splits_all_ordered_pairs_without_overlap():
