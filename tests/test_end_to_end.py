@@ -26,20 +26,32 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny_model: Path, runs: Path) -> Path:
-    """A finished run on one rank."""
-    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "one", "trainer.save_every=2"))
-    assert result.returncode == 0, result.stdout
-    assert "before" in result.stdout and "after" in result.stdout
-    return runs / "one"
+def both(tiny_model: Path, runs: Path) -> Path:
+    """Two finished runs that went on at the same time and must not have met: one rank, and the same on two."""
+    processes = [
+        subprocess.Popen(
+            command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, name, more)),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for name, more in (("one", "trainer.save_every=2"), ("two", "trainer.nproc=2"))
+    ]  # fmt: skip
+    for process in processes:
+        output, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, output
+        assert "before" in output and "after" in output
+    return runs
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model: Path, runs: Path) -> Path:
-    """The same run on two ranks."""
-    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "two", "trainer.nproc=2"))
-    assert result.returncode == 0, result.stdout
-    return runs / "two"
+def one_rank(both: Path) -> Path:
+    """The run on one rank."""
+    return both / "one"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(both: Path) -> Path:
+    """The run on two ranks."""
+    return both / "two"
 
 
 def test_three_updates_leave_all_outputs(one_rank: Path) -> None:
@@ -133,19 +145,7 @@ def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: P
     assert {p.name for p in SHM.glob(f"{SHM_PREFIX}*")} <= shared_before
 
 
-def test_two_runs_at_once_do_not_meet(tiny_model: Path, runs: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, name, "trainer.total_steps=1")),
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for name in ("left", "right")
-    ]  # fmt: skip
-    for process in processes:
-        output, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, output
-
-
+@pytest.mark.long
 def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path) -> None:
     arguments = overrides(tiny_model, runs, "killed", "trainer.total_steps=10000")
     process = subprocess.Popen(
@@ -165,6 +165,7 @@ def test_a_killed_launcher_takes_its_children_along(tiny_model: Path, runs: Path
         time.sleep(0.1)  # processes of another session end without telling us: there is nothing else to wait on
 
 
+@pytest.mark.long
 def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs: Path) -> None:
     more = ("inference.servers=2", "trainer.total_steps=8", "inference.probe_seconds=0.5")
     process = subprocess.Popen(
@@ -228,7 +229,7 @@ def test_an_external_server_that_is_not_there_is_one_message(tiny_model: Path, r
     more = ("inference.urls=[http://127.0.0.1:9]",)
     result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "nobody", *more))
     assert result.returncode == 1
-    assert "http://127.0.0.1:9/pause_generation: ClientConnectorError" in result.stdout
+    assert "http://127.0.0.1:9/model_info: ClientConnectorError" in result.stdout
     assert "Traceback" not in result.stdout
 
 

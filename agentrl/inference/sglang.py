@@ -93,22 +93,26 @@ class SGLangBackend:
         return await self._http.answers("/model_info", ALIVE_SECONDS)
 
     async def version(self) -> int:
-        """Version the server reports."""
-        return version_number((await self._http.get("/model_info")).get("weight_version", "0"))
+        """Version the server reports.
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling."""
-        self._mode = mode
+        Raises:
+            InferenceError: It is a server of another kind, or does not answer.
+        """
         try:
-            await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
+            return version_number((await self._http.get("/model_info")).get("weight_version", "0"))
         except InferenceError as error:
             if error.status != 404:
                 raise
             raise InferenceError(
-                f"{self.url} has no /pause_generation: it is neither SGLang nor our engine, and training needs a "
-                "server that gives token ids and takes weights; set inference.engine to what it is, or "
-                "trainer.type=null to evaluate"
+                f"{self.url} has no /model_info: it is neither SGLang nor our engine, and training needs a server "
+                "that gives token ids and takes weights; set inference.engine to what it is, or trainer.type=null to "
+                "evaluate"
             ) from error
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling."""
+        self._mode = mode
+        await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
 
     async def resume(self) -> None:
         """Go on sampling."""

@@ -98,8 +98,7 @@ class WeightTransaction:
         Raises:
             InferenceError: It does not take the weights.
         """
-        if not await backend.alive():
-            raise ServerUnreachable(f"{backend.url} does not answer")
+        await backend.version()  # one that does not answer has nothing to wait for
         await self._lock.acquire()
         try:
             while self.committed.path is None:

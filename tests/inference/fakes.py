@@ -49,6 +49,8 @@ class FakeBackend:
         return not self.dead
 
     async def version(self) -> int:
+        if self.dead:
+            raise ServerUnreachable(f"{self.url} is dead")
         return 0
 
     async def pause(self, mode: PauseMode) -> None:

@@ -144,5 +144,5 @@ async def test_a_dead_server_cannot_join_and_does_not_wait() -> None:
     await transaction.push(SENT)
     newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
     newcomer.dead = True
-    with pytest.raises(InferenceError, match="http://new does not answer"):
+    with pytest.raises(InferenceError, match="http://new is dead"):
         await transaction.join(newcomer)
