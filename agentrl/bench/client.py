@@ -6,10 +6,11 @@ alternate within each repeat; ours renders the chat template, keeps the ids and 
 
 import asyncio
 import itertools
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 CALLS = 200  # of one measurement
 GROUP = 8  # calls with the same prompt: the episodes of a group
-EARLY, LATE, AROUND = 8, 128, 4  # turns compared, each as the mean of the turns around it
+EARLY, LATE, AROUND = 8, 128, 4  # turns compared, each as the median of the turns around it in all conversations
+CONVERSATIONS = 6
 _NUMBERS = itertools.count()
 PROMPT: dict[str, Any] = {"role": "user", "content": "What is 17 + 25? Reply with just the number."}
 
@@ -76,7 +78,7 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
 
         for repeat in range(repeats + 1):
             own, other = await _cpu(ours, CALLS), await _cpu(plain, CALLS)
-            early, late = await _turns(session())
+            early, late = await _turns([session() for _ in range(CONVERSATIONS)])
             if repeat:  # the first one warms up
                 figures["cpu_vs_openai"].append(own / other)
                 figures["turn128_vs_turn8"].append(late / early)
@@ -96,8 +98,18 @@ async def _cpu(call: Callable[[dict[str, Any]], Awaitable[None]], count: int) ->
     return (time.process_time() - start) / (len(prompts) * GROUP)
 
 
-async def _turns(session: "ChatSession") -> tuple[float, float]:
-    """Seconds of CPU of an early and of a late turn of one conversation."""
+async def _turns(sessions: "Sequence[ChatSession]") -> tuple[float, float]:
+    """Seconds of CPU of an early and of a late turn of a conversation."""
+    seconds = [await _conversation(session) for session in sessions]
+
+    def around(turn: int) -> float:
+        return statistics.median(second for one in seconds for second in one[turn - AROUND : turn + AROUND])
+
+    return around(EARLY), around(LATE)
+
+
+async def _conversation(session: "ChatSession") -> list[float]:
+    """Seconds of CPU of each turn."""
     messages: list[Any] = []
     seconds: list[float] = []
     for _ in range(LATE + AROUND):
@@ -106,9 +118,4 @@ async def _turns(session: "ChatSession") -> tuple[float, float]:
         reply = await session.create(messages=messages)
         seconds.append(time.process_time() - start)
         messages.append(reply.choices[0].message)
-
-    def around(turn: int) -> float:
-        chosen = sorted(seconds[turn - AROUND : turn + AROUND])
-        return chosen[len(chosen) // 2]
-
-    return around(EARLY), around(LATE)
+    return seconds
