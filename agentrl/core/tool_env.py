@@ -14,8 +14,6 @@ from agentrl.core.episode import Message
 from agentrl.core.tool_calls import ToolEvent, ToolEventKind, run_tool_calls
 from agentrl.core.tools import Tool, collect_tools
 
-Reward = float | tuple[float, dict[str, float]]
-
 
 class ToolEnvironment(LanguageEnvironment):
     """Ask, let the model call tools, judge its answer: subclasses write ``prompt``, ``reward`` and ``@tool`` methods.

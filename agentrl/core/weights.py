@@ -66,8 +66,8 @@ class WeightManifest(BaseModel):
         path: Folder that holds ``model.safetensors``, readable by the servers; empty with ``broadcast``.
         dtype: Element type of every tensor, by its safetensors name (``F32``, ``BF16``, ``F16``).
         nbytes: Total size of the tensors in bytes.
-        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out; with
-            ``broadcast`` only some tensors are told.
+        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out; none
+            with ``broadcast``.
         samples: Hugging Face parameter name -> its first :data:`SAMPLED` values, of some parameters; for servers that
             can show values and no fingerprints.
         broadcast: Exactly with ``broadcast``.

@@ -31,9 +31,7 @@ class _Server:
     missed: int = 0
     error: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: dict[asyncio.Task[Any], bool] = field(
-        default_factory=dict
-    )  # for its answers; whether told that it is gone
+    waiting: dict[asyncio.Task[Any], bool] = field(default_factory=dict)  # value: was told that it is gone
     rejoining: asyncio.Task[None] | None = None
 
     @property

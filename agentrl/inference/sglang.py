@@ -62,11 +62,7 @@ class SGLangBackend:
             spans = meta.get("weight_versions")
             if spans is None:
                 spans = [{"version": meta.get("weight_version", "0"), "start": 0, "end": len(ids)}]
-            versions = [0] * len(ids)
-            for span in spans:
-                versions[span["start"] : span["end"]] = [version_number(span["version"])] * (
-                    span["end"] - span["start"]
-                )
+            versions = versions_of(spans, len(ids))
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise InferenceError(
                 f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): "
@@ -218,3 +214,19 @@ class SGLangBackend:
 def version_number(label: str) -> int:
     """Policy version behind a server's label; servers that were not started by us say ``default``."""
     return int(label) if str(label).isdigit() else 0
+
+
+def versions_of(spans: Any, tokens: int) -> list[int]:
+    """Policy version of each token, from a server's spans ``{version, start, end}``.
+
+    Raises:
+        ValueError: A token is in no span: which weights sampled it is not known.
+    """
+    versions: list[int | None] = [None] * tokens
+    for span in spans:
+        for index in range(span["start"], min(span["end"], tokens)):
+            versions[index] = version_number(span["version"])
+    known = [version for version in versions if version is not None]
+    if len(known) < tokens:
+        raise ValueError(f"weight_versions tell the version of {len(known)} of {tokens} tokens")
+    return known

@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.core.weights import BroadcastPlan, WeightManifest
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ServerHttp
-from agentrl.inference.sglang import ALIVE_SECONDS, version_number
+from agentrl.inference.sglang import ALIVE_SECONDS, version_number, versions_of
 
 _PAUSES: dict[PauseMode, str] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 _ABSENT = (403, 404)  # what a server answers whose flags leave a call out
@@ -79,10 +79,7 @@ class VLLMBackend:
             ids = [int(token) for token in choice["token_ids"]]
             content = choice["logprobs"]["content"] if ids else []
             logprobs = [float(entry["logprob"]) for entry in content]
-            versions = [0] * len(ids)
-            for span in choice.get("weight_versions") or ():
-                start, end = span["start"], span["end"]
-                versions[start:end] = [version_number(span["version"])] * (end - start)
+            versions = versions_of(choice.get("weight_versions") or (), len(ids))
             return _checked(ids, logprobs, versions, choice["finish_reason"])
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise self._nonsense("/inference/v1/generate", answer, error) from error

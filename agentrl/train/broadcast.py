@@ -16,11 +16,11 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.core.update_group import UpdateGroup, open_store
 from agentrl.core.weights import BroadcastPlan, TensorSpec
+from agentrl.train.collectives import shared_decision
 from agentrl.train.controller_client import ControllerError
 from agentrl.train.publish import Offer, WeightPublisher
 
@@ -112,7 +112,7 @@ class BroadcastPublisher:
     def publish(self, version: int, offer: Offer) -> None:
         """Broadcast a version, or write it; a collective. ``offer`` is called on rank 0."""
         ranks = self._ranks()
-        if self._agreed(bool(ranks)):
+        if shared_decision(bool(ranks), self._device):
             samples = self._files.samples()
             if self._members is None:
                 sent = True
@@ -120,7 +120,7 @@ class BroadcastPublisher:
                     pass
             else:
                 sent = self._send(version, ranks, samples, offer)
-            if self._agreed(sent):
+            if shared_decision(sent, self._device):
                 return
         self._files.publish(version, offer)
 
@@ -143,12 +143,6 @@ class BroadcastPublisher:
             log.warning("the servers are not known, the next version goes by file: %s", error)
             return {}
         return {} if members["by_file"] else members["ranks"]
-
-    def _agreed(self, decision: bool) -> bool:
-        """Rank 0's decision, on every rank."""
-        flag = torch.tensor([int(decision)], device=self._device)
-        dist.broadcast(flag, src=0)
-        return bool(flag.item())
 
     def _send(self, version: int, ranks: dict[str, int], samples: dict[str, list[float]], offer: Offer) -> bool:
         """Broadcast while the controller has the servers receive; whether all went well."""

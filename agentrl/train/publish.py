@@ -128,7 +128,7 @@ class WeightPublisher:
             target.copy_(full)
             fingerprints[name] = fingerprint(view[offset : offset + nbytes])
             if name in self._sampled:
-                samples[name] = target.view(-1)[: min(SAMPLED, target.shape[-1])].tolist()
+                samples[name] = _first_values(target)
             offset += nbytes
         return self.manifest(
             version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
@@ -146,10 +146,8 @@ class WeightPublisher:
 
     def samples(self) -> dict[str, list[float]]:
         """The first values of some parameters, as servers will hold them; a collective."""
-        return {
-            name: full.view(-1)[: min(SAMPLED, full.shape[-1])].to(self.dtype).tolist()
-            for name, full in ((name, _full(p)) for name, p in self._parameters if name in self._sampled)
-        }
+        chosen = [(name, parameter) for name, parameter in self._parameters if name in self._sampled]
+        return {name: _first_values(_full(parameter).to(self.dtype)) for name, parameter in chosen}
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters, one at a time; a collective over all ranks."""
@@ -201,3 +199,8 @@ def safetensors_header(shapes: Iterable[tuple[str, torch.Size]], dtype: torch.dt
 def _full(parameter: Tensor) -> Tensor:
     data = parameter.detach()
     return data.full_tensor() if isinstance(data, DTensor) else data
+
+
+def _first_values(matrix: Tensor) -> list[float]:
+    """The beginning of its first row."""
+    return matrix.view(-1)[: min(SAMPLED, matrix.shape[-1])].tolist()

@@ -21,6 +21,7 @@ from agentrl.core.weights import WeightManifest
 from agentrl.train.batch import make_train_batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_state import latest_checkpoint
+from agentrl.train.collectives import broadcast_bytes, shared_decision
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
 from agentrl.train.publish import Publisher
@@ -92,7 +93,7 @@ class Trainer:
             self._publish(metrics, final=final, began=began)
             self._step_seconds = time.monotonic() - began
             elapsed = self._elapsed_before + time.monotonic() - start
-            if self._shared(final or self._save_due(batch)):
+            if shared_decision(final or self._save_due(batch), self.engine.device):
                 self.save(elapsed)
         self.export(self.run_dir / "model")
         if self.client is not None:
@@ -147,12 +148,6 @@ class Trainer:
         by_epoch = epoch_steps > 0 and self.step % epoch_steps == 0
         return by_step or by_time or by_epoch
 
-    def _shared(self, decision: bool) -> bool:
-        """Rank 0's decision, on every rank."""
-        flag = torch.tensor([int(decision)], device=self.engine.device)
-        dist.broadcast(flag, src=0)
-        return bool(flag.item())
-
     def save(self, elapsed: float) -> None:
         """Checkpoint the cut after the current step."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
@@ -178,14 +173,3 @@ class Trainer:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         dist.barrier()
-
-
-def broadcast_bytes(payload: bytes, device: torch.device) -> bytes:
-    """Rank 0's bytes on every rank."""
-    size = torch.tensor([len(payload)], dtype=torch.long, device=device)
-    dist.broadcast(size, src=0)
-    data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    if dist.get_rank() == 0:
-        data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-    dist.broadcast(data, src=0)
-    return data.cpu().numpy().tobytes()

@@ -16,6 +16,7 @@ from agentrl.inference.vllm import VLLMBackend
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), stop_token_ids=(9,), seed=3)
 CHOICE: dict[str, Any] = {"token_ids": [11, 12, 13], "finish_reason": "length"}
+SPANS = [{"version": "4", "start": 0, "end": 3}]
 Answers = dict[str, Callable[[dict[str, Any]], web.Response]]
 
 
@@ -43,7 +44,7 @@ async def backend(answers: Answers) -> AsyncIterator[tuple[VLLMBackend, list[tup
 
 def generated(**more: Any) -> Callable[[dict[str, Any]], web.Response]:
     content = [{"token_id": 11, "logprob": -0.5}, {"token_id": 12, "logprob": -0.25}, {"token_id": 13, "logprob": -1.0}]
-    choice = {**CHOICE, "logprobs": {"content": content}, **more}
+    choice = {**CHOICE, "logprobs": {"content": content}, "weight_versions": SPANS, **more}
     return lambda body: web.json_response({"choices": [choice]})
 
 
@@ -152,7 +153,16 @@ async def test_a_request_that_was_given_up_is_aborted_whatever_the_server_calls_
         (web.Response(status=500, text="EngineCore"), InferenceError, "answered 500: EngineCore"),
         (web.Response(text="<html>"), InferenceError, "expected JSON"),
         (web.json_response({"choices": []}), InferenceError, "not vLLM's"),
-        (web.json_response({"choices": [{**CHOICE, "logprobs": {"content": []}}]}), InferenceError, "0 logprobs"),
+        (
+            web.json_response({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": -1.0}] * 3}}]}),
+            InferenceError,
+            "the version of 0 of 3 tokens",
+        ),
+        (
+            web.json_response({"choices": [{**CHOICE, "logprobs": {"content": []}, "weight_versions": SPANS}]}),
+            InferenceError,
+            "0 logprobs",
+        ),
     ],
 )
 async def test_a_wrong_answer_is_one_error_with_the_url(
