@@ -6,6 +6,7 @@ Importing this package is cheap: names resolve on first use, and neither torch n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.gymnasium_ids import announce_all
 from agentrl.core.registry import register
 
 __version__ = "0.1.0"
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl.core.agent import Agent
     from agentrl.core.environment import Environment, LanguageEnvironment, SingleTurnEnvironment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
+    from agentrl.core.make import make
     from agentrl.core.tool_env import ToolEnvironment
     from agentrl.core.tools import tool
     from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
@@ -29,6 +31,7 @@ _HOME = {
     "Task": "agentrl.core.episode",
     "Trajectory": "agentrl.core.episode",
     "ToolEnvironment": "agentrl.core.tool_env",
+    "make": "agentrl.core.make",
     "tool": "agentrl.core.tools",
     "LLM": "agentrl.core.workflow",
     "Outcome": "agentrl.core.workflow",
@@ -50,16 +53,21 @@ __all__ = [
     "ToolEnvironment",
     "Trajectory",
     "__version__",
+    "make",
     "register",
     "tool",
 ]
 
-register("gsm8k", "agentrl.envs.gsm8k:GSM8K")
-register("arithmetic", "agentrl.envs.arithmetic:Arithmetic")
+register("GSM8K-v0", "agentrl.envs.gsm8k:GSM8K")
+register("Arithmetic-v0", "agentrl.envs.arithmetic:Arithmetic")
+register("Calculator-v0", "agentrl.envs.calculator:Calculator")
+register("Retry-v0", "agentrl.envs.retry:Retry")
 register("chat", "agentrl.agents.chat:ChatAgent", kind="agent")
 register("agent_env", "agentrl.core.agent_env:AgentEnvWorkflow", kind="workflow")
 register("openai/gsm8k", "agentrl.data.gsm8k:load", kind="dataset")
 register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
+register("calculation", "agentrl.data.calculation:load", kind="dataset")
+announce_all()  # to gymnasium, once it is loaded
 
 
 def __getattr__(name: str) -> Any:

@@ -22,8 +22,10 @@ class Arithmetic(SingleTurnEnvironment):
         digit_reward: What a wrong sum of the right length earns for its right digits: this times their share, below 1.
     """
 
+    dataset = "arithmetic"
+    reward_range = (0.0, 1.0)
+
     def __init__(self, digit_reward: float = 0.0) -> None:
-        super().__init__()
         if not 0 <= digit_reward < 1:
             raise ValueError(f"digit_reward={digit_reward} must lie in [0, 1)")
         self.digit_reward = digit_reward

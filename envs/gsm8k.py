@@ -31,12 +31,14 @@ class GSM8K(SingleTurnEnvironment):
         examples: Worked problems of our own that come first, as earlier turns of the chat; at most 2.
     """
 
+    dataset = "openai/gsm8k"
+
     def __init__(self, format_reward: float = 0.2, examples: int = 0) -> None:
-        super().__init__()
         if not 0 <= examples <= len(EXAMPLES):
             raise ValueError(f"examples={examples} must lie in 0..{len(EXAMPLES)}")
         self.format_reward = format_reward
         self.examples = examples
+        self.reward_range = (0.0, 1.0 + format_reward)
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """The examples, then the question and what the answer must look like."""

@@ -26,14 +26,15 @@ class ModelConfig(Section):
     name: str = Field(description="Local folder, Hugging Face id, or a model that an installed package ships.")
     chat_template: str | None = Field(
         default=None,
-        description="A Jinja file instead of the model's own, or training: TRL's template that keeps earlier turns.",
+        description="Instead of the model's own: a Jinja file, chatml_tools (ours, ChatML with tools for models whose "
+        "own has none), or training (TRL's, which keeps earlier turns).",
     )
 
 
 class DatasetConfig(Section):
     """Where tasks come from."""
 
-    name: str = Field(description="Dataset id, e.g. openai/gsm8k or arithmetic.")
+    name: str = Field(default="env", description="Dataset id, e.g. openai/gsm8k; env: the environment's own dataset.")
     path: str | None = Field(default=None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
     split: str = "train"
     limit: Positive | None = Field(default=None, description="Use the first N tasks only.")
@@ -201,8 +202,8 @@ class Recipe(Section):
     description: str = ""
     seed: int = 0
     model: ModelConfig
-    train_dataset: DatasetConfig
-    valid_dataset: DatasetConfig
+    train_dataset: DatasetConfig = DatasetConfig()
+    valid_dataset: DatasetConfig = DatasetConfig(split="test")
     env: ComponentConfig
     agent: ComponentConfig = ComponentConfig(id="chat")
     workflow: ComponentConfig = ComponentConfig(id="agent_env")

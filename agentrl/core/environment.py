@@ -6,21 +6,50 @@ environments an observation is the list of messages that are new since the last 
 message.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from agentrl.core.episode import Message
+from agentrl.core.registry import Spec
+from agentrl.core.task_source import NoTasksError, Source, tasks_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gymnasium import Space
 
 ObservationT = TypeVar("ObservationT")
 ActionT = TypeVar("ActionT")
 Info = dict[str, Any]
+
+_TASKS: dict[tuple[type, str], list[dict[str, Any]]] = {}  # of each class and split: environments are made per episode
 
 
 class Environment(ABC, Generic[ObservationT, ActionT]):
     """What an agent acts in; subclass it, or :class:`LanguageEnvironment` for chat.
 
     ``info`` may hold ``"metrics"``: a dict of numbers that are logged apart from the reward.
+
+    Attributes:
+        observation_space: Gymnasium space of observations.
+        action_space: Gymnasium space of actions.
+        spec: Id and arguments it was made with; ``None`` unless :func:`agentrl.make` made it.
+        reward_range: Lowest and highest reward of one step; the checker holds rewards to it.
+        dataset: Where the tasks come from when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
+        dataset_kwargs: Arguments of a registered dataset.
+        split: The part of it that is drawn from.
     """
+
+    observation_space: "Space[Any]"
+    action_space: "Space[Any]"
+    spec: Spec | None = None
+    reward_range: tuple[float, float] = (-float("inf"), float("inf"))
+    dataset: ClassVar[Source | None] = None
+    dataset_kwargs: ClassVar[dict[str, Any]] = {}
+    split: str = "train"
+    _np_random: "np.random.Generator | None" = None
 
     @abstractmethod
     async def reset(
@@ -30,7 +59,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
         Args:
             seed: Makes the episode reproducible.
-            options: The task: one dataset line.
+            options: The task: one dataset line. Without it, :meth:`choose_task` draws one.
 
         Returns:
             The first observation and info.
@@ -48,38 +77,119 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     async def close(self) -> None:
         """Free whatever the environment holds."""
 
+    @property
+    def unwrapped(self) -> "Environment[Any, Any]":
+        """The environment inside all wrappers."""
+        return self
 
-LanguageEnvironment = Environment[list[Message], Message]
-"""Environment whose observations are new messages and whose actions are assistant messages."""
+    @property
+    def np_random(self) -> "np.random.Generator":
+        """Random numbers of this environment; :meth:`choose_task` seeds them."""
+        if self._np_random is None:
+            self._seed(None)
+        assert self._np_random is not None
+        return self._np_random
+
+    def _seed(self, seed: int | None) -> None:
+        from gymnasium.utils.seeding import np_random
+
+        self._np_random, _ = np_random(seed)
+
+    def choose_task(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """The task of an episode: ``options``, or one drawn from ``dataset``; for the first line of ``reset``.
+
+        Args:
+            seed: Seeds :attr:`np_random`; ``None`` goes on where the last episode ended.
+            options: What ``reset`` got; ``None`` and an empty dict are no task.
+
+        Raises:
+            NoTasksError: No options, and the class has no ``dataset``.
+        """
+        if seed is not None:
+            self._seed(seed)
+        if options:
+            return options
+        tasks = self.own_tasks(self.split)
+        return tasks[int(self.np_random.integers(len(tasks)))]
+
+    @classmethod
+    def own_tasks(cls, split: str) -> list[dict[str, Any]]:
+        """Tasks of the class's ``dataset``, read once in a process.
+
+        Raises:
+            NoTasksError: The class has no ``dataset``, or not this split.
+        """
+        if (cls, split) not in _TASKS:
+            _TASKS[cls, split] = cls.read_tasks(split)[0]
+        return _TASKS[cls, split]
+
+    @classmethod
+    def read_tasks(cls, split: str) -> tuple[list[dict[str, Any]], str]:
+        """Like :meth:`own_tasks`, with a sentence that says where they come from."""
+        if cls.dataset is None:
+            raise NoTasksError(
+                f"{cls.__name__}.reset needs options, the task to put to the model: the class has no dataset to draw "
+                "from"
+            )
+        file = inspect.getsourcefile(cls) if cls.__module__ != "__main__" else None
+        return tasks_of(cls.dataset, split, cls.dataset_kwargs, folder=Path(file).parent if file else None)
+
+
+class LanguageEnvironment(Environment[list[Message], Message]):
+    """An environment whose observations are new messages and whose actions are assistant messages."""
+
+    @cached_property
+    def observation_space(self) -> "Space[Any]":  # type: ignore[override]
+        """Lists of messages of any role."""
+        from agentrl.core.spaces import MessageListSpace
+
+        return MessageListSpace()
+
+    @cached_property
+    def action_space(self) -> "Space[Any]":  # type: ignore[override]
+        """Assistant messages; with calls of the environment's tools where it has some."""
+        from agentrl.core.spaces import MessageSpace
+
+        return MessageSpace(tools=[tool.schema() for tool in getattr(self, "tools", [])])
 
 
 class SingleTurnEnvironment(LanguageEnvironment):
     """Ask once, judge the answer: subclasses write ``prompt`` and ``judge``."""
 
-    def __init__(self) -> None:
-        self._task: dict[str, Any] | None = None
+    _task: dict[str, Any] | None = None
 
     @abstractmethod
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """Messages that put the task to the model."""
 
     @abstractmethod
-    def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
-        """Reward of the answer, and numbers to log apart from it."""
+    def judge(self, task: dict[str, Any], answer: str) -> Any:
+        """Judge the answer; may be ``async``.
+
+        Returns:
+            The reward, or ``(reward, metrics)``: metrics are numbers to log apart from it. A reward of ``None`` is
+            missing: the episode is counted and not trained on.
+        """
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
         """Start with ``options`` as the task."""
-        if options is None:
-            raise ValueError(f"{type(self).__name__}.reset needs options: the task to put to the model")
-        self._task = options
-        return self.prompt(options), {}
+        self._task = self.choose_task(seed, options)
+        return self.prompt(self._task), {}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
         """Judge the answer and terminate."""
-        if self._task is None:
+        task = self._task
+        if task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
-        task, self._task = self._task, None
-        reward, metrics = self.judge(task, action.get("content") or "")
+        self._task = None
+        reward, metrics = await read_judgement(self.judge(task, action.get("content") or ""))
         return [], reward, True, False, {"metrics": metrics}
+
+
+async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
+    """What a reward method gave, awaited where it is async, as ``(reward, metrics)``; the reward is not checked."""
+    if inspect.isawaitable(judged):
+        judged = await judged
+    return (judged[0], dict(judged[1])) if isinstance(judged, tuple) else (judged, {})

@@ -1,37 +1,73 @@
-"""Extension by name: ids for environments, agents, workflows and datasets, or a path to a class.
+"""Extension by name: ids for environments, agents, workflows and more, a path to a class, or a file in ``./envs``.
 
 Guarantees: registering imports nothing; a name that is not known is answered with the nearest that is. Ids follow
-Gymnasium's convention (``entry_point="module:Class"``); a path (``envs/mine.py:MyEnv``) needs no registration.
+Gymnasium's convention (``Name-v0``, ``entry_point="module:Class"``); ``name`` in any case is the newest version of
+``Name``. A path (``envs/mine.py:MyEnv``) needs no registration, nor does the only environment in ``./envs/mine.py``,
+which ``mine`` finds.
 """
 
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Kind = Literal["env", "agent", "workflow", "dataset"]
+from agentrl.core.local_envs import classes_in, local_files
 
-_ENTRY_POINTS: dict[str, dict[str, str]] = {"env": {}, "agent": {}, "workflow": {}, "dataset": {}}
+Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "trainer"]
+
+_VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 
-def register(id: str, entry_point: str, kind: Kind = "env") -> None:
-    """Give a class or function a name that recipes can use.
+@dataclass(frozen=True)
+class Spec:
+    """What is registered under an id.
+
+    Attributes:
+        id: The full id.
+        entry_point: ``module:attribute`` or ``file.py:attribute``.
+        kwargs: Default arguments of the class.
+    """
+
+    id: str
+    entry_point: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+_SPECS: dict[str, dict[str, Spec]] = {kind: {} for kind in get_args(Kind)}
+
+
+def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, Any] | None = None) -> None:
+    """Give a class or function a name that recipes and :func:`agentrl.make` can use.
+
+    An environment is also known to ``gymnasium.make`` then, as ``agentrl/<id>``, where its id ends in ``-v<number>``.
 
     Args:
-        id: The name.
+        id: The name; environments follow Gymnasium's ``Name-v0``.
         entry_point: ``module:attribute``; imported on first use.
         kind: What it is.
+        kwargs: Default arguments of the class.
+
+    Raises:
+        ValueError: The entry point or the kind is none.
     """
     if ":" not in entry_point:
         raise ValueError(f"entry_point={entry_point!r} must look like 'module:Class'")
-    _ENTRY_POINTS[kind][id] = entry_point
+    if kind not in _SPECS:
+        raise ValueError(f"kind={kind!r} must be one of {', '.join(_SPECS)}{nearest(kind, list(_SPECS))}")
+    _SPECS[kind][id] = Spec(id, entry_point, dict(kwargs or {}))
+    if kind == "env" and "gymnasium" in sys.modules:
+        from agentrl.core.gymnasium_ids import announce
+
+        announce(id)
 
 
 def registered(kind: Kind) -> list[str]:
     """All ids of a kind, sorted."""
-    return sorted(_ENTRY_POINTS[kind])
+    return sorted(_SPECS[kind])
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -40,25 +76,80 @@ def nearest(name: str, names: list[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+def spec_of(kind: Kind, id: str) -> Spec:
+    """What an id or a path stands for; imports nothing.
+
+    Raises:
+        LookupError: The id is unknown.
+    """
+    full = _full_id(kind, id)
+    if full is not None:
+        return _SPECS[kind][full]
+    if ":" in id:
+        return Spec(id, id)
+    if kind == "env":
+        found = _local(id)
+        if found is not None:
+            return Spec(id, found)
+    names = registered(kind)
+    known = [*names, *(_VERSIONED.sub(r"\g<name>", name).lower() for name in names)]
+    raise LookupError(
+        f"{kind} {id!r} is not registered{nearest(id, known)}. Known: {', '.join(names)}. "
+        f"A path works too: path/to/file.py:ClassName"
+    )
+
+
 def load(kind: Kind, id: str) -> Any:
     """The class or function behind an id or a path.
 
     Raises:
         LookupError: The id is unknown, the file does not exist, or it has no such attribute.
     """
-    entry_point = _ENTRY_POINTS[kind].get(id)
-    if entry_point is None and ":" not in id:
-        names = registered(kind)
-        raise LookupError(
-            f"{kind} {id!r} is not registered{nearest(id, names)}. Known: {', '.join(names)}. "
-            f"A path works too: path/to/file.py:ClassName"
-        )
-    module_name, _, attribute = (entry_point or id).rpartition(":")
+    module_name, _, attribute = spec_of(kind, id).entry_point.rpartition(":")
     module = _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
         raise LookupError(f"{module_name} has no {attribute!r}{nearest(attribute, names)}")
     return getattr(module, attribute)
+
+
+def _full_id(kind: Kind, id: str) -> str | None:
+    """The registered id that is meant: itself, or the newest version of a name in any case."""
+    specs = _SPECS[kind]
+    if id in specs:
+        return id
+    versions: dict[int, str] = {}
+    for full in specs:
+        match = _VERSIONED.fullmatch(full)
+        if full.lower() == id.lower():
+            return full
+        if match and match["name"].lower() == id.lower():
+            versions[int(match["version"])] = full
+    return versions[max(versions)] if versions else None
+
+
+def _local(id: str) -> str | None:
+    """``file.py:Class`` of an environment in ``./envs``, by the file's name or the class's.
+
+    Raises:
+        LookupError: The file has several environments, or several files have one of this name.
+    """
+    name = _VERSIONED.sub(r"\g<name>", id)
+    files = local_files()
+    for file in files:
+        if file.stem.lower() == name.lower():
+            classes = classes_in(file)
+            exact = [one for one in classes if one.lower() == name.lower().replace("_", "")]
+            if len(exact) == 1 or len(classes) == 1:
+                return f"{file}:{(exact or classes)[0]}"
+            raise LookupError(
+                f"{file} has {len(classes)} environments"
+                f" ({', '.join(classes) or 'a class needs a base from agentrl'}); say which: {file}:ClassName"
+            )
+    found = [f"{file}:{one}" for file in files for one in classes_in(file) if one.lower() == name.lower()]
+    if len(found) > 1:
+        raise LookupError(f"environment {id!r} stands in several files, say which: {', '.join(found)}")
+    return found[0] if found else None
 
 
 def _import_file(path: Path) -> Any:
@@ -72,5 +163,9 @@ def _import_file(path: Path) -> Any:
         raise LookupError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # else the half of it that ran would be found the next time
+        raise
     return module

@@ -5,11 +5,11 @@ message without a tool call is the answer that is judged; an episode in which th
 unjudged. What became of the calls is logged apart from the reward.
 """
 
-import inspect
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any
 
-from agentrl.core.environment import Info, LanguageEnvironment
+from agentrl.core.environment import Info, LanguageEnvironment, read_judgement
 from agentrl.core.episode import Message
 from agentrl.core.tool_calls import ToolEvent, ToolEventKind, run_tool_calls
 from agentrl.core.tools import Tool, collect_tools
@@ -24,14 +24,23 @@ class ToolEnvironment(LanguageEnvironment):
         max_result_chars: Characters of a tool's answer that the model sees.
     """
 
+    max_tool_turns: int = 8
+    tool_timeout: float = 30.0
+    max_result_chars: int = 4000
+    _task: dict[str, Any] | None = None
+    _turns = 0
+    _kinds: tuple[ToolEventKind, ...] = ()
+
     def __init__(self, *, max_tool_turns: int = 8, tool_timeout: float = 30.0, max_result_chars: int = 4000) -> None:
         self.max_tool_turns = max_tool_turns
         self.tool_timeout = tool_timeout
         self.max_result_chars = max_result_chars
-        self.tools: list[Tool] = collect_tools(self)
-        self._task: dict[str, Any] | None = None
-        self._turns = 0
-        self._kinds: list[ToolEventKind] = []
+        _ = self.tools  # one that cannot be described is an error now, not in an episode
+
+    @cached_property
+    def tools(self) -> list[Tool]:
+        """The ``@tool`` methods, bound to this environment."""
+        return collect_tools(self)
 
     @abstractmethod
     def prompt(self, task: dict[str, Any]) -> list[Message]:
@@ -53,10 +62,8 @@ class ToolEnvironment(LanguageEnvironment):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
         """Start with ``options`` as the task; ``info["tools"]`` are the tools' schemas."""
-        if options is None:
-            raise ValueError(f"{type(self).__name__}.reset needs options: the task to put to the model")
-        self._task, self._turns, self._kinds = options, 0, []
-        return self.prompt(options), {"tools": [tool.schema() for tool in self.tools]}
+        self._task, self._turns, self._kinds = self.choose_task(seed, options), 0, ()
+        return self.prompt(self._task), {"tools": [tool.schema() for tool in self.tools]}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
         """Answer the message's tool calls, or judge it as the final answer."""
@@ -66,22 +73,17 @@ class ToolEnvironment(LanguageEnvironment):
         task = self._task
         if not events:
             self._task = None
-            reward, metrics = await self._judge(task, action.get("content") or "")
+            reward, metrics = await read_judgement(self.reward(task, action.get("content") or ""))
             return [], reward, True, False, {"metrics": metrics | self._call_metrics()}
         self._turns += 1
-        self._kinds += [event.kind for event in events]
+        self._kinds += tuple(event.kind for event in events)
         answers = [event.message for event in events]
         over = self._turns >= self.max_tool_turns
         if over:
             self._task = None
-        info: Info = {"events": events, "metrics": self._call_metrics()}
+        said = [{"kind": event.kind.value, "name": event.name, "call_id": event.call_id} for event in events]
+        info: Info = {"events": said, "metrics": self._call_metrics()}
         return answers, self.call_reward(task, events), False, over, info
-
-    async def _judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
-        judged: Any = self.reward(task, answer)
-        if inspect.isawaitable(judged):
-            judged = await judged
-        return (judged[0], dict(judged[1])) if isinstance(judged, tuple) else (judged, {})
 
     def _call_metrics(self) -> dict[str, float]:
         """Tool calls of the episode so far, and whether any was there, and the share of them that ran well."""

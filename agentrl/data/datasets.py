@@ -7,14 +7,16 @@ runs with different seeds are evaluated on the same ones.
 
 import inspect
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.errors import DataError
-from agentrl.config.recipe import DatasetConfig
+from agentrl.config.recipe import ComponentConfig, DatasetConfig
 from agentrl.core.episode import Task
+from agentrl.core.make import make
 from agentrl.core.registry import load
+from agentrl.core.task_source import NoTasksError
 
 _FIXED_SEED = 20_240_501  # any number, as long as it stays: changing it changes which validation tasks a limit takes
 
@@ -32,26 +34,20 @@ class LoadedTasks:
     source: str
 
 
-def load_tasks(config: DatasetConfig, *, seed: int) -> LoadedTasks:
+def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None = None) -> LoadedTasks:
     """Load the tasks of a dataset section.
 
     Args:
         config: The section. Its ``name`` is a registered dataset or ``path/to/file.py:function``; the function gets
-            ``split``, ``path`` and ``kwargs`` and returns the lines and a sentence about their source.
+            ``split``, ``path`` and ``kwargs`` and returns the lines and a sentence about their source. ``env`` stands
+            for the environment's own ``dataset``.
         seed: Orders the training tasks; every other split has a fixed order.
+        env: The environment.
 
     Raises:
         DataError: The dataset is unknown, not found, empty, or its loader does not take these arguments.
     """
-    try:
-        loader = load("dataset", config.name)
-    except LookupError as error:
-        raise DataError(str(error.args[0])) from error
-    try:
-        inspect.signature(loader).bind(config.split, config.path, **config.kwargs)
-    except TypeError as error:
-        raise DataError(f"dataset {config.name!r} does not take kwargs={config.kwargs}: {error}") from error
-    lines, source = loader(config.split, config.path, **config.kwargs)
+    lines, source = _own_lines(config, env) if config.name == "env" and env is not None else _named_lines(config)
     tasks = [Task(id=f"{config.split}/{index}", data=_checked(line, config)) for index, line in enumerate(lines)]
     if not tasks:
         raise DataError(f"dataset {config.name!r}, split {config.split!r}, has no tasks ({source})")
@@ -63,6 +59,27 @@ def load_tasks(config: DatasetConfig, *, seed: int) -> LoadedTasks:
     else:
         source = f"{source}; {len(tasks)} {config.split} tasks"
     return LoadedTasks(tasks, source)
+
+
+def _named_lines(config: DatasetConfig) -> tuple[Iterable[Any], str]:
+    try:
+        loader = load("dataset", config.name)
+    except LookupError as error:
+        raise DataError(str(error.args[0])) from error
+    try:
+        inspect.signature(loader).bind(config.split, config.path, **config.kwargs)
+    except TypeError as error:
+        raise DataError(f"dataset {config.name!r} does not take kwargs={config.kwargs}: {error}") from error
+    return loader(config.split, config.path, **config.kwargs)
+
+
+def _own_lines(config: DatasetConfig, env: ComponentConfig) -> tuple[Iterable[Any], str]:
+    if config.path is not None or config.kwargs:
+        raise DataError("a dataset section without name means the environment's own, which takes no path and no kwargs")
+    try:
+        return make(env.id, **env.kwargs).read_tasks(config.split)
+    except (NoTasksError, LookupError) as error:
+        raise DataError(f"env.id={env.id}: {error}") from error
 
 
 def _checked(line: object, config: DatasetConfig) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Evaluator:
     """
 
     def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:
-        loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed)
+        loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
         self.source = loaded.source
         self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
         self._recipe = recipe

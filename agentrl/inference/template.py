@@ -102,18 +102,15 @@ class ChatTemplate:
 
         Args:
             folder: Model folder.
-            source: A Jinja file to use instead, or ``training``: the template that TRL made of this one, which keeps
-                earlier turns as they were.
+            source: A Jinja file to use instead; the name of one of ours (:func:`built_in_templates`); or ``training``:
+                the template that TRL made of this one, which keeps earlier turns as they were.
             policy: See the class.
             variables: See the class.
         """
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        if source == "training":
-            tokenizer.chat_template = training_template(tokenizer) or tokenizer.chat_template
-        elif source is not None:
-            tokenizer.chat_template = Path(source).read_text()
+        tokenizer.chat_template = template_text(source, folder) or tokenizer.chat_template
         return cls(tokenizer, end_ids=generation_end_ids(folder), policy=policy, variables=variables)
 
     @property
@@ -265,6 +262,26 @@ class ChatTemplate:
         if self._fast is not None:
             return self._fast.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def template_text(source: str | None, folder: Path) -> str | None:
+    """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
+
+    Raises:
+        TemplateError: TRL is asked for a template that it has not.
+    """
+    if source is None:
+        return None
+    if source != "training":
+        return built_in_templates().get(source, Path(source)).read_text()
+    from transformers import AutoTokenizer
+
+    return training_template(AutoTokenizer.from_pretrained(str(folder)))
+
+
+def built_in_templates() -> dict[str, Path]:
+    """Jinja files that come with agentrl, by name."""
+    return {file.stem: file for file in (Path(__file__).parent / "templates").glob("*.jinja")}
 
 
 def training_template(tokenizer: Any) -> str | None:

@@ -42,7 +42,7 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
     client = make_client(recipe, model, [] if external else urls)
     router = client.router
     workflow = make_workflow(recipe)
-    training = load_tasks(recipe.train_dataset, seed=recipe.seed)
+    training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)

@@ -22,6 +22,7 @@ from agentrl.core.process import write_json
 from agentrl.core.registry import nearest
 from agentrl.core.weights import sweep_stale
 from agentrl.evaluate.run import make_workflow
+from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
@@ -30,7 +31,7 @@ from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.summary import summary_table
-from agentrl.train.checkpoint_state import latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 
 STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
@@ -82,6 +83,9 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     model = find_model(recipe, console)
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    template = template_text(recipe.model.chat_template, model.path)
+    if template is not None:
+        (run_dir / CHAT_TEMPLATE).write_text(template)  # the export takes it
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
@@ -158,8 +162,12 @@ def check_components(recipe: Recipe) -> None:
     if parser is not None and parser not in PARSERS:
         hint = nearest(parser, list(PARSERS))
         raise RunError(f"inference.tool_parser={parser}: unknown{hint}; known: {', '.join(PARSERS)}")
-    if template not in (None, "training") and not Path(str(template)).is_file():
-        raise RunError(f"model.chat_template={template}: no such file (a Jinja file, or training for TRL's)")
+    ours = list(built_in_templates())
+    if template not in (None, "training", *ours) and not Path(str(template)).is_file():
+        raise RunError(
+            f"model.chat_template={template}: no such file{nearest(str(template), ours)} (a Jinja file, training for "
+            f"TRL's, or one of ours: {', '.join(ours)})"
+        )
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 STATE_FILE = "state.json"
+CHAT_TEMPLATE = "chat_template.jinja"  # in the run's folder, where the recipe names one; goes into the export
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -20,7 +20,7 @@ from agentrl.core.episode import Episode
 from agentrl.core.weights import WeightManifest
 from agentrl.train.batch import make_train_batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.train.checkpoint_state import latest_checkpoint
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.collectives import broadcast_bytes, shared_decision
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
@@ -169,7 +169,11 @@ class Trainer:
             partial = target.with_name(f".partial-{target.name}")
             shutil.rmtree(partial, ignore_errors=True)
             model.save_pretrained(partial, state_dict=state)
-            AutoTokenizer.from_pretrained(str(self.model_path)).save_pretrained(partial)
+            tokenizer = AutoTokenizer.from_pretrained(str(self.model_path))
+            template = self.run_dir / CHAT_TEMPLATE
+            if template.is_file():  # not the model's own: what it learned with belongs to it from now on
+                tokenizer.chat_template = template.read_text()
+            tokenizer.save_pretrained(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         dist.barrier()

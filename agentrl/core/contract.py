@@ -1,0 +1,83 @@
+"""What comes out of an environment, held against the contract where it comes out.
+
+Guarantees: a wrong 5-tuple, reward or info is an error that names the class, the method and its line, says what came
+and what is wanted; nothing is converted silently.
+"""
+
+import inspect
+import math
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+
+def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
+    """``result`` of ``env.reset`` if it is ``(observation, info)``.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"{where(env, 'reset')} returned {_what(result)}; want (observation, info)")
+    return result[0], checked_info(result[1], where(env, "reset"))
+
+
+def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """``result`` of ``env.step`` if it is Gymnasium's 5-tuple; its reward is not looked at.
+
+    Raises:
+        TypeError: It is not.
+    """
+    place = where(env, "step")
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise TypeError(f"{place} returned {_what(result)}; want (observation, reward, terminated, truncated, info)")
+    observation, reward, terminated, truncated, info = result
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if type(value).__name__ not in ("bool", "bool_"):  # numpy's bool is one too
+            raise TypeError(f"{place} returned {name}={value!r}, a {type(value).__name__}; want a bool")
+    return observation, reward, bool(terminated), bool(truncated), checked_info(info, place)
+
+
+def checked_reward(reward: Any, env: object) -> float:
+    """``reward`` of ``env.step`` as a float.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not finite.
+    """
+    if isinstance(reward, bool) or not isinstance(reward, Real):
+        raise TypeError(
+            f"{where(env, 'step')} returned reward {reward!r}, a {type(reward).__name__}; want a float, or None where "
+            "it is missing"
+        )
+    if not math.isfinite(reward):
+        raise ValueError(
+            f"{where(env, 'step')} returned reward {reward!r}; want a finite float, or None where it is missing"
+        )
+    return float(reward)
+
+
+def checked_info(info: Any, place: str) -> dict[str, Any]:
+    """``info`` if it is a dict whose ``metrics`` are numbers.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not isinstance(info, dict):
+        raise TypeError(f"{place} returned info={info!r}; want a dict")
+    metrics = info.get("metrics", {})
+    if not isinstance(metrics, dict) or not all(isinstance(value, Real) for value in metrics.values()):
+        raise TypeError(f"{place} returned info['metrics']={metrics!r}; want a dict of numbers")
+    return info
+
+
+def where(env: object, method: str) -> str:
+    """``Class.method (file.py:12)``: where the innermost environment's method is written."""
+    owner = type(getattr(env, "unwrapped", env))
+    code = getattr(inspect.unwrap(getattr(owner, method)), "__code__", None)
+    name = f"{owner.__name__}.{method}"
+    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else name
+
+
+def _what(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -1,0 +1,39 @@
+"""Environments in ``./envs`` of the working folder, found without running their code.
+
+Guarantees: files are parsed, never imported here; a class counts where one of its bases ends in a name that an
+environment's class has, or is such a class of the same file.
+"""
+
+import ast
+from pathlib import Path
+
+FOLDER = Path("envs")
+_BASES = {"Environment", "LanguageEnvironment", "SingleTurnEnvironment", "ToolEnvironment", "GymnasiumEnvironment"}
+
+
+def local_files() -> list[Path]:
+    """Python files in ``./envs``, sorted; private ones and tests left out."""
+    if not FOLDER.is_dir():
+        return []
+    return sorted(file for file in FOLDER.glob("*.py") if not file.name.startswith(("_", "test_")))
+
+
+def classes_in(file: Path) -> list[str]:
+    """Names of the environment classes that a file defines, in order; none where it cannot be parsed."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = {_last_name(base) for base in node.bases}
+            if bases & (_BASES | set(found)):
+                found.append(node.name)
+    return found
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,37 @@
+"""``agentrl.make``: an environment by its id or path.
+
+Guarantees: the environment carries what it was made with as ``spec``; wrong arguments are an error that names them.
+"""
+
+from typing import Any
+
+from agentrl.core.environment import Environment
+from agentrl.core.registry import Spec, load, spec_of
+
+
+def make(id: str, **kwargs: Any) -> Environment[Any, Any]:
+    """Make an environment.
+
+    Args:
+        id: Registered id (``GSM8K-v0``, or ``gsm8k`` for its newest version), path (``envs/mine.py:Mine``), or the
+            name of a file in ``./envs``.
+        kwargs: Arguments of the environment; they go before the registered ones.
+
+    Raises:
+        LookupError: There is no such environment; the message has the nearest name.
+        TypeError: The environment does not take these arguments, or is none.
+    """
+    spec = spec_of("env", id)
+    return construct(load("env", id), Spec(spec.id, spec.entry_point, spec.kwargs | kwargs))
+
+
+def construct(made: Any, spec: Spec) -> Environment[Any, Any]:
+    """Call an environment class, or a function that makes one, with a spec's arguments."""
+    try:
+        env = made(**spec.kwargs)
+    except TypeError as error:
+        raise TypeError(f"environment {spec.id} with arguments {spec.kwargs}: {error}") from error
+    if not isinstance(env, Environment):
+        raise TypeError(f"{spec.entry_point} made a {type(env).__name__}, which is no agentrl.Environment")
+    env.spec = spec
+    return env

@@ -1,0 +1,51 @@
+"""What can become of a call in a worker, as types.
+
+Guarantees: each error names the function that was called; importing this module costs nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+class WorkerTimeoutError(TimeoutError):
+    """The call took longer than it may."""
+
+
+class WorkerCrashedError(RuntimeError):
+    """The worker process ended in the middle of the call.
+
+    Attributes:
+        exit_code: Its exit status; negative is the signal that ended it, ``None`` where nobody knows.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class WorkerCallError(RuntimeError):
+    """The function raised something that cannot be sent between processes; the message has its traceback."""
+
+
+class WorkerPoolClosedError(RuntimeError):
+    """The pool was closed before or during the call."""
+
+
+def function_name(function: Callable[..., Any] | str) -> str:
+    """``module:name`` of a function, for messages."""
+    if isinstance(function, str):
+        return function
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', None) or type(function).__module__}:{name}"
+
+
+def checked_timeout(timeout: float) -> float:
+    """``timeout``, where it is a positive finite number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout={timeout!r} must be a finite number of seconds above 0")
+    return timeout

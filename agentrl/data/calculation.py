@@ -1,0 +1,46 @@
+"""Calculations that need a tool: sums, differences and products of numbers with several digits.
+
+Guarantees: train and test never share a line; the same arguments give the same lines in the same order.
+"""
+
+import random
+from typing import Any
+
+from agentrl.config.errors import DataError
+
+_SEED = 11  # any number, as long as it stays: published results depend on the lines
+_SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
+
+
+def load(
+    split: str, path: str | None, digits: int = 3, train: int = 4000, test: int = 200
+) -> tuple[list[dict[str, Any]], str]:
+    """Lines such as ``What is 348 * 27?``.
+
+    Args:
+        split: ``train`` or ``test``.
+        path: Must be ``None``: nothing is read.
+        digits: Most digits of an operand; at least 2.
+        train: Lines to learn from.
+        test: Lines held out.
+
+    Returns:
+        Lines ``{"question", "expression", "answer"}``, and a sentence about them.
+    """
+    if path is not None:
+        raise DataError(f"dataset 'calculation' is generated and reads no path, but path was {path!r}")
+    if split not in ("train", "test"):
+        raise DataError(f"dataset 'calculation' has no split {split!r}; it has train and test")
+    largest = 10**digits - 1
+    if digits < 2 or min(train, test) < 1 or train + test > largest**2:
+        raise DataError(
+            f"digits={digits}, train={train}, test={test}: want at least 2 digits and fewer lines than pairs"
+        )
+    rng = random.Random(_SEED)
+    seen: dict[str, int] = {}
+    while len(seen) < train + test:
+        a, b, sign = rng.randint(10, largest), rng.randint(10, largest), rng.choice(list(_SIGNS))
+        seen.setdefault(f"{a} {sign} {b}", _SIGNS[sign](a, b))
+    lines = [{"question": f"What is {e}?", "expression": e, "answer": str(value)} for e, value in seen.items()]
+    part = lines[:test] if split == "test" else lines[test:]
+    return part, f"calculation: generated, operands of 2 to {digits} digits, {test} held out"

@@ -1,0 +1,91 @@
+"""A calculator as a tool: calculations that are too large for the head.
+
+Guarantees: accuracy is 1 exactly where the answer's last number is the right one, with a tool or without; the reward
+for a well-formed call is given once in an episode, so that calling on and on earns nothing.
+"""
+
+from typing import Any
+
+from simpleeval import SimpleEval
+
+from agentrl import Message, ToolEnvironment, tool
+from agentrl.core.tool_calls import ToolEvent, ToolEventKind
+from agentrl.rewards.numeric import numeric_reward
+
+INSTRUCTION = "Use the calculate tool, then reply with just the number."
+MAX_CHARS = 200  # an expression longer than this is no calculation of these tasks
+
+
+class Calculator(ToolEnvironment):
+    """One calculation, one tool, one number.
+
+    A task is ``{"question": str, "answer": str}``, e.g. ``"What is 348 * 27?"`` and ``"9396"``.
+
+    Args:
+        call_reward: What the first message whose calls all ran well earns; a right answer earns 1.0 beside it.
+        examples: Worked calculations that come first, as earlier turns of the chat with their tool call; at most 2.
+        settings: Limits of :class:`~agentrl.ToolEnvironment`.
+    """
+
+    dataset = "calculation"
+
+    def __init__(self, call_reward: float = 0.2, examples: int = 0, **settings: Any) -> None:
+        if not 0 <= examples <= len(EXAMPLES):
+            raise ValueError(f"examples={examples} must lie in 0..{len(EXAMPLES)}")
+        super().__init__(**settings)
+        self._call_reward = call_reward
+        self._examples = examples
+        self.reward_range = (0.0, 1.0 + call_reward)
+
+    @tool
+    async def calculate(self, expression: str) -> str:
+        """Calculate an arithmetic expression.
+
+        Args:
+            expression: Such as 12 * 7
+        """
+        if len(expression) > MAX_CHARS:
+            raise ValueError(f"expression is longer than {MAX_CHARS} characters")
+        return str(SimpleEval(functions={"abs": abs, "round": round, "min": min, "max": max}).eval(expression))
+
+    def prompt(self, task: dict[str, Any]) -> list[Message]:
+        """The examples, then the question."""
+        return [message for one in EXAMPLES[: self._examples] for message in worked(*one)] + [put(task["question"])]
+
+    def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
+        """The reward for calls that all ran well, if no earlier message has earned it."""
+        earned = all(event.kind is ToolEventKind.OK for event in events) and not self._earned
+        self._earned |= earned
+        return self._call_reward if earned else 0.0
+
+    def reward(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
+        """1 for the right number."""
+        accuracy = numeric_reward(answer, task["answer"])
+        return accuracy, {"accuracy": accuracy}
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """Start with ``options`` as the task."""
+        self._earned = False
+        return await super().reset(seed=seed, options=options)
+
+
+EXAMPLES = (("What is 12 * 31?", "12 * 31", "372"), ("What is 95 - 128?", "95 - 128", "-33"))
+
+
+def put(question: str) -> Message:
+    """A question with the instruction, as the user's message."""
+    return {"role": "user", "content": f"{question} {INSTRUCTION}"}
+
+
+def worked(question: str, expression: str, answer: str) -> list[Message]:
+    """A question, the tool call, its result and the answer."""
+    call_id = f"example{len(expression)}"
+    function = {"name": "calculate", "arguments": f'{{"expression": "{expression}"}}'}
+    return [
+        put(question),
+        {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": call_id, "name": "calculate", "content": answer},
+        {"role": "assistant", "content": answer},
+    ]
