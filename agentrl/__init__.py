@@ -61,12 +61,16 @@ __all__ = [
 register("GSM8K-v0", "agentrl.envs.gsm8k:GSM8K")
 register("Arithmetic-v0", "agentrl.envs.arithmetic:Arithmetic")
 register("Calculator-v0", "agentrl.envs.calculator:Calculator")
+register("Python-v0", "agentrl.envs.python:Python")
 register("Retry-v0", "agentrl.envs.retry:Retry")
 register("chat", "agentrl.agents.chat:ChatAgent", kind="agent")
 register("agent_env", "agentrl.core.agent_env:AgentEnvWorkflow", kind="workflow")
 register("openai/gsm8k", "agentrl.data.gsm8k:load", kind="dataset")
 register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
 register("calculation", "agentrl.data.calculation:load", kind="dataset")
+register("group", "agentrl.train.advantages:group", kind="advantage")
+register("clip", "agentrl.train.objective:clip", kind="objective")
+register("grpo", "agentrl.train.trainer:Trainer", kind="trainer")
 announce_all()  # to gymnasium, once it is loaded
 
 

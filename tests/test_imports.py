@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ALL = {"core", "config", "inference", "rollout", "train", "rewards", "evaluate", "data", "observe", "launch", "bench"}
+ALL = {
+    *("core", "config", "inference", "rollout", "train", "rewards", "evaluate", "data", "observe", "launch", "bench"),
+    "envcheck",
+    "wrappers",
+}
 # Every package may read the recipe's typed sections (config), which import core alone.
 ALLOWED = {
     "core": set(),
@@ -20,6 +24,8 @@ ALLOWED = {
     "evaluate": {"core", "config", "inference", "rollout", "rewards", "data"},
     "data": {"core", "config"},
     "bench": ALL,
+    "envcheck": {"core"},
+    "wrappers": {"core"},
     "observe": {"core", "config"},
     "launch": ALL - {"bench"},  # it puts a run together: its modules are the processes' entry points
     "cli": ALL,

@@ -49,6 +49,32 @@ class ComponentConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
+class RewardConfig(Section):
+    """What an episode is worth to the trainer. The logged reward is the environment's own."""
+
+    id: str | None = Field(
+        default=None,
+        description="A function that judges whole episodes instead of the environment: (task, messages, reward) -> "
+        "reward, or (reward, metrics).",
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    scale: float = Field(default=1.0, description="The trainer sees scale * reward + bias, then clipped.")
+    bias: float = 0.0
+    clip: tuple[float, float] | None = Field(default=None, description="Lowest and highest reward the trainer sees.")
+
+    @model_validator(mode="after")
+    def check_clip(self) -> Self:
+        """Refuse bounds in the wrong order."""
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"reward.clip={list(self.clip)}: want the lower bound first")
+        return self
+
+    def seen(self, reward: float) -> float:
+        """The reward as the trainer sees it."""
+        value = self.scale * reward + self.bias
+        return value if self.clip is None else min(max(value, self.clip[0]), self.clip[1])
+
+
 class SamplingConfig(Section):
     """How the policy samples during training; evaluation is greedy unless told otherwise."""
 
@@ -120,7 +146,9 @@ class EvalConfig(Section):
 class TrainerConfig(Section):
     """The optimisation. Times are wall-clock seconds, lengths are tokens."""
 
-    type: Literal["grpo"] | None = "grpo"
+    type: str | None = Field(default="grpo", description="A trainer's id or path; null: no training, evaluate.")
+    advantage: str = Field(default="group", description="Id or path of the function that gives advantages.")
+    objective: str = Field(default="clip", description="Id or path of the loss per token.")
     nproc: Positive = Field(default=1, description="torchrun ranks.")
     total_steps: Positive = 100
     epochs: Positive | None = Field(default=None, description="Stop after so many passes over the training tasks.")
@@ -207,6 +235,7 @@ class Recipe(Section):
     env: ComponentConfig
     agent: ComponentConfig = ComponentConfig(id="chat")
     workflow: ComponentConfig = ComponentConfig(id="agent_env")
+    reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     inference: InferenceConfig = InferenceConfig()
     rollout: RolloutConfig = RolloutConfig()

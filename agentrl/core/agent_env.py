@@ -8,8 +8,8 @@ episode without a reward, never with 0.
 from typing import Any
 
 from agentrl.core.agent import Agent
-from agentrl.core.contract import checked_reset, checked_reward, checked_step
-from agentrl.core.environment import Environment
+from agentrl.core.contract import checked_judgement, checked_reset, checked_reward, checked_step
+from agentrl.core.environment import Environment, read_judgement
 from agentrl.core.episode import Message, StopReason, Task
 from agentrl.core.make import construct
 from agentrl.core.registry import Spec, load, spec_of
@@ -25,6 +25,9 @@ class AgentEnvWorkflow(RolloutWorkflow):
         env: Registered id or path of the environment, and ``env_kwargs`` for it.
         agent: Registered id or path of the agent, and ``agent_kwargs`` for it.
         max_turns: Actions after which the episode is truncated.
+        reward: Registered id or path of a function that judges the whole episode instead of the environment, and
+            ``reward_kwargs`` for it: ``(task, messages, reward, **reward_kwargs)``, with the environment's reward;
+            sync or async; gives the reward, or ``(reward, metrics)``.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
         env_kwargs: dict[str, Any] | None = None,
         agent_kwargs: dict[str, Any] | None = None,
         max_turns: int = 32,
+        reward: str | None = None,
+        reward_kwargs: dict[str, Any] | None = None,
     ) -> None:
         spec = spec_of("env", env)
         self._spec = Spec(spec.id, spec.entry_point, spec.kwargs | (env_kwargs or {}))
@@ -41,6 +46,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
         self._agent_class = load("agent", agent)
         self._agent_kwargs = agent_kwargs or {}
         self.max_turns = max_turns
+        self._judge = load("reward", reward) if reward is not None else None
+        self._judge_kwargs = reward_kwargs or {}
         self.make_env()
 
     def make_env(self) -> Environment[list[Message], Message]:
@@ -56,6 +63,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
             await agent.reset(seed=seed, options=task.data)
             total: float | None = 0.0
             metrics: dict[str, float] = {}
+            terminated = False
+            said = list(observation)
             for _ in range(self.max_turns):
                 action = await agent.step(observation, info)
                 result = await env.step(action)
@@ -66,9 +75,25 @@ class AgentEnvWorkflow(RolloutWorkflow):
                     total += checked_reward(reward, env)
                     llm.reward(reward)
                 metrics.update(info.get("metrics", {}))
+                said += [action, *observation]
                 if terminated or truncated:
-                    reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
-                    return Outcome(reward=total, stop_reason=reason, metrics=metrics)
-            return Outcome(reward=total, stop_reason=StopReason.TRUNCATED, metrics=metrics)
+                    break
+            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+            if self._judge is not None:
+                total = await self._judged(task, said, total, metrics, llm)
+            return Outcome(reward=total, stop_reason=reason, metrics=metrics)
         finally:
             await env.close()
+
+    async def _judged(
+        self, task: Task, said: list[Message], total: float | None, metrics: dict[str, float], llm: LLM
+    ) -> float | None:
+        """The reward function's reward; what it differs by is credited to the last message."""
+        assert self._judge is not None
+        judged, more = await read_judgement(self._judge(task.data, said, total, **self._judge_kwargs))
+        metrics.update(more)
+        if judged is None:
+            return None
+        reward = checked_judgement(judged, self._judge)
+        llm.reward(reward - (total or 0.0))
+        return reward

@@ -45,15 +45,27 @@ def checked_reward(reward: Any, env: object) -> float:
         TypeError: It is not a number.
         ValueError: It is not finite.
     """
+    return _finite(reward, where(env, "step"))
+
+
+def checked_judgement(reward: Any, function: Any) -> float:
+    """What a reward function gave, as a float.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not finite.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return _finite(reward, f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name)
+
+
+def _finite(reward: Any, place: str) -> float:
     if isinstance(reward, bool) or not isinstance(reward, Real):
-        raise TypeError(
-            f"{where(env, 'step')} returned reward {reward!r}, a {type(reward).__name__}; want a float, or None where "
-            "it is missing"
-        )
+        kind = type(reward).__name__
+        raise TypeError(f"{place} returned reward {reward!r}, a {kind}; want a float, or None where it is missing")
     if not math.isfinite(reward):
-        raise ValueError(
-            f"{where(env, 'step')} returned reward {reward!r}; want a finite float, or None where it is missing"
-        )
+        raise ValueError(f"{place} returned reward {reward!r}; want a finite float, or None where it is missing")
     return float(reward)
 
 
@@ -74,9 +86,14 @@ def checked_info(info: Any, place: str) -> dict[str, Any]:
 def where(env: object, method: str) -> str:
     """``Class.method (file.py:12)``: where the innermost environment's method is written."""
     owner = type(getattr(env, "unwrapped", env))
-    code = getattr(inspect.unwrap(getattr(owner, method)), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(owner, method, _nothing)), "__code__", None)
     name = f"{owner.__name__}.{method}"
-    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else name
+    known = code is not None and code is not _nothing.__code__
+    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if known else name
+
+
+def _nothing() -> None:
+    """Stands for a method that is not there."""
 
 
 def _what(result: Any) -> str:

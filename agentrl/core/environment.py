@@ -8,6 +8,7 @@ message.
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -136,7 +137,28 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
 
 class LanguageEnvironment(Environment[list[Message], Message]):
-    """An environment whose observations are new messages and whose actions are assistant messages."""
+    """An environment whose observations are new messages and whose actions are assistant messages.
+
+    Attributes:
+        blocking: A sync ``judge`` or ``reward`` takes long: it runs in a thread, so that other episodes go on. For one
+            that computes for long in Python, be ``async`` and use ``agentrl.core.workers.shared_pool`` instead.
+        reward_timeout: Seconds after which a blocking one is given up; the episode then has no reward.
+    """
+
+    blocking: ClassVar[bool] = False
+    reward_timeout: float = 30.0
+
+    async def judged(self, method: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
+        """What a reward method says, as ``(reward, metrics)``; the reward is not checked.
+
+        Raises:
+            WorkerTimeoutError: A blocking one took longer than :attr:`reward_timeout`.
+        """
+        if self.blocking and not inspect.iscoroutinefunction(method):
+            from agentrl.core.worker_threads import in_thread
+
+            return await read_judgement(await in_thread(method, *args, timeout=self.reward_timeout))
+        return await read_judgement(method(*args))
 
     @cached_property
     def observation_space(self) -> "Space[Any]":  # type: ignore[override]
@@ -184,7 +206,7 @@ class SingleTurnEnvironment(LanguageEnvironment):
         if task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
         self._task = None
-        reward, metrics = await read_judgement(self.judge(task, action.get("content") or ""))
+        reward, metrics = await self.judged(self.judge, task, action.get("content") or "")
         return [], reward, True, False, {"metrics": metrics}
 
 

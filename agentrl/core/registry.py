@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agentrl.core.local_envs import classes_in, local_files
+from agentrl.core.local_envs import classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "trainer"]
 
@@ -111,6 +111,21 @@ def load(kind: Kind, id: str) -> Any:
         names = [name for name in vars(module) if not name.startswith("_")]
         raise LookupError(f"{module_name} has no {attribute!r}{nearest(attribute, names)}")
     return getattr(module, attribute)
+
+
+def require(kind: Kind, id: str) -> None:
+    """Check that there is such a thing without importing it.
+
+    Raises:
+        LookupError: The id is unknown, the file does not exist, or nothing of this name stands in it.
+    """
+    module, _, attribute = spec_of(kind, id).entry_point.rpartition(":")
+    if module.endswith(".py"):
+        if not Path(module).is_file():
+            raise LookupError(f"no file {module} (looked in {Path(module).resolve().parent})")
+        names = names_in(Path(module))
+        if names and attribute not in names:
+            raise LookupError(f"{module} has no {attribute!r}{nearest(attribute, names)}")
 
 
 def _full_id(kind: Kind, id: str) -> str | None:

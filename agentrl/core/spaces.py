@@ -8,6 +8,7 @@ take it; calls of unknown tools and arguments against the schema are outside.
 import copy
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -36,18 +37,20 @@ class ToolCallSpace(Space[dict[str, Any]]):
         if not tools:
             raise ValueError("ToolCallSpace needs at least one tool")
         self.tools = [copy.deepcopy(tool) for tool in tools]
-        self._validators: dict[str, Draft202012Validator] = {}
         for tool in self.tools:
-            function = tool["function"]
-            parameters = function.get("parameters") or {"type": "object", "properties": {}}
             try:
-                Draft202012Validator.check_schema(parameters)
+                Draft202012Validator.check_schema(_parameters(tool))
             except SchemaError as error:
-                raise ValueError(
-                    f"tool {function['name']!r}: parameters are no JSON schema: {error.message}"
-                ) from error
-            self._validators[function["name"]] = Draft202012Validator(parameters)
+                name = tool["function"]["name"]
+                raise ValueError(f"tool {name!r}: parameters are no JSON schema: {error.message}") from error
         super().__init__(seed=seed)
+
+    @cached_property
+    def _validators(self) -> dict[str, Draft202012Validator]:
+        return {tool["function"]["name"]: Draft202012Validator(_parameters(tool)) for tool in self.tools}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_validators"}  # these cannot be pickled
 
     def sample(self, mask: Any = None, probability: Any = None) -> dict[str, Any]:
         """A call of a random tool with random arguments that fit its schema.
@@ -255,6 +258,10 @@ class MessageListSpace(Space[list[Message]]):
 
     def __repr__(self) -> str:
         return f"MessageListSpace({self.message!r})"
+
+
+def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool["function"].get("parameters") or {"type": "object", "properties": {}}
 
 
 def _refuse_masks(mask: Any, probability: Any) -> None:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
-from agentrl.core.environment import Info, LanguageEnvironment, read_judgement
+from agentrl.core.environment import Info, LanguageEnvironment
 from agentrl.core.episode import Message
 from agentrl.core.tool_calls import ToolEvent, ToolEventKind, run_tool_calls
 from agentrl.core.tools import Tool, collect_tools
@@ -73,7 +73,7 @@ class ToolEnvironment(LanguageEnvironment):
         task = self._task
         if not events:
             self._task = None
-            reward, metrics = await read_judgement(self.reward(task, action.get("content") or ""))
+            reward, metrics = await self.judged(self.reward, task, action.get("content") or "")
             return [], reward, True, False, {"metrics": metrics | self._call_metrics()}
         self._turns += 1
         self._kinds += tuple(event.kind for event in events)

@@ -8,7 +8,6 @@ Arguments are validated as JSON in pydantic's lax mode: ``"5"`` and ``5.0`` pass
 do not, and ``5`` does not pass for a ``str``. For a strict parameter write ``Annotated[int, Field(strict=True)]``.
 """
 
-import asyncio
 import copy
 import inspect
 import re
@@ -20,11 +19,13 @@ from pydantic import ValidationError
 
 from agentrl.core.tool_arguments import ToolArgumentError, UnparsableArgumentsError, decode, encode, explained
 from agentrl.core.tool_schema import Contract, contract_of
+from agentrl.core.worker_threads import in_thread
 
 __all__ = ["Tool", "ToolArgumentError", "UnparsableArgumentsError", "collect_tools", "tool", "tools_by_name"]
 
 FunctionT = TypeVar("FunctionT")
 
+NO_LIMIT = 86_400.0  # seconds for a tool without a limit: whoever calls it has one
 _MARK = "__agentrl_tool__"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API accepts
 
@@ -135,17 +136,18 @@ class Tool:
         }
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        """Run the function: on the event loop where it is async, otherwise in a thread of asyncio's default pool.
+        """Run the function: on the event loop where it is async, otherwise in a thread.
 
-        A thread cannot be stopped: when this call is cancelled, the function runs on to its end, its result is
-        dropped, and until then it holds one of the pool's few threads.
+        A thread cannot be stopped: when this call is cancelled, the function runs on to its end and its result is
+        dropped; other calls get other threads, see :func:`~agentrl.core.workers.in_thread`.
 
         Args:
             arguments: What :meth:`parse` returned.
         """
         if not self.in_thread:
             return await self.function(**arguments)
-        result = await asyncio.to_thread(_run_in_thread, self.function, arguments)
+        limit = NO_LIMIT if self.timeout is None else self.timeout
+        result = await in_thread(_run_in_thread, self.function, arguments, timeout=limit)
         return await result if inspect.isawaitable(result) else result
 
 

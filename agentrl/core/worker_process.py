@@ -33,7 +33,10 @@ def pack(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> bytes:
 
     Raises:
         TypeError: It cannot be sent to another process.
+        ValueError: A name is not ``module:name``.
     """
+    if isinstance(function, str) and not all(function.partition(":")):
+        raise ValueError(f"function={function!r} must look like 'module:name'")
     try:
         return pickle.dumps((_origin(function), pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -114,7 +117,7 @@ def _travelling(error: Exception) -> bytes | None:
 
 def _provide(name: str, file: str | None) -> None:
     """Make ``name`` importable where it was loaded from a file that no import finds."""
-    if file is None or name in sys.modules and name != "__main__":
+    if file is None or (name in sys.modules and name != "__main__"):
         return
     if name == "__main__":
         main_module = sys.modules["__main__"]

@@ -133,8 +133,9 @@ class ThreadCalls:
         context = contextvars.copy_context()
         future = self._threads.submit(functools.partial(context.run, function, *args))
         waiter = asyncio.wrap_future(future)
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with limit:
                 return await waiter
         except TimeoutError as error:
             if not limit.expired():

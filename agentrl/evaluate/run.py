@@ -37,7 +37,11 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
             "env_kwargs": recipe.env.kwargs,
             "agent": recipe.agent.id,
             "agent_kwargs": recipe.agent.kwargs,
+            "reward": recipe.reward.id,
+            "reward_kwargs": recipe.reward.kwargs,
         }
+    elif recipe.reward.id is not None:
+        raise ValueError(f"reward.id={recipe.reward.id} works with workflow.id=agent_env, not {recipe.workflow.id}")
     return workflow(**kwargs)
 
 

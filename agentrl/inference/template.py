@@ -125,7 +125,7 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
-        return self._encode(self._render(messages, generation=True, tools=tools))
+        return self.encode(self._render(messages, generation=True, tools=tools))
 
     def following(
         self, messages: Sequence[Message], *, answered: Message, last_id: int | None, tools: Tools = ()
@@ -156,7 +156,7 @@ class ChatTemplate:
                     "token; single-turn workflows are not affected"
                 )
             added = longer[len(shorter) :]
-        ids = self._encode(added)
+        ids = self.encode(added)
         return ids if closing is None or last_id == closing else [closing, *ids]
 
     def rewrites(self, messages: Sequence[Message]) -> bool:
@@ -177,7 +177,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self._encode(self._render(messages, generation=False, tools=tools))
+        return self.encode(self._render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """What was said: the ids without the end of turn; ``special`` keeps special tokens, which tool calls use."""
@@ -258,7 +258,8 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of its author: anything may come out of it
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, special tokens in it included."""
         if self._fast is not None:
             return self._fast.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -19,7 +19,7 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import write_json
-from agentrl.core.registry import nearest
+from agentrl.core.registry import nearest, require
 from agentrl.core.weights import sweep_stale
 from agentrl.evaluate.run import make_workflow
 from agentrl.inference.template import built_in_templates, template_text
@@ -154,6 +154,10 @@ def check_components(recipe: Recipe) -> None:
     """
     try:
         make_workflow(recipe)
+        if recipe.trainer.type is not None:  # imported by the trainer alone: they may need torch
+            require("trainer", recipe.trainer.type)
+            require("advantage", recipe.trainer.advantage)
+            require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
     if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent
+from agentrl.core.registry import load
 from agentrl.train.broadcast import BroadcastPublisher
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.engine import TrainEngine
@@ -68,7 +69,8 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     engine = TrainEngine(policy, reference, config, device)
     if device.type == "cpu":
         take_memory(3 * sum(p.numel() * p.element_size() for p in policy.parameters()))  # gradients and two moments
-    return Trainer(recipe, model_path, run_dir, engine, publisher, client)
+    made: type[Trainer] = load("trainer", config.type or "grpo")
+    return made(recipe, model_path, run_dir, engine, publisher, client)
 
 
 def take_memory(nbytes: int) -> None:

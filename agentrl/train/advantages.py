@@ -6,10 +6,42 @@ position, batch size or padding. A group without spread, or of one episode, give
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from agentrl.config.recipe import RewardScale
+from agentrl.config.recipe import RewardScale, TrainerConfig
 
 EPSILON = 1e-6  # keeps a group of nearly equal rewards from exploding; the published formula has 0 or 1e-4 here
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one role of one episode earned.
+
+    Attributes:
+        group: Key of the episodes it is compared with: ``(group_id, role)``.
+        reward: Of the whole episode, as the recipe's reward section has the trainer see it.
+        step_rewards: The environment's reward for each sampled message, in order; ``None`` where there was none.
+        terminated: The task ended by itself; where not, it was truncated by a limit and a value may follow.
+    """
+
+    group: tuple[str, str]
+    reward: float
+    step_rewards: tuple[float | None, ...]
+    terminated: bool
+
+
+class Advantage(Protocol):
+    """What ``trainer.advantage`` names."""
+
+    def __call__(self, scored: Sequence[Scored], config: TrainerConfig) -> Sequence[float]:
+        """One advantage for each entry; the tokens of an entry share it."""
+        ...
+
+
+def group(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+    """The advantage ``group``: rewards relative to the group's, see :func:`group_advantages`."""
+    return group_advantages([s.reward for s in scored], [s.group for s in scored], scale=config.scale_rewards)
 
 
 def group_advantages(

@@ -4,12 +4,14 @@ Guarantees: failed episodes give nothing; advantages are per (group id, role); t
 by covers the whole global batch, also the sequences whose advantage is 0 and which therefore need no computation.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.config.recipe import RewardScale
-from agentrl.core.episode import Episode
-from agentrl.train.advantages import group_advantages
+from agentrl.config.recipe import RewardConfig, TrainerConfig
+from agentrl.core.episode import Episode, StopReason, Trajectory
+from agentrl.core.registry import load
+from agentrl.train.advantages import Advantage, Scored
 from agentrl.train.packing import TrainSequence
 
 
@@ -28,35 +30,56 @@ class TrainBatch:
     signal: float
 
 
-def make_train_batch(episodes: Sequence[Episode], *, scale: RewardScale, keep_zero: bool) -> TrainBatch:
+def make_train_batch(
+    episodes: Sequence[Episode], config: TrainerConfig, rewards: RewardConfig | None = None
+) -> TrainBatch:
     """Advantages for every role of every episode, and their sequences.
 
     Args:
         episodes: Of whole groups.
-        scale: See :func:`~agentrl.train.advantages.group_advantages`.
-        keep_zero: Keep sequences with advantage 0 (needed where the loss has other terms, as a KL).
+        config: Names the advantage. Sequences with advantage 0 are kept where the loss has other terms (KL, entropy).
+        rewards: How rewards are seen.
+
+    Raises:
+        ValueError: The advantage function gave something else than one finite number for each entry.
     """
+    advantage: Advantage = load("advantage", config.advantage)
+    seen = rewards or RewardConfig()
     entries = [
-        (episode.reward, (episode.group_id, role), trajectory)
+        (_score(episode, role, trajectory, seen.seen(episode.reward)), trajectory)
         for episode in episodes
         if not episode.failed and episode.reward is not None
         for role, trajectory in episode.trajectories.items()
     ]
-    advantages = group_advantages([e[0] for e in entries], [e[1] for e in entries], scale=scale)
+    advantages = advantage([scored for scored, _ in entries], config)
+    if len(advantages) != len(entries) or not all(math.isfinite(value) for value in advantages):
+        raise ValueError(
+            f"trainer.advantage={config.advantage} gave {len(advantages)} values for {len(entries)} entries, or one "
+            "that is not finite"
+        )
     sequences = [
         TrainSequence(
             token_ids=flat.token_ids,
             loss_mask=flat.loss_mask,
             logprobs=flat.logprobs,
-            advantage=advantage,
+            advantage=float(value),
         )
-        for (_, _, trajectory), advantage in zip(entries, advantages, strict=True)
+        for (_, trajectory), value in zip(entries, advantages, strict=True)
         for flat in trajectory.sequences()
     ]
     loss_tokens = sum(sum(s.loss_mask) for s in sequences)
     useful = [s for s in sequences if s.advantage != 0]
     return TrainBatch(
-        sequences=sequences if keep_zero else useful,
+        sequences=sequences if config.kl_coef > 0 or config.entropy_coef > 0 else useful,
         loss_tokens=max(loss_tokens, 1),
         signal=len(useful) / max(len(sequences), 1),
+    )
+
+
+def _score(episode: Episode, role: str, trajectory: Trajectory, reward: float) -> Scored:
+    return Scored(
+        group=(episode.group_id, role),
+        reward=reward,
+        step_rewards=tuple(node.reward for node in trajectory.nodes if any(node.loss_mask)),
+        terminated=episode.stop_reason is StopReason.TERMINATED,
     )

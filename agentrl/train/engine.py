@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
-from agentrl.train.objective import ClipRange, clipped_policy_loss, kl_k3
+from agentrl.train.objective import Objective, kl_k3
 from agentrl.train.packing import Row, attention_span, build_rows, plan_microbatches
 from agentrl.train.policy import MicroBatch, Policy, accumulate, collate
 
@@ -53,7 +54,7 @@ class TrainEngine:
         self.reference = reference
         self.config = config
         self.device = device
-        self.clip = ClipRange(config.clip_eps, config.clip_eps_high or config.clip_eps)
+        self.objective: Objective = load("objective", config.objective)
         self.optimizer = torch.optim.AdamW(
             policy.parameters(),
             lr=config.learning_rate,
@@ -91,7 +92,7 @@ class TrainEngine:
         """Accumulate one micro-batch's gradients; returns the largest ``|ratio - 1|`` in it."""
         batch = collate(rows, self.device)
         logprobs, entropies = self.policy(batch)
-        loss, clipped = clipped_policy_loss(logprobs, batch.logprobs, batch.advantages, self.clip)
+        loss, clipped = self.objective(logprobs, batch.logprobs, batch.advantages, self.config)
         if self.config.entropy_coef > 0:
             loss = loss - self.config.entropy_coef * entropies
         entropies = entropies.detach()

@@ -5,9 +5,12 @@ divides by a count over the whole global batch.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from agentrl.config.recipe import TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,34 @@ def clipped_policy_loss(
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
     return torch.maximum(unclipped, clipped), (clipped > unclipped).detach()
+
+
+class Objective(Protocol):
+    """What ``trainer.objective`` names: a loss per token."""
+
+    def __call__(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: TrainerConfig
+    ) -> tuple[Tensor, Tensor]:
+        """See :func:`clip`."""
+        ...
+
+
+def clip(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: TrainerConfig
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The objective ``clip``: :func:`clipped_policy_loss` with the recipe's range.
+
+    Args:
+        logprobs: ``[tokens]`` of the current policy; gradients flow through it.
+        old_logprobs: ``[tokens]`` of the policy that sampled.
+        advantages: ``[tokens]``.
+        config: The recipe's trainer section.
+
+    Returns:
+        ``[tokens]`` loss, and ``[tokens]`` bool: where a bound cut the gradient off.
+    """
+    bounds = ClipRange(config.clip_eps, config.clip_eps_high or config.clip_eps)
+    return clipped_policy_loss(logprobs, old_logprobs, advantages, bounds)
 
 
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

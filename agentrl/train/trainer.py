@@ -124,8 +124,7 @@ class Trainer:
 
     def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
         episodes = [Episode.model_validate(e) for e in batch["episodes"]]
-        keep_zero = self.config.kl_coef > 0 or self.config.entropy_coef > 0
-        train_batch = make_train_batch(episodes, scale=self.config.scale_rewards, keep_zero=keep_zero)
+        train_batch = make_train_batch(episodes, self.config, self.recipe.reward)
         return self.engine.update(train_batch, plan["learning_rate"])
 
     def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:

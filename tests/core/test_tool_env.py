@@ -1,10 +1,12 @@
 """Tool environments: what a subclass of thirty lines gets."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from agentrl import Message, ToolEnvironment, tool
+from agentrl import Message, SingleTurnEnvironment, ToolEnvironment, tool
 from agentrl.core.tool_calls import ToolEvent, ToolEventKind
 
 
@@ -94,6 +96,37 @@ async def test_a_reward_may_be_async_and_calls_may_earn_one() -> None:
     await env.reset(options=TASK)
     assert (await env.step(calling("pen", "car")))[1] == pytest.approx(0.1)
     assert (await env.step({"role": "assistant", "content": "x"}))[1] == 0.5
+
+
+@pytest.mark.parametrize("base", [SingleTurnEnvironment, ToolEnvironment])
+async def test_a_blocking_reward_runs_beside_the_loop_and_is_given_up_on_time(base: Any) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    class Slow(base):
+        blocking = True
+
+        def prompt(self, task: dict[str, Any]) -> list[Message]:
+            return []
+
+        def judge(self, task: dict[str, Any], answer: str) -> float:
+            entered.set()
+            release.wait()
+            return 1.0
+
+        reward = judge
+
+    env = Slow()
+    await env.reset(options=TASK)
+    step = asyncio.create_task(env.step({"role": "assistant", "content": ""}))
+    assert await asyncio.to_thread(entered.wait, 30), "the loop is free while it judges"
+    release.set()
+    assert (await step)[1] == 1.0
+    release.clear()
+    env.reward_timeout = 0.01
+    await env.reset(options=TASK)
+    with pytest.raises(TimeoutError, match=r"judge took over 0\.01 s in a thread"):
+        await env.step({"role": "assistant", "content": ""})
+    release.set()
 
 
 async def test_a_reset_without_a_task_says_what_is_missing() -> None:

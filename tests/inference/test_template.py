@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.tool_parsers import parser_for
 
 
 def test_continuing_equals_rendering_everything_where_the_text_encodes_alike(tiny_model: Path) -> None:
@@ -58,3 +59,27 @@ def test_tool_results_are_refused_where_the_template_has_no_tool_calls(tiny_mode
     result = {"role": "tool", "tool_call_id": "x", "content": "1"}
     with pytest.raises(TemplateError, match="does not render tool calls"):
         template.following([result], answered={"role": "assistant", "content": ""}, last_id=None)
+
+
+def test_our_template_with_tools_is_taken_by_name_and_its_calls_are_read_back(tiny_model: Path) -> None:
+    template = ChatTemplate.from_folder(tiny_model, source="chatml_tools")
+    assert parser_for(template.source).name == "hermes"
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    said = {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "b", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}},
+    ]}  # fmt: skip
+    results = [{"role": "tool", "tool_call_id": i, "name": "add", "content": i} for i in "ab"]
+    text = template.tokenizer.decode(template.canonical([USER, said, *results, USER], tools))
+    assert text == (
+        "<|im_start|>system\nYou are a helpful assistant.\nYou can call these tools:\n"
+        '{"name": "add", "parameters": {"type": "object", "properties": {}}}\n'
+        'To call one, reply with: <tool_call>{"name": NAME, "arguments": {...}}</tool_call><|im_end|>\n'
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n'
+        '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>a</tool_response>\n<tool_response>b</tool_response><|im_end|>\n"
+        "<|im_start|>user\na<|im_end|>\n"
+    )
+    plain = template.tokenizer.decode(template.canonical([{"role": "system", "content": "s"}, USER]))
+    assert plain == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n"

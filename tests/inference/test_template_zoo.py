@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
-"""Every text template that TRL ships: conversations with tools and parallel calls are continued as it renders them."""
+"""Every text template that TRL ships, and ours: conversations with tools are continued as it renders them."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
-from agentrl.inference.template import ChatTemplate, TemplateError, training_template
+from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates, training_template
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_template import REWRITING
 
@@ -25,7 +25,9 @@ PICTURES = {"idefics3", "llava_next", "smolvlm"}  # take lists of parts only; ag
 NO_TOOLS = re.compile(
     r"cohere|deepseek_r1|^gemma(3|_|$)|lfm2(_training)?$|llama3(_training)?$|phi3|qwen2_5_vl|idefics|llava|smolvlm"
 )
-NAMES = sorted(file.stem for file in FOLDER.glob("*.jinja") if file.stem.removesuffix("_training") not in PICTURES)
+FILES = {file.stem: file for file in FOLDER.glob("*.jinja") if file.stem.removesuffix("_training") not in PICTURES}
+FILES |= built_in_templates()
+NAMES = sorted(FILES)
 ENDS = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -58,7 +60,7 @@ TOOLS: list[dict[str, Any]] = [
 
 def load(name: str) -> ChatTemplate:
     """The template on a byte tokenizer that knows the end-of-turn tokens which the template names."""
-    source = (FOLDER / f"{name}.jinja").read_text()
+    source = FILES[name].read_text()
     ends = [end for end in ENDS if end in source] or ["<EOS>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))

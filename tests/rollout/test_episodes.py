@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.core.agent_env import AgentEnvWorkflow, checked_reward
+from agentrl.core.agent_env import AgentEnvWorkflow
+from agentrl.core.contract import checked_reward
 from agentrl.core.episode import StopReason, Task
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import InferenceError, SamplingParams
@@ -141,3 +142,119 @@ async def test_cancelling_the_run_is_not_swallowed(template: ChatTemplate) -> No
 def test_a_reward_that_is_no_finite_number_is_an_error(reward: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"str\.step returned reward"):
         checked_reward(reward, "an env")
+
+
+ENVIRONMENTS = """
+from agentrl import LanguageEnvironment
+
+ASK = [{"role": "user", "content": "?"}]
+
+class Base(LanguageEnvironment):
+    async def reset(self, *, seed=None, options=None):
+        return ASK, {}
+
+class FourValues(Base):
+    async def step(self, action):
+        return [], 1.0, True, False
+
+class NoInfo(Base):
+    async def step(self, action):
+        return [], 1.0, True, False, None
+
+class TextReward(Base):
+    async def step(self, action):
+        return [], "1.0", True, False, {}
+
+class NanReward(Base):
+    async def step(self, action):
+        return [], float("nan"), True, False, {}
+
+class NumberFlag(Base):
+    async def step(self, action):
+        return [], 1.0, 1, False, {}
+
+class TextMetric(Base):
+    async def step(self, action):
+        return [], 1.0, True, False, {"metrics": {"accuracy": "high"}}
+
+class ResetAlone(Base):
+    async def reset(self, *, seed=None, options=None):
+        return ASK
+    async def step(self, action):
+        return [], 1.0, True, False, {}
+
+class Missing(Base):
+    turns = 0
+    async def step(self, action):
+        self.turns += 1
+        return ASK, None if self.turns == 1 else 1.0, self.turns == 2, False, {"metrics": {"turns": self.turns}}
+
+class Counting(Base):
+    turns = 0
+    async def step(self, action):
+        self.turns += 1
+        return ASK, float(self.turns), False, self.turns == 3, {}
+
+def judge(task, messages, reward, bonus=0.0):
+    return len(messages) + bonus, {"judged": 1.0}
+
+async def unsure(task, messages, reward):
+    return None
+
+def text(task, messages, reward):
+    return "good"
+"""
+
+
+@pytest.fixture
+def environments(tmp_path: Path) -> Path:
+    file = tmp_path / "faulty.py"
+    file.write_text(ENVIRONMENTS)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("FourValues", r"FourValues\.step (faulty.py:11) returned 4 values; want (observation, reward, "),
+        ("NoInfo", r"NoInfo\.step (faulty.py:15) returned info=None; want a dict"),
+        ("TextReward", r"TextReward\.step (faulty.py:19) returned reward '1.0', a str; want a float, or None"),
+        ("NanReward", r"NanReward\.step (faulty.py:23) returned reward nan; want a finite float"),
+        ("NumberFlag", r"NumberFlag\.step (faulty.py:27) returned terminated=1, a int; want a bool"),
+        ("TextMetric", r"TextMetric\.step (faulty.py:31) returned info['metrics']={'accuracy': 'high'}"),
+        ("ResetAlone", r"ResetAlone\.reset (faulty.py:35) returned a list; want (observation, info)"),
+    ],
+)
+async def test_a_broken_contract_is_named_with_class_method_and_line(
+    template: ChatTemplate, environments: Path, name: str, message: str
+) -> None:
+    episode = await episode_of(template, AgentEnvWorkflow(f"{environments}:{name}"))
+    assert episode.stop_reason is StopReason.ENVIRONMENT_ERROR and episode.reward is None
+    assert message.replace("\\", "") in str(episode.error)
+
+
+async def test_a_missing_step_reward_leaves_the_episode_without_one(template: ChatTemplate, environments: Path) -> None:
+    episode = await episode_of(template, AgentEnvWorkflow(f"{environments}:Missing"))
+    assert (episode.reward, episode.stop_reason, episode.error) == (None, StopReason.TERMINATED, None)
+    assert episode.failed and episode.metrics == {"turns": 2.0}
+
+
+async def test_step_rewards_and_the_kind_of_end_are_kept(template: ChatTemplate, environments: Path) -> None:
+    episode = await episode_of(template, AgentEnvWorkflow(f"{environments}:Counting"))
+    assert (episode.reward, episode.stop_reason) == (6.0, StopReason.TRUNCATED)
+    nodes = episode.trajectories["assistant"].nodes
+    assert [node.reward for node in nodes if any(node.loss_mask)] == [1.0, 2.0, 3.0]
+
+
+async def test_a_reward_function_judges_instead_of_the_environment(template: ChatTemplate, environments: Path) -> None:
+    workflow = AgentEnvWorkflow(
+        f"{environments}:Counting", reward=f"{environments}:judge", reward_kwargs={"bonus": 0.5}
+    )  # fmt: skip
+    episode = await episode_of(template, workflow)
+    assert (episode.reward, episode.metrics) == (7.5, {"judged": 1.0})
+    nodes = episode.trajectories["assistant"].nodes
+    assert sum(node.reward or 0 for node in nodes) == 7.5
+    unsure = await episode_of(template, AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:unsure"))
+    assert unsure.reward is None and unsure.error is None
+    text = await episode_of(template, AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:text"))
+    assert "text (faulty.py:58) returned reward 'good', a str" in str(text.error)

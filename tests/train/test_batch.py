@@ -1,6 +1,13 @@
 """From episodes to sequences with advantages."""
 
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
+from agentrl.core.registry import load
 from agentrl.train.batch import make_train_batch
 
 
@@ -23,13 +30,56 @@ def episode(group: str, reward: float | None, answer: list[int], **changes: obje
 def test_failed_episodes_enter_neither_the_baseline_nor_the_tokens() -> None:
     good = [episode("g", 1.0, [5]), episode("g", 0.0, [6, 7])]
     bad = [episode("g", None, [8]), episode("g", None, [9], stop_reason=StopReason.TIMEOUT)]
-    with_bad = make_train_batch([*good, *bad], scale="group", keep_zero=False)
-    assert with_bad == make_train_batch(good, scale="group", keep_zero=False)
+    with_bad = make_train_batch([*good, *bad], TrainerConfig())
+    assert with_bad == make_train_batch(good, TrainerConfig())
     assert with_bad.loss_tokens == 3
 
 
 def test_sequences_without_advantage_count_as_tokens_but_are_not_computed() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6]), episode("h", 1.0, [7, 7]), episode("h", 1.0, [8])]
-    batch = make_train_batch(episodes, scale="group", keep_zero=False)
+    batch = make_train_batch(episodes, TrainerConfig())
     assert (len(batch.sequences), batch.loss_tokens, batch.signal) == (2, 5, 0.5)
-    assert len(make_train_batch(episodes, scale="group", keep_zero=True).sequences) == 4
+    assert len(make_train_batch(episodes, TrainerConfig(kl_coef=0.1)).sequences) == 4
+
+
+def test_scale_bias_and_clip_change_what_the_trainer_sees() -> None:
+    episodes = [episode("g", 3.0, [5]), episode("g", 1.0, [6]), episode("g", -9.0, [7])]
+    config = TrainerConfig(scale_rewards="none")
+    rewards = RewardConfig(scale=2.0, bias=1.0, clip=(-1.0, 5.0))
+    seen = [5.0, 3.0, -1.0]  # 7, 3 and -17, clipped
+    mean = sum(seen) / 3
+    advantages = [s.advantage for s in make_train_batch(episodes, config, rewards).sequences]
+    assert advantages == pytest.approx([value - mean for value in seen])
+    with pytest.raises(ValidationError, match="lower bound first"):
+        RewardConfig(clip=(1.0, 0.0))
+
+
+ADVANTAGE = """
+seen = []
+
+def steps(scored, config):
+    seen.extend(scored)
+    return [sum(r or 0 for r in s.step_rewards) - s.reward * s.terminated for s in scored]
+
+def short(scored, config):
+    return [0.0]
+
+def broken(scored, config):
+    return [float("nan") for _ in scored]
+"""
+
+
+def test_an_advantage_of_ones_own_gets_step_rewards_and_the_kind_of_end(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ADVANTAGE)
+    episodes = [episode("g", 3.0, [5]), episode("h", 1.0, [6], stop_reason=StopReason.TRUNCATED)]
+    for one, reward in zip(episodes, (0.5, 0.25), strict=True):
+        one.trajectories["assistant"].nodes[1].reward = reward
+    batch = make_train_batch(episodes, TrainerConfig(advantage=f"{file}:steps"))
+    assert [s.advantage for s in batch.sequences] == [0.5 - 3.0, 0.25]
+    assert [(s.group, s.terminated) for s in load("advantage", f"{file}:steps").__globals__["seen"]] == [
+        (("g", "assistant"), True), (("h", "assistant"), False),
+    ]  # fmt: skip
+    for name in ("short", "broken"):
+        with pytest.raises(ValueError, match=f"{name} gave"):
+            make_train_batch(episodes, TrainerConfig(advantage=f"{file}:{name}"))

@@ -26,8 +26,8 @@ from agentrl.inference.engine.scheduler import Scheduler
 from agentrl.inference.engine.weights import copy_weights, load_weights
 
 T = TypeVar("T")
-PREFILLS_PER_STEP = 8  # prompts between two decode steps: running requests wait for them
-PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens; one prompt always goes
+PREFILLS_PER_STEP = 32  # prompts between two decode steps: running requests wait for them
+PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that may have to be computed; one prompt always goes
 GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
 GATHER_GAP = 0.004  # a pause in the arrivals as long as this ends the wait
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -215,7 +215,8 @@ class Engine:
             if not group:
                 break
             groups.append(group)
-            taken, tokens = taken + len(group), tokens + len(group[0].prefix)
+            prefix = group[0].prefix
+            taken, tokens = taken + len(group), tokens + len(prefix) - self.runner.kept.shared(prefix)
             if not _plain(group):
                 break
         return groups
@@ -335,7 +336,7 @@ class Engine:
         if not self.paused:
             self.scheduler.retract()
         if not self.scheduler.running:
-            self.runner.cache.clear()
+            self.runner.clear()
         if version is not None:
             self.version = version
         return read
@@ -344,7 +345,7 @@ class Engine:
         """Give the cache's memory back; False if requests run. Loop thread only."""
         if self.scheduler.unfinished:
             return False
-        self.runner.cache.clear()
+        self.runner.clear()
         return True
 
     def _stop(self) -> None:

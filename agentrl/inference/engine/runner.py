@@ -2,7 +2,8 @@
 
 Guarantees: logits equal the model's own forward (to 1e-4 in float32), whatever runs beside; identical prompts of a
 group are computed once, and so is what prompts of one prefill begin with in common and what slots with the same
-tokens decode; a prefill pads nothing. Knows requests only as ids and lengths.
+tokens decode; what the latest prompts began with is not computed again; a prefill pads nothing. Knows requests only as
+ids and lengths.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from agentrl.core.prefix_tree import PrefixTree
 from agentrl.core.tree_mask import tree_mask
+from agentrl.inference.engine.kept_prefix import KeptPrefix
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.packed import PackedLinears
 from agentrl.inference.engine.slots import SlotCache
@@ -33,7 +35,9 @@ class ModelRunner:
         self.loaded = loaded
         self.packed = PackedLinears(loaded.model)
         self.cache = SlotCache(loaded.layers, max_running, loaded.context_length)
+        self.kept = KeptPrefix()
         self.prefills = 0  # prompts computed so far, for tests and /server_info
+        self.prefilled_tokens = 0  # tokens of all prefills that were computed
         self.decodes = 0
         self.decoded_rows = 0  # rows of all decode steps: fewer than slots where slots had the same tokens
 
@@ -52,19 +56,28 @@ class ModelRunner:
         """
         tree, paths = PrefixTree(), [torch.empty(0, dtype=torch.long)] * len(prompts)
         device = self.loaded.device
+        start = min(self.kept.shared(prompt) for prompt in prompts)
         for index in sorted(range(len(prompts)), key=lambda i: list(prompts[i])):
-            paths[index] = torch.tensor(tree.add(prompts[index]), device=device)
-        self._begin_prefill(paths, slots)
+            paths[index] = torch.tensor(tree.add(prompts[index][start:]), device=device)
+        self._begin_prefill(paths, slots, start)
+        mask = None
+        if len(prompts) > 1 or start:
+            mask = tree_mask(torch.tensor([tree.ends], device=device))
+            mask = torch.nn.functional.pad(mask, (start, 0), value=True)  # all see what comes before all
         output = self.loaded.model(
             input_ids=torch.tensor([tree.token_ids], device=device),
-            position_ids=torch.tensor([tree.positions], device=device),
-            attention_mask=tree_mask(torch.tensor([tree.ends], device=device)) if len(prompts) > 1 else None,
+            position_ids=torch.tensor([tree.positions], device=device) + start,
+            attention_mask=mask,
             cache=self.cache,
             use_cache=True,
             logits_to_keep=torch.stack([path[-1] for path in paths]),
         )
         for path, targets in zip(paths, slots, strict=True):
-            self.cache.copy(targets[0], list(targets[1:]), len(path))
+            self.cache.copy(targets[0], list(targets[1:]), start + len(path))
+        self.prefilled_tokens += len(tree)
+        length = self.kept.worth(prompts)
+        if length:
+            self.kept.keep(prompts[0][:length], *self.cache.beginning(slots[0][0], length))
         return output.logits[0].float()
 
     @torch.inference_mode()
@@ -98,10 +111,12 @@ class ModelRunner:
             scores += rows.gather(-1, ids[0, begin : begin + len(rows), None]).squeeze(-1).tolist()
         return logits[-1:].float(), scores
 
-    def _begin_prefill(self, paths: Sequence[Tensor], slots: Sequence[Sequence[int]]) -> None:
+    def _begin_prefill(self, paths: Sequence[Tensor], slots: Sequence[Sequence[int]], start: int = 0) -> None:
         self.prefills += len(paths)
         prompts = [(targets[0], path) for targets, path in zip(slots, paths, strict=True)]
-        self.cache.begin_prefill(prompts, slots[-1][-1] + 1)
+        kept = self.kept
+        before = ([k[:, :start] for k in kept.keys], [v[:, :start] for v in kept.values]) if start else ([], [])
+        self.cache.begin_prefill(prompts, slots[-1][-1] + 1, before)
 
     @torch.inference_mode()
     def decode(
@@ -149,8 +164,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def weights_changed(self) -> None:
-        """Repack after the parameters were written."""
+        """Repack after the parameters were written, and forget what the old ones computed."""
         self.packed.repack()
+        self.kept.forget()
+
+    def clear(self) -> None:
+        """Give the cache's memory back; for when no request runs."""
+        self.cache.clear()
+        self.kept.forget()
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:

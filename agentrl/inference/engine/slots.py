@@ -29,6 +29,7 @@ class Plan:
         slots: Capacity in slots that storage must have.
         length: Capacity in positions that storage must have.
         prompts: Slot of each prompt of a prefill and where its tokens lie in the input; empty in a decode step.
+        before: Keys and values of each layer that come before all these prompts, ``[kv_heads, before, head_dim]``.
         rows: Slots of a decode step, int64 [batch].
         positions: Where each slot's new token goes, int64 [batch].
         twins: For each slot the row of the input that computes its token, int64 [batch]; None: each its own.
@@ -41,6 +42,7 @@ class Plan:
         self.slots = 0
         self.length = 0
         self.prompts: list[tuple[int, Tensor]] = []
+        self.before: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.rows = self.positions = torch.empty(0, dtype=torch.long)
         self.twins: Tensor | None = None
         self.leaders: Tensor | None = None
@@ -52,14 +54,16 @@ class SlotLayer(CacheLayerMixin):
 
     Args:
         plan: The cache's plan.
+        number: Which layer it is.
     """
 
     is_sliding = False
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, number: int) -> None:
         """Allocate nothing yet."""
         super().__init__()
         self._plan = plan
+        self._number = number
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate or grow storage to the plan's capacity; zeros, because a mask does not hide NaN."""
@@ -93,10 +97,7 @@ class SlotLayer(CacheLayerMixin):
         plan = self._plan
         assert self.keys is not None and self.values is not None
         if plan.prompts:
-            for slot, nodes in plan.prompts:
-                self.keys[slot, :, : len(nodes)] = key_states[0, :, nodes]
-                self.values[slot, :, : len(nodes)] = value_states[0, :, nodes]
-            return key_states, value_states
+            return self._store_prompts(self.keys, key_states, 0), self._store_prompts(self.values, value_states, 1)
         batch = len(plan.rows)
         new_keys, new_values = key_states[:, :, 0], value_states[:, :, 0]
         if plan.twins is not None:
@@ -107,6 +108,16 @@ class SlotLayer(CacheLayerMixin):
         if plan.leaders is None:
             return keys, values
         return keys.index_select(0, plan.leaders), values.index_select(0, plan.leaders)
+
+    def _store_prompts(self, store: Tensor, states: Tensor, which: int) -> Tensor:
+        """Write all prompts' states into their slots; what the prefill attends to."""
+        before = self._plan.before[which][self._number] if self._plan.before[which] else None
+        start = 0 if before is None else before.shape[1]
+        for slot, nodes in self._plan.prompts:
+            if before is not None:
+                store[slot, :, :start] = before
+            store[slot, :, start : start + len(nodes)] = states[0, :, nodes]
+        return states if before is None else torch.cat([before[None], states], dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Mask size of a prefill, which starts at position 0; a decode step brings its own mask."""
@@ -143,7 +154,7 @@ class SlotCache(Cache):
         """Allocate nothing yet."""
         self._plan = Plan()
         self._max_slots, self._context = max_slots, context
-        self._slot_layers = [SlotLayer(self._plan) for _ in range(layers)]
+        self._slot_layers = [SlotLayer(self._plan, number) for number in range(layers)]
         super().__init__(layers=list(self._slot_layers))
 
     def _reserve(self, slots: int, length: int) -> None:
@@ -156,15 +167,31 @@ class SlotCache(Cache):
             grown = max(length, plan.length * 5 // 4)
             plan.length = min(self._context, -(-grown // LENGTH_STEP) * LENGTH_STEP)
 
-    def begin_prefill(self, prompts: list[tuple[int, Tensor]], slots: int) -> None:
+    def begin_prefill(
+        self,
+        prompts: list[tuple[int, Tensor]],
+        slots: int,
+        before: tuple[list[Tensor], list[Tensor]] = ([], []),
+    ) -> None:
         """Plan a prefill.
 
         Args:
             prompts: Slot of each, and where its tokens lie in the input, int64 [length].
             slots: Number of slots that will be in use after it.
+            before: Keys and values of each layer that all prompts begin with and that are not in the input,
+                ``[kv_heads, before, head_dim]``.
         """
-        self._reserve(slots, max(len(nodes) for _, nodes in prompts))
-        self._plan.prompts = prompts
+        start = before[0][0].shape[1] if before[0] else 0
+        self._reserve(slots, start + max(len(nodes) for _, nodes in prompts))
+        self._plan.prompts, self._plan.before = prompts, before
+
+    def beginning(self, slot: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of the first ``length`` positions of a slot, keys and values of each layer."""
+        stores = [(layer.keys, layer.values) for layer in self._slot_layers]
+        return (
+            [keys[slot, :, :length].clone() for keys, _ in stores if keys is not None],
+            [values[slot, :, :length].clone() for _, values in stores if values is not None],
+        )
 
     def begin_decode(
         self, positions: Tensor, longest: int, twins: Tensor | None = None, leaders: Tensor | None = None

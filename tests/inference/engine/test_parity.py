@@ -138,3 +138,34 @@ def test_prompts_that_begin_alike_share_the_prefill(driver: Driver, reference: t
     assert widths[0] == 40 + 3 + 1 + 2
     for request in requests:
         assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
+
+
+def test_what_earlier_prompts_began_with_is_not_computed_again(driver: Driver, reference: torch.nn.Module) -> None:
+    system = list(range(40))
+    runner = driver.engine.runner
+
+    def computed(*prompts: list[int]) -> int:
+        before = runner.prefilled_tokens
+        requests = driver.run(*(driver.make(prompt) for prompt in prompts))
+        for request in requests:
+            assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
+        return runner.prefilled_tokens - before
+
+    assert computed([*system, 7, 8], [*system, 9]) == 43
+    assert computed([*system, 3, 1, 4], [*system, 5]) == 4
+    assert computed(system) == 1, "one token is computed, for its logits"
+    assert computed([2, 7, 1]) == 3, "another beginning"
+    assert computed([*system[:20], 1, 2]) == 2, "a part of what is kept"
+    assert computed([*system, 5], [2, 7]) == 43, "one of them begins otherwise"
+
+
+def test_a_conversation_reuses_its_own_turns(driver: Driver, reference: torch.nn.Module) -> None:
+    runner = driver.engine.runner
+    prompt = list(range(30))
+    for turn in range(4):
+        before = runner.prefilled_tokens
+        (request,) = driver.run(driver.make(prompt, SamplingParams(max_new_tokens=5, ignore_eos=True)))
+        assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
+        new = runner.prefilled_tokens - before
+        assert turn < 2 or new == 10, "the last answer, the new message and the answer before it"
+        prompt = [*prompt, *request.output[:5]]

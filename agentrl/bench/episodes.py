@@ -1,0 +1,153 @@
+"""Episodes per second through the whole loop of agent and environment, against the same calls in a bare ``gather``.
+
+Guarantees: both sides make the very same three chat calls, with the same sessions, and call the same tool, in this
+process, against a server that answers at once; ours adds environment, agent, workflow and the episode record, and
+that is what the ratio shows. Memory is measured while ours runs on, after everything that is made once was made.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agentrl.bench.report import default_model
+from agentrl.core.agent_env import AgentEnvWorkflow
+from agentrl.core.episode import Task
+from agentrl.core.tool_calls import run_tool_calls
+
+if TYPE_CHECKING:
+    from agentrl.inference.client import EpisodeLLM
+    from agentrl.inference.template import ChatTemplate
+
+EPISODES = 512  # of one measurement
+AT_ONCE = 64
+LONG = 100_000  # episodes of the memory measurement
+TURNS = ('{"expression": "348 * 27"}', '{"expression": "9396 + 1"}')  # calls; the third turn is the answer
+TASK = Task(id="bench/0", data={"question": "What is 348 * 27 + 1?", "answer": "9397"})
+
+
+def run(model: str | None = None, repeats: int = 5, long: int = LONG) -> dict[str, list[float]]:
+    """Measure ``repeats`` times, then run ``long`` episodes for their memory.
+
+    Args:
+        model: Model folder, for its tokenizer; by default the 135M model of the recipes.
+        repeats: Interleaved measurements.
+        long: Episodes of the memory measurement.
+
+    Returns:
+        ``episodes_vs_gather``, ``rss_growth`` (resident memory in the last tenth over that in the first), and episodes
+        a second of both sides.
+    """
+    return asyncio.run(_measure(model or default_model(), repeats, long))
+
+
+async def _measure(model: str, repeats: int, long: int) -> dict[str, list[float]]:
+    client = InstantClient(model)
+    workflow = AgentEnvWorkflow("Calculator-v0")
+    figures: dict[str, list[float]] = {
+        "episodes_vs_gather": [], "rss_growth": [], "episodes_s": [], "gather_s": [],
+    }  # fmt: skip
+    for repeat in range(repeats + 1):
+        theirs = await _rate(lambda index: bare_episode(client), EPISODES)
+        ours = await _rate(lambda index: whole_episode(client, workflow, index), EPISODES)
+        if repeat:  # the first one warms up
+            figures["episodes_vs_gather"].append(ours / theirs)
+            figures["episodes_s"].append(ours)
+            figures["gather_s"].append(theirs)
+    figures["rss_growth"].append(await _growth(client, workflow, long))
+    return figures
+
+
+async def _rate(episode: Callable[[int], Any], count: int) -> float:
+    start = time.perf_counter()
+    for first in range(0, count, AT_ONCE):
+        await asyncio.gather(*(episode(first + index) for index in range(AT_ONCE)))
+    return count / (time.perf_counter() - start)
+
+
+async def _growth(client: "InstantClient", workflow: AgentEnvWorkflow, long: int) -> float:
+    """Largest resident memory in the last tenth of the episodes over the largest in the first."""
+    import psutil
+
+    process = psutil.Process()
+    largest = {"first": 0, "last": 0}
+    for first in range(0, long, AT_ONCE):
+        await asyncio.gather(*(whole_episode(client, workflow, first + index) for index in range(AT_ONCE)))
+        tenth = "first" if first < long / 10 else "last" if first >= long * 9 / 10 else None
+        if tenth:
+            largest[tenth] = max(largest[tenth], process.memory_info().rss)
+    return largest["last"] / largest["first"]
+
+
+async def whole_episode(client: "InstantClient", workflow: AgentEnvWorkflow, index: int) -> None:
+    """One episode as the controller runs it."""
+    from agentrl.rollout.episodes import run_episode
+
+    episode = await run_episode(
+        workflow, TASK, client, group_id=f"g{index // 8}", index=index % 8, seed=index, timeout=600.0, evaluation=True
+    )
+    if episode.reward != 1.2:
+        raise RuntimeError(f"the benchmark's episode went wrong: {episode.stop_reason} {episode.error}")
+
+
+async def bare_episode(client: "InstantClient") -> None:
+    """The same calls, written down."""
+    llm, release = client.acquire(evaluation=True, seed=0)
+    tools = client.env.tools
+    schemas = [tool.schema() for tool in tools]
+    messages: list[Any] = client.env.prompt(TASK.data)
+    for _ in range(len(TURNS) + 1):
+        reply = await llm.session().chat.completions.create(messages=messages, tools=schemas)
+        message = reply.choices[0].message.model_dump(exclude_none=True)
+        messages.append(message)
+        messages += [event.message for event in await run_tool_calls(message, tools)]
+    release()
+
+
+class InstantClient:
+    """Sessions on a server in this process that answers at once.
+
+    Args:
+        model: Model folder, for its tokenizer.
+    """
+
+    def __init__(self, model: str) -> None:
+        from pathlib import Path
+
+        from agentrl.core.make import make
+        from agentrl.inference.backend import SamplingParams
+        from agentrl.inference.session import SessionSettings
+        from agentrl.inference.template import ChatTemplate
+
+        self._template = ChatTemplate.from_folder(Path(model), source="chatml_tools")
+        self._settings = SessionSettings(SamplingParams(max_new_tokens=64), 1 << 20, locked=True, model="m")
+        self._server = Instant(self._template)
+        self.env: Any = make("Calculator-v0")
+
+    def acquire(self, *, evaluation: bool, seed: int) -> "tuple[EpisodeLLM, Callable[[], None]]":
+        """A handle; nothing has to be given back."""
+        from agentrl.inference.client import EpisodeLLM
+        from agentrl.inference.session import ChatSession
+
+        return EpisodeLLM(lambda: ChatSession(self._server, self._template, self._settings)), lambda: None
+
+
+class Instant:
+    """Answers the calls and the result, by how many turns the prompt has."""
+
+    url = "in this process"
+
+    def __init__(self, template: "ChatTemplate") -> None:
+        said = [f'<tool_call>{{"name": "calculate", "arguments": {call}}}</tool_call>' for call in TURNS]
+        self._answers = [[*template.encode(text), template.eos_id] for text in [*said, TASK.data["answer"]]]
+        self._turn = template.encode("<|im_start|>assistant")[0], template.encode("assistant")[0]
+
+    async def generate(self, token_ids: list[int], params: Any, *, request_id: str) -> Any:
+        """The next answer."""
+        from agentrl.inference.backend import Generation
+
+        start, role = self._turn
+        turns = sum(a == start and b == role for a, b in itertools.pairwise(token_ids))
+        ids = self._answers[turns - 1]
+        return Generation(list(ids), [-0.5] * len(ids), [0] * len(ids), "stop")

@@ -1,0 +1,130 @@
+"""``agentrl env``: list, make and play environments; ``check`` stands in ``env_check.py``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli.env_check import check
+from agentrl.config.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, help="List environments, start a new one, check it, play it.")
+app.command("check")(check)
+
+Settings = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the environment as key=value.", show_default=False)
+]
+
+
+@app.command("list")
+def list_environments() -> None:
+    """Registered environments, and those in ./envs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentrl.core.local_envs import classes_in, local_files
+    from agentrl.core.registry import registered, spec_of
+
+    table = Table()
+    for column in ("id", "from", "what it is"):
+        table.add_column(column, overflow="fold")
+    for id in registered("env"):
+        table.add_row(id, spec_of("env", id).entry_point, first_line(id))
+    for file in local_files():
+        names = classes_in(file)
+        for name in names:
+            table.add_row(file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))
+    Console().print(table)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="A Python name, e.g. shop.")],
+    folder: Annotated[Path, typer.Option("--folder", help="Working folder to write into.")] = Path("."),
+) -> None:
+    """Write a tool environment with its test and a recipe, to be changed."""
+    from agentrl.cli.new_env import write_environment
+
+    for path, what in write_environment(name, folder):
+        typer.echo(f"{path}  {what}")
+    recipe = f"{name}_grpo"
+    typer.echo(
+        f"\nnext:\n  agentrl env check {name}\n  agentrl env play {name}\n  python -m pytest tests/test_{name}.py\n"
+        f"  agentrl recipe run {recipe}"
+    )
+
+
+@app.command()
+def play(
+    env: Annotated[str, typer.Argument(help="Id or path of the environment.", metavar="ENV")],
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Draws the task; a new one each time by default.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="The task as JSON, instead of a drawn one.")] = None,
+) -> None:
+    """Be the agent yourself: read the messages, type answers; call tools with /NAME JSON."""
+    import asyncio
+
+    from agentrl.cli.play import play_episode
+
+    made = make_environment(env, settings)
+    options = read_task(task)
+    try:
+        asyncio.run(play_episode(made, seed=seed, options=options))
+    except (KeyboardInterrupt, EOFError):
+        typer.echo("\nstopped")
+
+
+def make_environment(id: str, settings: list[str] | None) -> Any:
+    """An environment, with ``key=value`` arguments.
+
+    Raises:
+        UserError: It is unknown, or does not take these arguments.
+    """
+    from agentrl.config.overrides import parse_override
+    from agentrl.core.make import make
+
+    try:
+        return make(id, **dict(parse_override(setting) for setting in settings or ()))
+    except (LookupError, TypeError, ValueError, ImportError, SyntaxError) as error:
+        raise UserError(str(error.args[0] if error.args else error)) from error
+
+
+def read_task(text: str | None) -> dict[str, Any] | None:
+    """``--task`` as a dict.
+
+    Raises:
+        UserError: It is not a JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        task = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--task {text!r} is not JSON: {error}") from error
+    if not isinstance(task, dict):
+        raise UserError(f'--task {text!r} must be a JSON object, such as {{"question": "1 + 1?", "answer": "2"}}')
+    return task
+
+
+def first_line(id: str) -> str:
+    """First line of a registered environment's docstring, without importing it."""
+    import importlib.util
+
+    from agentrl.core.registry import spec_of
+
+    module, _, name = spec_of("env", id).entry_point.rpartition(":")
+    if module.endswith(".py"):
+        return docstring_of(Path(module), name)
+    spec = importlib.util.find_spec(module)
+    return docstring_of(Path(spec.origin), name) if spec is not None and spec.origin else ""
+
+
+def docstring_of(file: Path, name: str) -> str:
+    """First line of a class's or function's docstring."""
+    import ast
+
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""

@@ -1,0 +1,117 @@
+"""A rubric: verifiers with weights make one reward.
+
+Guarantees: the verifiers run at the same time; each one's value is logged apart under its name; a weighted one that is
+missing makes the total missing, or, where the rubric says so, is left out and the others' weights grow to the same
+sum. Which ones were missing, and why, is in the verdict either way. What a verifier raises is raised, with its name;
+the others are then cancelled.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentrl.rewards.verdict import Runs, Verdict, Verifier, judge_answer
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One verifier of a rubric.
+
+    Attributes:
+        name: What it is logged as.
+        verifier: ``(answer, reference) -> Reward | Verdict``, sync or async.
+        weight: Its share in the total; 0 logs it only, a negative one is a penalty.
+        runs: Where it runs; ``process`` for what computes for long or may hang.
+        timeout: Seconds until it is missing.
+    """
+
+    name: str
+    verifier: Verifier
+    weight: float = 1.0
+    runs: Runs = "auto"
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the weight."""
+        if not math.isfinite(self.weight):
+            raise ValueError(f"criterion {self.name!r}: weight={self.weight!r} must be finite")
+
+
+class Rubric:
+    """A weighted sum of verifiers; a verifier itself.
+
+    Args:
+        criteria: The verifiers.
+        missing: What a missing value does: ``"missing"`` makes the total missing, ``"skip"`` leaves the criterion out
+            and scales the others' weights so that their absolute sum stays what it was.
+    """
+
+    def __init__(self, criteria: Sequence[Criterion], *, missing: Literal["missing", "skip"] = "missing") -> None:
+        names = [criterion.name for criterion in criteria]
+        if len(set(names)) != len(names):
+            raise ValueError(f"Rubric: names must differ, got {names}")
+        if not any(criterion.weight for criterion in criteria):
+            raise ValueError("Rubric: want at least one criterion with a weight other than 0")
+        if missing not in ("missing", "skip"):
+            raise ValueError(f"Rubric(missing={missing!r}): want 'missing' or 'skip'")
+        self.criteria = tuple(criteria)
+        self.missing = missing
+
+    async def __call__(self, answer: str, reference: Any) -> Verdict:
+        """Judge an answer.
+
+        Args:
+            answer: What the model said.
+            reference: Handed to every verifier; a dict with the criteria's names as keys, and no others, is shared
+                out by name.
+
+        Returns:
+            The total. Metrics: ``name`` (each value that is there), ``name/metric`` (each verifier's own), and
+            ``name/missing`` (1 for each that is not there).
+
+        Raises:
+            Exception: What a verifier raised, with its criterion's name as a note.
+        """
+        names = {criterion.name for criterion in self.criteria}
+        shared_out = isinstance(reference, dict) and set(reference) == names
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_judge(criterion, answer, reference[criterion.name] if shared_out else reference))
+                    for criterion in self.criteria
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        return self.total([task.result() for task in tasks])
+
+    def total(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """The weighted sum of the criteria's verdicts, in their order."""
+        metrics: dict[str, float] = {}
+        details: list[str] = []
+        lost: list[Verdict] = []
+        total = full = present = 0.0
+        for criterion, verdict in zip(self.criteria, verdicts, strict=True):
+            metrics |= {f"{criterion.name}/{key}": number for key, number in verdict.metrics.items()}
+            full += abs(criterion.weight)
+            if verdict.value is None:
+                metrics[f"{criterion.name}/missing"] = 1.0
+                details.append(f"{criterion.name}: {verdict.reason}: {verdict.detail}".rstrip(": "))
+                lost += [verdict] if criterion.weight else []
+            else:
+                metrics[criterion.name] = verdict.value
+                present += abs(criterion.weight)
+                total += criterion.weight * verdict.value
+        detail = "; ".join(details)
+        if lost and (self.missing == "missing" or not present):
+            return Verdict(None, lost[0].reason, metrics, detail)
+        return Verdict(total * full / present if lost else total, None, metrics, detail)
+
+
+async def _judge(criterion: Criterion, answer: str, reference: Any) -> Verdict:
+    try:
+        return await judge_answer(criterion.verifier, answer, reference, runs=criterion.runs, timeout=criterion.timeout)
+    except Exception as error:
+        error.add_note(f"in the rubric's criterion {criterion.name!r}")
+        raise

@@ -1,0 +1,92 @@
+"""What code in a sandbox sees of this machine's files.
+
+Guarantees: only the system's programs and libraries, the Python installation that we run on, and folders that were
+asked for by name; all read-only. Installed packages are hidden unless they were asked for, so that neither this
+repository nor a data set lies in reach.
+"""
+
+import os
+import site
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr")
+LIBRARY_CACHE = "/etc/ld.so.cache"
+DISK = "/tmp"  # the only place that can be written
+WORKING_FOLDER = "/tmp/work"
+DEVICE_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/shm": DISK,  # shared memory counts as disk
+}
+# -I cuts off environment and user packages, and would bar modules that lie beside the code, which these allow
+CODE_FLAGS = ("-E", "-s", "-B")
+SUPERVISOR_FLAGS = ("-I", "-S")
+NO_PACKAGES = "-S"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files that are shown inside.
+
+    Attributes:
+        show: Files and folders, at the same path, read-only; no one lies below another.
+        hide: Folders below them that appear empty.
+        links: Symbolic links, path to target.
+        python: The interpreter that watches over a run.
+        code: How to run Python code; the file's name follows.
+    """
+
+    show: tuple[str, ...]
+    hide: tuple[str, ...]
+    links: dict[str, str]
+    python: str
+    code: tuple[str, ...]
+
+    def parents(self) -> list[str]:
+        """Return the folders above what is shown, outer ones first."""
+        return sorted({str(parent) for path in self.show for parent in Path(path).parents} - {"/", DISK})
+
+
+def machine_layout(*, packages: bool = False, read_only: Iterable[Path] = ()) -> Layout:
+    """Return the layout for this machine.
+
+    Args:
+        packages: Show the packages of the environment we run in, and let the code import them.
+        read_only: More to show.
+
+    Raises:
+        ValueError: A path of ``read_only`` does not exist, or is the root or the temporary folder.
+    """
+    extra = [os.path.abspath(path) for path in read_only]
+    for path in extra:
+        if not os.path.exists(path) or path in ("/", DISK, WORKING_FOLDER):
+            raise ValueError(f"read_only={path}: want an existing path other than /, {DISK} and {WORKING_FOLDER}")
+    links = {path: os.readlink(path) for path in SYSTEM_FOLDERS if os.path.islink(path)}
+    show = {path for path in SYSTEM_FOLDERS if os.path.isdir(path) and path not in links}
+    show.update((sys.base_prefix, os.path.realpath(sys.base_prefix), LIBRARY_CACHE, *extra))
+    base = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    if packages:
+        show.add(sys.prefix)
+        code, hide = (sys.executable, *CODE_FLAGS), []
+    else:
+        code = (base, *CODE_FLAGS, NO_PACKAGES)
+        hide = site.getsitepackages([sys.base_prefix, os.path.realpath(sys.base_prefix), "/usr", "/usr/local"])
+        hide += ["/usr/lib/python3/dist-packages"]
+    shown = _outermost(path for path in show if os.path.exists(path))
+    hidden = {path for path in hide if os.path.isdir(path) and os.path.realpath(path) == path}
+    return Layout(shown, _outermost(path for path in hidden if _below(path, shown)), links | DEVICE_LINKS, base, code)
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    return any(path != folder and os.path.commonpath((path, folder)) == folder for folder in folders)
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    unique = sorted(set(paths))
+    return tuple(path for path in unique if not _below(path, unique))

@@ -1,0 +1,171 @@
+"""What a verifier says of an answer, and how any verifier is run.
+
+Guarantees: a value is a finite float or missing, and what is missing says why; missing is never 0. What a verifier
+returns is checked: anything else is an error that names the verifier and where it stands in the source. A verifier
+that blocks runs in a thread or a process, never on the event loop, and is given up or killed when its time is over.
+
+A verifier is a callable ``(answer, reference)`` that returns a :data:`Reward`, a :class:`Verdict`, or an awaitable of
+either.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from numbers import Real
+from typing import Any, Literal
+
+from agentrl.core.worker_errors import WorkerCrashedError, WorkerTimeoutError
+from agentrl.core.workers import in_thread, shared_pool
+
+Reward = float | None
+"""A finite float, or ``None``: missing, for a reason that has nothing to do with the answer's quality."""
+
+Verifier = Callable[..., Any]
+"""``(answer, reference) -> Reward | Verdict``, sync or async."""
+
+Runs = Literal["auto", "inline", "thread", "process"]
+"""Where a verifier runs; ``auto`` is the event loop for an async one, else a thread."""
+
+
+class MissingReason(StrEnum):
+    """Why a reward is missing."""
+
+    TIMEOUT = "timeout"  # the verifier took too long
+    CRASHED = "crashed"  # the verifier's process died, or it could not tell
+    SANDBOX = "sandbox"  # the sandbox, not the code in it, failed
+    API_ERROR = "api_error"  # the judge's server failed
+    UNPARSABLE_VERDICT = "unparsable_verdict"  # the judge said nothing that is a score on the scale
+    UNSAID = "unsaid"  # the verifier returned None and gave no reason
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reward with what belongs to it.
+
+    Attributes:
+        value: The reward; ``None`` is missing.
+        reason: Why it is missing; ``None`` exactly where there is a value.
+        metrics: Numbers to log apart from the reward.
+        detail: What happened, in words, for logs.
+    """
+
+    value: Reward
+    reason: MissingReason | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is neither a value nor a reason."""
+        if (self.value is None) is (self.reason is None):
+            raise ValueError(f"Verdict(value={self.value!r}, reason={self.reason!r}): want exactly one of the two")
+        if self.value is not None:
+            finite(self.value, "Verdict")
+
+    @classmethod
+    def missing(cls, reason: MissingReason, detail: str = "", metrics: dict[str, float] | None = None) -> "Verdict":
+        """A reward that is not there."""
+        return cls(None, reason, metrics or {}, detail)
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """``name (file:line)`` of a function, method, partial, or object with ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    target = inspect.unwrap(function)
+    code = getattr(getattr(target, "__func__", target), "__code__", None)
+    if code is None:
+        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+
+
+def finite(value: Any, source: str) -> float:
+    """``value`` as a float.
+
+    Args:
+        value: What ``source`` returned.
+        source: Who, for the message.
+
+    Raises:
+        TypeError: It is not a real number; a bool is none.
+        ValueError: It is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{source} returned {value!r}, a {type(value).__name__}; want a finite float, or None")
+    if not math.isfinite(value):
+        raise ValueError(f"{source} returned {value!r}; want a finite float, or None where there is no verdict")
+    return float(value)
+
+
+def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
+    """What ``verifier`` returned, checked.
+
+    Raises:
+        TypeError: It is no number, nor is a metric one.
+        ValueError: It is not finite, or a metric is not.
+    """
+    source = source_of(verifier)
+    if returned is None:
+        return Verdict.missing(MissingReason.UNSAID, f"{source} returned None")
+    if not isinstance(returned, Verdict):
+        return Verdict(finite(returned, source))
+    for name, number in returned.metrics.items():
+        finite(number, f"{source}, metric {name!r},")
+    return returned
+
+
+async def judge_answer(
+    verifier: Verifier, answer: str, reference: Any, *, runs: Runs = "auto", timeout: float = 60.0
+) -> Verdict:
+    """Run a verifier where it may.
+
+    Args:
+        verifier: See the module.
+        answer: What the model said.
+        reference: What the verifier compares with.
+        runs: Where.
+        timeout: Seconds it may take; the 60 s of the default suit a judge's model or a test suite.
+
+    Returns:
+        Its verdict; missing where it took too long or its process died.
+
+    Raises:
+        TypeError: It returned something that is no reward.
+        ValueError: It returned a number that is not finite.
+        Exception: Whatever it raised.
+    """
+    try:
+        returned = await _run(verifier, answer, reference, runs, timeout)
+    except WorkerTimeoutError as error:
+        return Verdict.missing(MissingReason.TIMEOUT, str(error))
+    except WorkerCrashedError as error:
+        return Verdict.missing(MissingReason.CRASHED, str(error))
+    return as_verdict(returned, verifier)
+
+
+async def _run(verifier: Verifier, answer: str, reference: Any, runs: Runs, timeout: float) -> Any:
+    on_loop = runs == "inline" or (runs == "auto" and is_async(verifier))
+    if runs == "process":
+        return await shared_pool().run(verifier, answer, reference, timeout=timeout)
+    returned = verifier(answer, reference) if on_loop else await in_thread(verifier, answer, reference, timeout=timeout)
+    if not inspect.isawaitable(returned):
+        return returned
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            return await returned
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # the verifier's own
+        raise WorkerTimeoutError(f"{source_of(verifier)} took over {timeout:g} s") from error
+
+
+def is_async(verifier: Verifier) -> bool:
+    """Whether calling it gives an awaitable, as far as its definition says."""
+    while isinstance(verifier, functools.partial):
+        verifier = verifier.func
+    return inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(type(verifier).__call__)

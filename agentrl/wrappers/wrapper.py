@@ -1,0 +1,165 @@
+"""The base of all wrappers: an environment that hands everything on to the one inside.
+
+Guarantees: what a subclass does not change is the inner environment's, ``spec`` and tasks included; ``step`` before
+``reset``, or after the wrapper ended the episode, is an error even where the inner environment would go on; ``close``
+closes the inner environment. Attributes are handed on one by one, by name: there is no ``__getattr__``, so a wrapper
+can be pickled and copied where its parts can.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl.core.contract import checked_reset, checked_step
+from agentrl.core.environment import Environment, Info
+from agentrl.core.registry import Spec
+from agentrl.core.task_source import Source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gymnasium import Space
+
+StepResult = tuple[Any, Any, bool, bool, Info]
+"""Gymnasium's 5-tuple; the reward is ``None`` where it is missing."""
+
+
+class Wrapper(Environment[Any, Any]):
+    """Hands everything on; subclasses override ``reset`` or ``step`` and call ``super()``.
+
+    Args:
+        env: The inner environment.
+
+    Attributes:
+        env: The inner environment.
+    """
+
+    def __init__(self, env: Environment[Any, Any]) -> None:
+        if not isinstance(env, Environment):
+            raise TypeError(
+                f"{type(self).__name__} wraps an agentrl.Environment, got a {type(env).__name__}; "
+                "GymnasiumEnvironment makes one of a gymnasium.Env"
+            )
+        self.env = env
+        self._observation_space: Space[Any] | None = None
+        self._action_space: Space[Any] | None = None
+        self._reward_range: tuple[float, float] | None = None
+        self._running = False
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Start an episode of the inner environment."""
+        self._running = False
+        result = checked_reset(await self.env.reset(seed=seed, options=options), self)
+        self._running = True
+        return result
+
+    async def step(self, action: Any) -> StepResult:
+        """Act in the inner environment.
+
+        Raises:
+            RuntimeError: There is no episode to act in.
+        """
+        self._check_running()
+        result = checked_step(await self.env.step(action), self)
+        self._running = not (result[2] or result[3])
+        return result
+
+    async def close(self) -> None:
+        """Close the inner environment; the episode is over."""
+        self._running = False
+        await self.env.close()
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
+
+    def _truncate(self, info: Info, why: str) -> Info:
+        """End the episode here; ``info["truncated_by"]`` says which limit it was."""
+        self._running = False
+        return {**info, "truncated_by": why}
+
+    @property
+    def unwrapped(self) -> Environment[Any, Any]:
+        """The environment inside all wrappers."""
+        return self.env.unwrapped
+
+    @property
+    def observation_space(self) -> "Space[Any]":  # type: ignore[override]
+        """The inner environment's, where the wrapper has none of its own."""
+        return self.env.observation_space if self._observation_space is None else self._observation_space
+
+    @property
+    def action_space(self) -> "Space[Any]":  # type: ignore[override]
+        """The inner environment's, where the wrapper has none of its own."""
+        return self.env.action_space if self._action_space is None else self._action_space
+
+    @property
+    def reward_range(self) -> tuple[float, float]:  # type: ignore[override]
+        """The inner environment's, where the wrapper has none of its own."""
+        return self.env.reward_range if self._reward_range is None else self._reward_range
+
+    @property
+    def spec(self) -> Spec | None:  # type: ignore[override]
+        """The inner environment's: all layers were made together."""
+        return self.env.spec
+
+    @spec.setter
+    def spec(self, value: Spec | None) -> None:  # type: ignore[override]
+        self.env.spec = value
+
+    @property
+    def split(self) -> str:  # type: ignore[override]
+        """The inner environment's part of its dataset."""
+        return self.env.split
+
+    @split.setter
+    def split(self, value: str) -> None:  # type: ignore[override]
+        self.env.split = value
+
+    @property
+    def dataset(self) -> Source | None:  # type: ignore[override]
+        """The inner environment's."""
+        return self.env.dataset
+
+    @property
+    def dataset_kwargs(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner environment's."""
+        return self.env.dataset_kwargs
+
+    @property
+    def tools(self) -> list[Any]:
+        """The inner environment's tools; none where it has none."""
+        return getattr(self.env, "tools", [])
+
+    @property
+    def np_random(self) -> "np.random.Generator":
+        """The inner environment's random numbers."""
+        return self.env.np_random
+
+    def choose_task(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        """The inner environment's choice."""
+        return self.env.choose_task(seed, options)
+
+    def own_tasks(self, split: str) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner environment's tasks."""
+        return self.env.own_tasks(split)
+
+    def read_tasks(self, split: str) -> tuple[list[dict[str, Any]], str]:  # type: ignore[override]
+        """The inner environment's tasks, and where they come from."""
+        return self.env.read_tasks(split)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute of this wrapper or of the nearest layer inside that has it, as in Gymnasium.
+
+        Raises:
+            AttributeError: No layer has it.
+        """
+        if hasattr(self, name):
+            return getattr(self, name)
+        return self.env.get_wrapper_attr(name) if isinstance(self.env, Wrapper) else getattr(self.env, name)
+
+    def __repr__(self) -> str:
+        inner = repr(self.env) if isinstance(self.env, Wrapper) else type(self.env).__name__
+        return f"{type(self).__name__}({inner})"
+
+
+def with_metrics(info: Info, **metrics: float) -> Info:
+    """A copy of ``info`` with more metrics in it."""
+    return {**info, "metrics": {**info.get("metrics", {}), **metrics}}

@@ -1,0 +1,137 @@
+"""Gymnasium's own checker and vector environments on every shipped environment."""
+
+import asyncio
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+import agentrl
+from agentrl import Message, SingleTurnEnvironment
+from agentrl.core.bridge import GymnasiumBridge
+from agentrl.core.registry import registered
+
+SHIPPED = registered("env")
+ORDERS = ["import agentrl, gymnasium", "import gymnasium, agentrl", "import agentrl.core.bridge, gymnasium"]
+
+
+@pytest.fixture(autouse=True)
+def problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    """A few problems of our own: GSM8K's files are not part of the project."""
+    for split in ("train", "test"):
+        lines = [f'{{"question": "{n} + 1?", "answer": "#### {n + 1}"}}' for n in range(20)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setenv("AGENTRL_GSM8K", str(tmp_path))
+    agentrl.core.environment._TASKS.clear()
+    yield
+    agentrl.core.environment._TASKS.clear()
+
+
+@pytest.mark.parametrize("id", SHIPPED)
+def test_check_env_passes_without_a_warning(id: str) -> None:
+    env = gymnasium.make(f"agentrl/{id}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+    env.close()
+
+
+@pytest.mark.parametrize("id", SHIPPED)
+def test_vector_environments_run(id: str) -> None:
+    envs = SyncVectorEnv([lambda: gymnasium.make(f"agentrl/{id}")] * 3)
+    first, _ = envs.reset(seed=0)
+    again, _ = envs.reset(seed=0)
+    assert first == again and len(first) == 3
+    for _ in range(3):
+        observations, rewards, *_ = envs.step(envs.action_space.sample())
+        assert len(observations) == 3 and rewards.shape == (3,)
+    envs.close()
+
+
+def test_async_vector_environments_run_in_processes() -> None:
+    envs = AsyncVectorEnv([lambda: gymnasium.make("agentrl/Arithmetic-v0")] * 2, shared_memory=False)
+    first, _ = envs.reset(seed=0)
+    assert [len(messages) for messages in first] == [1, 1]
+    sums = [messages[0]["content"].split("is ")[1].split("?")[0] for messages in first]
+    right = tuple({"role": "assistant", "content": str(eval(one))} for one in sums)
+    _, rewards, terminated, *_ = envs.step(right)
+    assert rewards.tolist() == [1.0, 1.0] and terminated.all()
+    envs.close()
+
+
+def test_the_bridge_works_inside_a_running_loop_and_renders_what_was_said() -> None:
+    async def play() -> str:
+        env = gymnasium.make("agentrl/Calculator-v0", render_mode="ansi")
+        env.reset(seed=0)
+        function = {"name": "calculate", "arguments": '{"expression": "6 * 7"}'}
+        calls = [{"id": "a", "type": "function", "function": function}]
+        env.step({"role": "assistant", "content": "", "tool_calls": calls})
+        text = env.render()
+        env.close()
+        env.close()
+        return str(text)
+
+    text = asyncio.run(play())
+    assert '[assistant] calculate({"expression": "6 * 7"})\n[tool] 42' in text
+
+
+def test_without_a_seed_the_next_episode_differs_and_is_reproducible() -> None:
+    env = GymnasiumBridge("Arithmetic-v0")
+
+    def episodes() -> list[str]:
+        first, _ = env.reset(seed=5)
+        return [first[0]["content"], *(env.reset()[0][0]["content"] for _ in range(5))]
+
+    assert episodes() == episodes()
+    assert len(set(episodes())) > 3
+
+
+class Missing(SingleTurnEnvironment):
+    dataset = ({"n": 1},)
+
+    def prompt(self, task: dict[str, Any]) -> list[Message]:
+        return [{"role": "user", "content": "?"}]
+
+    def judge(self, task: dict[str, Any], answer: str) -> None:
+        return None
+
+
+class Hanging(Missing):
+    async def reset(self, **_: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_missing_reward_is_an_error_and_a_hanging_environment_ends() -> None:
+    env = GymnasiumBridge(Missing())
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"Missing\.step has no reward"):
+        env.step({"role": "assistant", "content": ""})
+    with pytest.raises(TimeoutError):
+        GymnasiumBridge(Hanging(), timeout=0.01).reset()
+
+
+@pytest.mark.parametrize("code", ORDERS)
+def test_the_order_of_imports_does_not_matter(code: str) -> None:
+    check = f"{code}\nassert 'agentrl/GSM8K-v0' in gymnasium.registry\nassert gymnasium.make('CartPole-v1')"
+    subprocess.run([sys.executable, "-W", "error", "-c", check], check=True)
+
+
+def test_an_environment_registered_later_is_known_too() -> None:
+    agentrl.register("Missing-v3", f"{__name__}:Missing")
+    try:
+        assert "agentrl/Missing-v3" in gymnasium.registry
+        agentrl.register("Missing-v3", f"{__name__}:Missing")  # once more, without a warning
+        agentrl.register("missing_without_version", f"{__name__}:Missing")
+        assert not any("missing_without" in id for id in gymnasium.registry)
+    finally:
+        from agentrl.core import registry
+
+        for id in ("Missing-v3", "missing_without_version"):
+            del registry._SPECS["env"][id]
+        del gymnasium.registry["agentrl/Missing-v3"]
