@@ -4,8 +4,11 @@ Guarantees: code runs without network, with nothing of the host to read and boun
 offers no isolation the environment refuses to be made; what the program printed is all that the model sees of it.
 """
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentrl import Message, ToolEnvironment, tool
 from agentrl.rewards.numeric import numeric_reward
@@ -15,9 +18,21 @@ INSTRUCTION = "Use the run_python tool where it helps. Finish with a last line o
 
 
 @lru_cache
-def sandbox(backend: str) -> Sandbox:
-    """One sandbox for all episodes of a process: it bounds how many programs run at once."""
-    return make_sandbox(backend)
+def require_sandbox(backend: str) -> None:
+    """Try the sandbox, once in a process, so that a machine without isolation is told before any episode."""
+    with ThreadPoolExecutor(1) as thread:  # a thread of its own: the caller's may have a running loop
+        thread.submit(asyncio.run, make_sandbox(backend)).result()
+
+
+_SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sandbox]] = WeakKeyDictionary()
+
+
+async def shared_sandbox(backend: str) -> Sandbox:
+    """One sandbox for all episodes of an event loop: it bounds how many programs run at once."""
+    found = _SANDBOXES.setdefault(asyncio.get_running_loop(), {})
+    if backend not in found:
+        found[backend] = await make_sandbox(backend)
+    return found[backend]
 
 
 class Python(ToolEnvironment):
@@ -39,7 +54,8 @@ class Python(ToolEnvironment):
     def __init__(self, seconds: float = 5.0, memory_mb: int = 256, backend: str = "auto", **settings: Any) -> None:
         super().__init__(**settings)
         self._limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=memory_mb)
-        self._sandbox = sandbox(backend)
+        self._backend = backend
+        require_sandbox(backend)
 
     @tool
     async def run_python(self, code: str) -> str:
@@ -48,7 +64,7 @@ class Python(ToolEnvironment):
         Args:
             code: The program; only the standard library is there, and print shows results.
         """
-        return report(await self._sandbox.run_python(code, limits=self._limits))
+        return report(await (await shared_sandbox(self._backend)).run_python(code, limits=self._limits))
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """The problem, and what the answer must look like."""

@@ -1,12 +1,11 @@
 """``agentrl env``: list, make and play environments; ``check`` stands in ``env_check.py``."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.env_check import check
+from agentrl.cli.env_check import check, read_settings, read_task
 from agentrl.config.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List environments, start a new one, check it, play it.")
@@ -31,7 +30,10 @@ def list_environments() -> None:
         table.add_column(column, overflow="fold")
     for id in registered("env"):
         table.add_row(id, spec_of("env", id).entry_point, first_line(id))
+    shipped = Path(__file__).parent.parent / "envs"
     for file in local_files():
+        if file.parent.resolve() == shipped.resolve():
+            continue  # in a checkout of agentrl these are the registered ones
         names = classes_in(file)
         for name in names:
             table.add_row(file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))
@@ -81,30 +83,13 @@ def make_environment(id: str, settings: list[str] | None) -> Any:
     Raises:
         UserError: It is unknown, or does not take these arguments.
     """
-    from agentrl.config.overrides import parse_override
     from agentrl.core.make import make
 
+    kwargs = read_settings(settings or [])
     try:
-        return make(id, **dict(parse_override(setting) for setting in settings or ()))
+        return make(id, **kwargs)
     except (LookupError, TypeError, ValueError, ImportError, SyntaxError) as error:
         raise UserError(str(error.args[0] if error.args else error)) from error
-
-
-def read_task(text: str | None) -> dict[str, Any] | None:
-    """``--task`` as a dict.
-
-    Raises:
-        UserError: It is not a JSON object.
-    """
-    if text is None:
-        return None
-    try:
-        task = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--task {text!r} is not JSON: {error}") from error
-    if not isinstance(task, dict):
-        raise UserError(f'--task {text!r} must be a JSON object, such as {{"question": "1 + 1?", "answer": "2"}}')
-    return task
 
 
 def first_line(id: str) -> str:

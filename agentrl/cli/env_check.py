@@ -60,7 +60,7 @@ def check(
 
         show(report, Console(highlight=False))
     code = 0 if report.ok else 1
-    if any(not thread.daemon and not is_idle(thread) for thread in set(threading.enumerate()) - before):
+    if not all(is_idle(thread) for thread in set(threading.enumerate()) - before):  # Python would wait for some of them
         leave_at_once(code)
     raise typer.Exit(code)
 
@@ -115,7 +115,8 @@ def show(report: "Report", console: "Console") -> None:
         reasons.setdefault(reason, []).append(rule)
     for reason, rules in reasons.items():
         console.print(Text(f"not checked: {', '.join(rules)} ({reason})", style="dim"))
-    counts = ", ".join(f"{sum(one.level == level for one in report.findings)} {level}s" for level in STYLES)
+    found = {level: sum(one.level == level for one in report.findings) for level in STYLES}
+    counts = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in found.items())
     numbers = f"{report.numbers['episodes']:g} episodes in {report.numbers['seconds']:.1f} s"
     console.print(
         Text(f"{report.name}: {len(report.passed)} checks passed, {len(report.skipped)} skipped, {counts} ({numbers})")

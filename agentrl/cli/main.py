@@ -12,6 +12,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.bench import bench
+from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.serve import serve
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)

@@ -5,6 +5,7 @@ wrong reward (not a finite number) is an error of the environment, never a numbe
 episode without a reward, never with 0.
 """
 
+import copy
 from typing import Any
 
 from agentrl.core.agent import Agent
@@ -59,7 +60,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         env = self.make_env()
         agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
         try:
-            observation, info = checked_reset(await env.reset(seed=seed, options=task.data), env)
+            observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
             await agent.reset(seed=seed, options=task.data)
             total: float | None = 0.0
             metrics: dict[str, float] = {}

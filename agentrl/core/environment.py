@@ -6,6 +6,7 @@ environments an observation is the list of messages that are new since the last 
 message.
 """
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         dataset: Where the tasks come from when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
         dataset_kwargs: Arguments of a registered dataset.
         split: The part of it that is drawn from.
+        chosen_task: What :meth:`choose_task` gave last.
     """
 
     observation_space: "Space[Any]"
@@ -50,6 +52,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     dataset: ClassVar[Source | None] = None
     dataset_kwargs: ClassVar[dict[str, Any]] = {}
     split: str = "train"
+    chosen_task: dict[str, Any] | None = None
     _np_random: "np.random.Generator | None" = None
 
     @abstractmethod
@@ -109,9 +112,11 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         if seed is not None:
             self._seed(seed)
         if options:
-            return options
-        tasks = self.own_tasks(self.split)
-        return tasks[int(self.np_random.integers(len(tasks)))]
+            self.chosen_task = options
+        else:
+            tasks = self.own_tasks(self.split)
+            self.chosen_task = copy.deepcopy(tasks[int(self.np_random.integers(len(tasks)))])
+        return self.chosen_task
 
     @classmethod
     def own_tasks(cls, split: str) -> list[dict[str, Any]]:
@@ -189,8 +194,8 @@ class SingleTurnEnvironment(LanguageEnvironment):
         """Judge the answer; may be ``async``.
 
         Returns:
-            The reward, or ``(reward, metrics)``: metrics are numbers to log apart from it. A reward of ``None`` is
-            missing: the episode is counted and not trained on.
+            The reward, ``(reward, metrics)`` where metrics are numbers to log apart from it, or a verdict of
+            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted and not trained on.
         """
 
     async def reset(
@@ -211,7 +216,15 @@ class SingleTurnEnvironment(LanguageEnvironment):
 
 
 async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
-    """What a reward method gave, awaited where it is async, as ``(reward, metrics)``; the reward is not checked."""
+    """What a reward method gave, awaited where it is async, as ``(reward, metrics)``; the reward is not checked.
+
+    A :class:`agentrl.rewards.Verdict` is read too; why its value is missing becomes the metric ``missing_<reason>``.
+    """
     if inspect.isawaitable(judged):
         judged = await judged
-    return (judged[0], dict(judged[1])) if isinstance(judged, tuple) else (judged, {})
+    if isinstance(judged, tuple) and len(judged) == 2:
+        return judged[0], dict(judged[1])
+    if hasattr(judged, "value") and hasattr(judged, "metrics"):
+        missing = {f"missing_{judged.reason}": 1.0} if judged.value is None else {}
+        return judged.value, dict(judged.metrics) | missing
+    return judged, {}

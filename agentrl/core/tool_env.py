@@ -51,7 +51,8 @@ class ToolEnvironment(LanguageEnvironment):
         """Judge the final answer; may be ``async``.
 
         Returns:
-            The reward, or ``(reward, metrics)``: metrics are numbers to log apart from it.
+            The reward, ``(reward, metrics)`` where metrics are numbers to log apart from it, or a verdict of
+            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted and not trained on.
         """
 
     def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:

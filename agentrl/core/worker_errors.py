@@ -4,6 +4,7 @@ Guarantees: each error names the function that was called; importing this module
 """
 
 import math
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +50,10 @@ def checked_timeout(timeout: float) -> float:
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout={timeout!r} must be a finite number of seconds above 0")
     return timeout
+
+
+def exit_text(code: int | None) -> str:
+    """An exit status in words; a negative one is a signal."""
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
+    return f"exit status {code}"

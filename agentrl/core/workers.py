@@ -28,6 +28,7 @@ from agentrl.core.worker_errors import (
     WorkerPoolClosedError,
     WorkerTimeoutError,
     checked_timeout,
+    exit_text,
     function_name,
 )
 from agentrl.core.worker_process import LOADED, READY, RETURNED, pack, unpack_error
@@ -99,7 +100,7 @@ class _Worker:
             raise
         except (EOFError, OSError) as error:
             code = self.end()
-            raise WorkerCrashedError(f"the worker process of {name} ended with {_exit_text(code)}", code) from error
+            raise WorkerCrashedError(f"the worker process of {name} ended with {exit_text(code)}", code) from error
 
     def _receive(self, timeout: float, name: str) -> bytes:
         if not self.connection.poll(timeout):
@@ -265,12 +266,6 @@ class WorkerPool:
     def _check_open(self) -> None:
         if self._closed:
             raise WorkerPoolClosedError("the worker pool is closed")
-
-
-def _exit_text(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
-    return f"exit status {code}"
 
 
 _shared: WorkerPool | None = None

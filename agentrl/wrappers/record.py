@@ -22,9 +22,9 @@ FILE = "episodes.jsonl"
 class RecordEpisodes(Wrapper):
     """Writes each episode to ``folder/episodes.jsonl``.
 
-    A line has ``env`` (id, or class), ``task`` (the options; ``None`` where the environment drew one itself, which the
-    seed repeats), ``seed``, ``messages`` (observations and actions in order), ``rewards`` (one a step, ``None`` where
-    missing), ``terminated``, ``truncated``, ``finished`` and ``metrics``.
+    A line has ``env`` (id, or class), ``task`` (``None`` for an environment that has none but its seed), ``seed``,
+    ``messages`` (observations and actions in order), ``rewards`` (one a step, ``None`` where missing), ``terminated``,
+    ``truncated``, ``finished`` and ``metrics``.
 
     Args:
         env: The inner environment; wrappers outside of this one are not in the record.
@@ -43,7 +43,7 @@ class RecordEpisodes(Wrapper):
         observation, info = await super().reset(seed=seed, options=options)
         self._episode = {
             "env": self.spec.id if self.spec is not None else type(self.unwrapped).__name__,
-            "task": plain(options) if options else None,
+            "task": plain(self.unwrapped.chosen_task or options or None),
             "seed": seed,
             "messages": [],
             "rewards": [],

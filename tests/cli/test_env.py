@@ -43,7 +43,9 @@ def test_a_new_environment_passes_the_checker(folder: Path) -> None:
 
 def test_a_new_recipe_trains_as_it_is(folder: Path, tiny_model: Path) -> None:
     own = [s for s in overrides(tiny_model, folder / "runs", "shop") if not s.startswith("env.id")]
-    result = run("recipe", "run", "my_shop_grpo", *own, "trainer.total_steps=1", cwd=folder)
+    result = run(
+        "recipe", "run", "my_shop_grpo", *own, "trainer.total_steps=1", "inference.context_length=512", cwd=folder
+    )
     assert result.returncode == 0, result.stdout
     assert "own list" in result.stdout
     record = json.loads((folder / "runs" / "shop" / "metrics.jsonl").read_text().splitlines()[-1])

@@ -62,7 +62,7 @@ async def test_an_episode_that_is_left_is_marked(tmp_path: Path) -> None:
         (1, False, [0.5]),
         (2, False, []),
     ]
-    assert lines(tmp_path)[0]["task"] is None
+    assert lines(tmp_path)[0]["task"]["word"], "a task that was drawn is recorded too"
 
 
 async def test_what_was_said_is_kept_as_it_was(tmp_path: Path) -> None:

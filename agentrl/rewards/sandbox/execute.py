@@ -24,6 +24,7 @@ LEAVE_SECONDS = 5.0  # what the supervisor gets to leave by itself, so that ever
 REPORT_CHARS = 4096  # more than both marks of the supervisor on stderr
 OPEN_FILES = 64  # of one process; bounds what sockets and pipes hold in the kernel, which no limit counts
 CHUNK = 1 << 16
+FAILED = "failed"  # the supervisor's word for a reason that is not the command's
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ async def _spawn(launch: Launch, lifeline: int | None) -> asyncio.subprocess.Pro
     )
     try:
         return await asyncio.shield(starting)
+    except OSError as error:
+        raise SandboxUnavailableError(f"the {launch.isolation} sandbox did not start: {error}") from error
     except asyncio.CancelledError:  # a start that is cancelled itself can wait for ever for the process's end
         process = await starting
         with contextlib.suppress(ProcessLookupError):
@@ -225,6 +228,8 @@ def _execution(silent: Execution, out: _Capture, err: _Capture, limits: Limits, 
     if reported:
         stderr = own
         told = json.JSONDecoder().raw_decode(report)[0]
+        if told["ended"] == FAILED:
+            raise SandboxUnavailableError(f"the {silent.isolation} sandbox failed: {told['problem']}")
         stderr += told["problem"] or ""
         ended = Ended(told["ended"])
         execution = replace(silent, exit_code=told["exit_code"], ended=ended, seconds=told["seconds"])

@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 TICK = 0.05  # seconds between two looks at memory and CPU time, which one process alone cannot overdraw anyway
 INODE_BYTES = 1024  # about what an empty file costs in the kernel
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_MODE_FILTER = 2
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -35,20 +36,16 @@ class Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def prctl(option: int, value: Any) -> None:
+def prctl(option: int, value: int, argument: Any = None) -> None:
     """Set one property of this process, or raise ``OSError``."""
-    wide = ctypes.c_ulong(value) if isinstance(value, int) else value
-    if libc.prctl(option, wide, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)):
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+    if libc.prctl(option, ctypes.c_ulong(value), argument, None, None):
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def install_filter(instructions: bytes) -> None:
     """Let the kernel refuse system calls, of this process and all it starts."""
     program = Program(len(instructions) // 8, instructions)
-    if libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program)):
-        number = ctypes.get_errno()
-        raise OSError(number, f"seccomp: {os.strerror(number)}")
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
 
 
 def read_exactly(count: int) -> bytes:
@@ -195,7 +192,7 @@ class Supervisor:
         if spent > self.limits["cpu_seconds"]:
             return "cpu"
         allowed = self.limits["memory_mb"] << 20
-        files = files_bytes(self.order["folder"]) if self.order["own_disk"] else 0
+        files = files_bytes(self.order["home"]) if self.order["own_disk"] else 0
         if files + sum(map(resident_bytes, running)) <= allowed:
             return None  # counts shared pages once for each process, so the truth is at most this
         return "memory" if files + sum(map(proportional_bytes, running)) > allowed else None
@@ -282,8 +279,11 @@ def main() -> None:
     supervisor.write_files()
     os.write(2, f"{order['begin']}\n".encode())
     started = time.monotonic()
-    problem = supervisor.start()
-    ended = "not_started" if problem is not None else supervisor.watch()
+    try:
+        problem = supervisor.start()
+        ended = "not_started" if problem is not None else supervisor.watch()
+    except OSError as error:  # of this machine, or of a limit that cannot be had
+        ended, problem = "failed", str(error)
     seconds = time.monotonic() - started
     if ended == "orphaned":
         supervisor.leave()

@@ -50,7 +50,8 @@ class Layout:
 
     def parents(self) -> list[str]:
         """Return the folders above what is shown, outer ones first."""
-        return sorted({str(parent) for path in self.show for parent in Path(path).parents} - {"/", DISK})
+        paths = (*self.show, *DEVICES, *self.links)
+        return sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/", DISK})
 
 
 def machine_layout(*, packages: bool = False, read_only: Iterable[Path] = ()) -> Layout:

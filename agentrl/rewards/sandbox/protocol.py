@@ -8,11 +8,13 @@ for an answer of the code.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from math import ceil
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Protocol
 
 MEBIBYTE = 1 << 20
+PAGE_BYTES = 4096  # a temporary file takes whole ones
 NO_FILES: Mapping[str, str | bytes] = MappingProxyType({})
 CODE_FILE = "main.py"  # what run_python writes its code to
 
@@ -142,8 +144,12 @@ def checked_files(files: Mapping[str, str | bytes], limits: Limits) -> dict[str,
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise ValueError(f"files[{name!r}]: want a path inside the working folder")
-        contents[name] = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
-    total = sum(map(len, contents.values()))
+        encoded = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
+        contents[str(path)] = encoded
+    below_files = [name for name in contents if any(str(parent) in contents for parent in PurePosixPath(name).parents)]
+    if below_files:
+        raise ValueError(f"files[{below_files[0]!r}]: lies below another file")
+    total = sum(max(1, ceil(len(content) / PAGE_BYTES)) * PAGE_BYTES for content in contents.values())
     if total > limits.disk_mb * MEBIBYTE:
-        raise ValueError(f"files: {total} bytes, but disk_mb={limits.disk_mb}")
+        raise ValueError(f"files: {total} bytes, in whole pages, but disk_mb={limits.disk_mb}")
     return contents

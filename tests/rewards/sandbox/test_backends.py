@@ -45,7 +45,7 @@ def test_bubblewrap_shows_only_the_layout_and_nothing_writable_without_a_size():
             assert sized or line[at + 2 : at + 4] == ("--remount-ro", line[at + 1])
     assert ("--remount-ro", "/") in pairs(line)
     # a closed home outside must not bar the way to what lies in it
-    assert [line[at + 1] for at, word in enumerate(line) if word == "--dir"] == ["/home", "/home/me"]
+    assert [line[at + 1] for at, word in enumerate(line) if word == "--dir"] == ["/dev", "/home", "/home/me"]
 
 
 def test_as_root_bubblewrap_keeps_only_what_it_takes_to_become_another_user():

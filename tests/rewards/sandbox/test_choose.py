@@ -1,4 +1,5 @@
 import asyncio
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from agentrl.rewards.sandbox.protocol import Sandbox
 
 
 @pytest.fixture(autouse=True)
-def nothing_tried_yet(monkeypatch):
+def nothing_tried_yet(monkeypatch, tmp_path):
     monkeypatch.setattr(choose, "_probed", {})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nobody removes what a pretender leaves
 
 
 def missing(isolation, layout, image):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.rewards.sandbox import Ended, Isolation
+from agentrl.rewards.sandbox.layout import machine_layout
 from tests.rewards.sandbox.conftest import LIMITS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -85,12 +86,18 @@ for name in "mem", "environ", "maps", "root/etc", "fd/0", "cwd":
 async def test_installed_packages_are_hidden_unless_asked_for(sandbox):
     if sandbox.isolation not in OUTSIDE:
         pytest.skip("an image has its own packages")
-    folders = {sysconfig.get_path("purelib"), str(Path(sys.base_prefix, "lib"))}
+    folders = [sysconfig.get_path("purelib"), *machine_layout().hide]
     code = f"""
-import glob
-for folder in {sorted(folders)}:
-    print(*glob.glob(folder + "/**/site-packages/*", recursive=True), sep="\\n", end="")
-    print(*glob.glob(folder + "/pydantic*"), sep="\\n", end="")
+import os, sys
+for folder in {folders}:
+    if os.path.isdir(folder) and os.listdir(folder):
+        print(folder)
+    sys.path.append(folder)
+try:
+    import pydantic
+    print(pydantic)
+except ImportError:
+    pass
 """
     assert await attempt(sandbox, code) == ""
 
@@ -412,6 +419,19 @@ for name in "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_CPU", "RLIMIT_FSIZE":
         pass
 """
     assert await attempt(sandbox, code) == ""
+
+
+async def test_the_devices_that_programs_expect_are_there(sandbox):
+    code = """
+open("/dev/null", "w").write("x")
+for name in "zero", "random", "urandom":
+    assert len(open(f"/dev/{name}", "rb").read(4)) == 4
+try:
+    open("/dev/full", "wb", buffering=0).write(b"x")
+except OSError as error:
+    print(error.errno)
+"""
+    assert await attempt(sandbox, code) == "28\n"
 
 
 async def test_only_the_standard_streams_are_open(any_sandbox):

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from agentrl.rewards.sandbox import Ended, Isolation, Limits, make_sandbox
+from agentrl.rewards.sandbox import Ended, Isolation, Limits, SandboxUnavailableError, make_sandbox
 from tests.rewards.sandbox.conftest import LIMITS, sandbox_or_skip
 
 
@@ -52,6 +52,24 @@ async def test_a_file_outside_the_folder_is_an_error(any_sandbox, name):
 async def test_files_larger_than_the_disk_are_an_error(any_sandbox):
     with pytest.raises(ValueError, match="disk_mb=8"):
         await any_sandbox.run(["true"], files={"x": bytes(9 << 20)})
+
+
+async def test_a_file_below_a_file_is_an_error(any_sandbox):
+    with pytest.raises(ValueError, match="below another file"):
+        await any_sandbox.run(["true"], files={"./a": "", "a/b/c": ""})
+
+
+async def test_a_limit_that_cannot_be_had_is_not_blamed_on_the_command(sandbox, monkeypatch):
+    launch = sandbox.backend.launch
+    broken = "00" * 8  # a filter without an end
+    monkeypatch.setattr(sandbox.backend, "launch", lambda limits: replace(launch(limits), filter=broken))
+    with pytest.raises(SandboxUnavailableError, match="failed"):
+        await sandbox.run(["true"])
+
+
+async def test_the_working_folder_can_be_removed_by_the_code(any_sandbox):
+    code = "import os, shutil, time; shutil.rmtree(os.getcwd()); time.sleep(0.3); print('still here')"
+    assert (await any_sandbox.run_python(code)).stdout == "still here\n"
 
 
 @pytest.mark.parametrize("command", [[], "true", ["a\0b"]])
