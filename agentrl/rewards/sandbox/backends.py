@@ -160,7 +160,7 @@ class Namespaces:
 
 
 class Container:
-    """A container without network, of docker or podman; its image needs Python 3.9 or newer as ``python3``."""
+    """A container without network, of docker or podman; its image needs Python 3.10 or newer as ``python3``."""
 
     def __init__(self, program: str, isolation: Isolation, image: str, *, packages: bool = False) -> None:
         self.program = program

@@ -16,6 +16,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import sys
 import time
 from typing import Any, NoReturn
@@ -30,12 +31,6 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHO
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Program(ctypes.Structure):
-    """``struct sock_fprog``: the filter of system calls."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
-
-
 def prctl(option: int, value: int, argument: Any = None) -> None:
     """Set one property of this process, or raise ``OSError``."""
     if libc.prctl(option, ctypes.c_ulong(value), argument, None, None):
@@ -44,8 +39,9 @@ def prctl(option: int, value: int, argument: Any = None) -> None:
 
 def install_filter(instructions: bytes) -> None:
     """Let the kernel refuse system calls, of this process and all it starts."""
-    program = Program(len(instructions) // 8, instructions)
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program))
+    held = ctypes.create_string_buffer(instructions)
+    program = struct.pack("@HP", len(instructions) // 8, ctypes.addressof(held))  # struct sock_fprog
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program)
 
 
 def read_exactly(count: int) -> bytes:
