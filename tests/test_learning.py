@@ -39,12 +39,23 @@ def test_gsm8k_gains_the_answer_format(tmp_path: Path) -> None:
     assert "test accuracy" in output and "format rate" in output
 
 
-@pytest.mark.parametrize("name", ["client", "engine", "weights"])
+def test_the_calculator_is_called_and_its_result_repeated(tmp_path: Path) -> None:
+    before, after, _ = train("calculator_grpo", tmp_path, "calculator")
+    assert after["eval/tool_used_low"] > before["eval/tool_used_high"], "the gain is within the noise"
+    assert after["eval/reward_low"] > before["eval/reward_high"], "the gain is within the noise"
+
+
+@pytest.mark.parametrize("name", ["client", "engine", "episodes", "weights"])
 def test_benchmarks_print_one_line_of_json(name: str) -> None:
     output = subprocess.check_output(
         [sys.executable, "-m", "agentrl", "bench", name, "--json"], text=True, timeout=SECONDS, env=dict(os.environ)
     )
     figures = json.loads(output.splitlines()[-1])
-    key = {"client": "cpu_vs_openai", "engine": "decode_vs_generate", "weights": "push_seconds"}[name]
+    key = {
+        "client": "cpu_vs_openai",
+        "engine": "decode_vs_generate",
+        "episodes": "episodes_vs_gather",
+        "weights": "push_seconds",
+    }[name]
     assert figures[key]["n"] >= 5
     assert figures[key]["min"] <= figures[key]["median"] <= figures[key]["max"]

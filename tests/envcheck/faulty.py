@@ -1,16 +1,10 @@
-"""Environments with one planted fault each; the comment ``# FAULT`` stands on the line that must be named."""
+"""Environments with one planted fault of the contract each; ``# FAULT`` stands on the line that must be named."""
 
 import asyncio
-import os
-import random
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
-import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,7 +13,6 @@ from agentrl import LanguageEnvironment, SingleTurnEnvironment, ToolEnvironment,
 from agentrl.core.environment import Environment
 
 TASKS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "parts": [n, n]} for n in range(20)]
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Good(LanguageEnvironment):
@@ -239,214 +232,6 @@ class ReusesObservation(Good):
         return self._messages, *rest
 
 
-class Unseeded(Good):
-    async def reset(self, *, seed=None, options=None):  # FAULT
-        observation, info = await super().reset(seed=seed, options=options)
-        return [{**observation[0], "content": f"{observation[0]['content']} {random.random()}"}], info
-
-
-class UnseededTask(Good):
-    async def reset(self, *, seed=None, options=None):  # FAULT
-        return await super().reset(seed=None, options=options or {**TASKS[0], "question": str(random.random())})
-
-
-class SameStart(Good):
-    async def reset(self, *, seed=None, options=None):  # FAULT
-        return await super().reset(seed=seed, options=TASKS[0])
-
-
-class KeepsTurns(Good):
-    async def reset(self, *, seed=None, options=None):
-        turn = self._turn
-        result = await super().reset(seed=seed, options=options)
-        self._turn = turn
-        return result
-
-    async def step(self, action):  # FAULT
-        observation, reward, terminated, _, info = await super().step(action)
-        over = terminated or self._turn > 2
-        return observation, reward, over, False, info
-
-
-class OneEpisode(Good):
-    _used = False
-
-    async def reset(self, *, seed=None, options=None):
-        if self._used and self._task is None:
-            raise RuntimeError("used")  # FAULT
-        self._used = True
-        return await super().reset(seed=seed, options=options)
-
-
-class NoSecondReset(Good):
-    async def reset(self, *, seed=None, options=None):
-        if self._task is not None:
-            raise RuntimeError("an episode is running")  # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
-class GoesOn(Good):
-    async def reset(self, *, seed=None, options=None):
-        self._answer = None
-        return await super().reset(seed=seed, options=options)
-
-    async def step(self, action):  # FAULT
-        if self._task is None and hasattr(self, "_answer"):
-            return [], 1.0, True, False, {}
-        return await super().step(action)
-
-
-class StartsItself(Good):
-    async def step(self, action):  # FAULT
-        if self._task is None and self._turn == 0:
-            return [], 0.0, True, False, {}
-        return await super().step(action)
-
-
-class Blocks(Good):
-    async def step(self, action):
-        time.sleep(0.08)  # FAULT
-        return await super().step(action)
-
-
-class BlockingTool(ToolEnvironment):
-    dataset = TASKS
-
-    @tool
-    async def weigh(self, item: str) -> int:
-        """Weigh an item."""
-        time.sleep(0.08)  # FAULT
-        return 1
-
-    def prompt(self, task):
-        return [{"role": "user", "content": task["question"]}]
-
-    def reward(self, task, answer):
-        return float(answer == task["answer"])
-
-
-class Background(Good):
-    async def reset(self, *, seed=None, options=None):
-        asyncio.get_running_loop().create_task(self._dies())
-        await asyncio.sleep(0)
-        return await super().reset(seed=seed, options=options)
-
-    async def _dies(self):
-        raise ValueError("unseen")  # FAULT
-
-
-class CancelLeaksProcess(Good):
-    _process = None
-
-    async def reset(self, *, seed=None, options=None):
-        process = await asyncio.create_subprocess_exec(*SLEEPER)  # FAULT
-        await asyncio.sleep(0.001)
-        self._process = process
-        return await super().reset(seed=seed, options=options)
-
-    async def close(self):
-        if self._process is not None:
-            self._process.kill()
-            await self._process.wait()
-            self._process = None
-
-
-class CancelLeaksThread(Good):
-    async def step(self, action):
-        await asyncio.to_thread(self._grade)
-        return await super().step(action)
-
-    def _grade(self):
-        threading.Event().wait(3.0)  # FAULT
-
-
-class Swallows(Good):
-    async def step(self, action):  # FAULT
-        try:
-            await asyncio.sleep(0.001)
-        except BaseException:
-            self._turn = 0
-        return await super().step(action)
-
-
-class CloseRaises(Good):
-    _client: Any = None
-
-    async def close(self):
-        self._client.close()  # FAULT
-
-
-class CloseOnce(Good):
-    _file: Any = None
-
-    async def close(self):
-        if self._file is None:
-            self._file = object()
-        else:
-            raise RuntimeError("closed already")  # FAULT
-
-
-class LeaksFile(Good):
-    async def reset(self, *, seed=None, options=None):
-        self._log = open(os.devnull, "rb")  # noqa: SIM115 # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
-class LeaksSocket(Good):
-    async def reset(self, *, seed=None, options=None):
-        self._socket = socket.socket()  # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
-class LeaksProcess(Good):
-    async def reset(self, *, seed=None, options=None):
-        self._process = subprocess.Popen(SLEEPER)  # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
-class LeaksTask(Good):
-    async def reset(self, *, seed=None, options=None):
-        self._poll = asyncio.create_task(self._polls())
-        return await super().reset(seed=seed, options=options)
-
-    async def _polls(self):
-        await asyncio.Event().wait()  # FAULT
-
-
-class LeaksThread(Good):
-    async def reset(self, *, seed=None, options=None):
-        threading.Thread(target=self._polls, daemon=True).start()
-        return await super().reset(seed=seed, options=options)
-
-    def _polls(self):
-        threading.Event().wait()  # FAULT
-
-
-class SharesState(Good):
-    _seen: ClassVar[list[str]] = []
-
-    async def reset(self, *, seed=None, options=None):
-        observation, info = await super().reset(seed=seed, options=options)
-        SharesState._seen[:] = [observation[0]["content"]]
-        return observation, info
-
-    async def step(self, action):  # FAULT
-        _, *rest = await super().step(action)
-        return [{"role": "user", "content": SharesState._seen[0]}], *rest
-
-
-class ChangesVariables(Good):
-    async def reset(self, *, seed=None, options=None):
-        os.environ["ENVCHECK_PLANTED"] = "1"  # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
-class ChangesFolder(Good):
-    async def reset(self, *, seed=None, options=None):
-        os.chdir(tempfile.gettempdir())  # FAULT
-        return await super().reset(seed=seed, options=options)
-
-
 def unpicklable() -> type[Good]:
     """A class that no other process can import."""
 
@@ -477,12 +262,13 @@ class Counter(Environment[np.ndarray, int]):
         return np.array([min(now, 10)]), float(action), over, False, {}
 
 
-def line_of(name: str) -> int:
-    """The line of a class's ``# FAULT``."""
-    inside = False
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
-        if line.lstrip().startswith("class "):
-            inside = line.lstrip().startswith((f"class {name}(", f"class {name}:"))
-        if inside and line.endswith("# FAULT"):
-            return number
+def place_of(name: str) -> str:
+    """``file.py:12 `` of a class's ``# FAULT``, here or in a file beside it."""
+    for file in Path(__file__).parent.glob("*.py"):
+        inside = False
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if line.lstrip().startswith("class "):
+                inside = line.lstrip().startswith((f"class {name}(", f"class {name}:"))
+            if inside and line.endswith("# FAULT"):
+                return f"{file.name}:{number} "
     raise LookupError(name)

@@ -11,7 +11,7 @@ from agentrl.envcheck.case import Settings
 from agentrl.envcheck.findings import Finding, Level, Report
 from agentrl.envcheck.rules import RULES
 from agentrl.envcheck.run import check_environment
-from tests.envcheck import faulty
+from tests.envcheck import faulty, leaky, unsteady
 
 PLANTED = {
     "construct": ["Unmakeable"],
@@ -56,6 +56,10 @@ def check(target: Any, **changes: Any) -> Report:
     return check_environment(target, settings=Settings(**{**vars(QUICK), **changes}))
 
 
+def planted(name: str) -> Any:
+    return next(getattr(module, name) for module in (faulty, leaky, unsteady) if hasattr(module, name))
+
+
 def only(report: Report, rule: str) -> Finding:
     found = [finding for finding in report.findings if finding.check == rule]
     assert len(found) == 1, report.findings
@@ -69,9 +73,9 @@ def test_every_rule_has_a_planted_fault() -> None:
 @pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule, names in PLANTED.items() for name in names])
 def test_a_planted_fault_is_found_at_its_line(rule: str, name: str) -> None:
     changes = {"seconds": 0.3} if rule == "hang" else {}
-    report = check(getattr(faulty, name), **changes)
+    report = check(planted(name), **changes)
     finding = only(report, rule)
-    assert f"faulty.py:{faulty.line_of(name)} " in finding.where
+    assert faulty.place_of(name) in finding.where
     assert name in finding.where
     assert (finding.level, finding.why, finding.mend) == (RULES[rule].level, RULES[rule].why, RULES[rule].mend)
     errors = {found.check for found in report.findings if found.level is Level.ERROR}
@@ -109,7 +113,7 @@ def test_settings_that_cannot_be_pickled_are_found() -> None:
 
 def test_a_class_that_no_process_can_import_is_found() -> None:
     finding = only(check(faulty.unpicklable()), "picklable")
-    assert f"faulty.py:{faulty.line_of('Local')} " in finding.where
+    assert faulty.place_of("Local") in finding.where
 
 
 def test_a_file_that_another_process_cannot_load_is_found(tmp_path: Path) -> None:
@@ -132,11 +136,22 @@ def test_a_file_that_another_process_cannot_load_is_found(tmp_path: Path) -> Non
     assert finding.where == f"{file}:5 Mine"
 
 
-def test_a_file_that_cannot_be_parsed_is_named_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["def broken(:", "raise SystemExit(3)", "import no_such_module"])
+def test_a_file_that_cannot_be_imported_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("x = 1\ndef broken(:\n")
+    file.write_text(f"x = 1\n{line}\n")
     finding = only(check(f"{file}:Mine"), "construct")
     assert finding.where.startswith(f"{file}:2")
+
+
+def test_an_episode_that_is_another_one_in_another_process_is_found() -> None:
+    finding = only(check(f"{unsteady.__file__}:OrderOfSet"), "same-seed")
+    assert "in a new process, at reset" in finding.message
+    assert faulty.place_of("OrderOfSet") in finding.where
+
+
+def test_what_makes_no_environment_is_found() -> None:
+    assert "no agentrl.Environment" in only(check(lambda: object()), "construct").message
 
 
 def test_what_needs_a_broken_rule_is_skipped_with_the_reason() -> None:
@@ -149,7 +164,7 @@ def test_what_needs_a_broken_rule_is_skipped_with_the_reason() -> None:
 def test_a_loop_that_stays_blocked_ends_the_check() -> None:
     report = check(faulty.NeverFree, seconds=0.3)
     finding = only(report, "hang")
-    assert f"faulty.py:{faulty.line_of('NeverFree')} " in finding.where
+    assert faulty.place_of("NeverFree") in finding.where
     assert "still blocked" in report.skipped["picklable"]
 
 
@@ -177,11 +192,11 @@ async def test_it_may_be_called_inside_of_a_running_loop() -> None:
 
 def test_the_process_is_put_back() -> None:
     before = Path.cwd()
-    check(faulty.ChangesFolder)
+    check(leaky.ChangesFolder)
     assert Path.cwd() == before
 
 
 def test_strict_makes_warnings_errors_and_a_report_is_json() -> None:
-    report = check(faulty.Swallows)
+    report = check(leaky.Swallows)
     assert report.ok and not report.strict().ok
     assert json.loads(json.dumps(report.to_json()))["findings"][0]["check"] == "cancel-swallowed"

@@ -1,0 +1,87 @@
+"""An agent with tools of its own: it calls them until it has an answer, and only the answer is its action.
+
+Guarantees: the environment sees one assistant message a step, without tool calls; what the agent did before it is in
+the conversation, token by token, and is trained like everything it says; calls beyond ``max_calls`` are not run, and
+the model is told so.
+"""
+
+from typing import Any
+
+from agentrl import Agent, Message
+from agentrl.core.agent import Chat
+from agentrl.core.registry import load
+from agentrl.core.tool_calls import run_tool_calls
+from agentrl.core.tools import Tool
+
+OVER = "Not run: no further tool calls are allowed. Answer now."
+
+
+class ToolLoopAgent(Agent):
+    """Chat, call tools, answer.
+
+    For environments that know nothing of tools; where the environment has them, ``chat`` is the agent.
+
+    Args:
+        llm: Chat client of the episode.
+        tools: Functions, or paths of them (``tools.py:search``); type hints and docstrings describe them.
+        system: System prompt, put first in every episode.
+        max_calls: Tool calls before one answer.
+        tool_timeout: Seconds one call may take.
+        max_result_chars: Characters of a tool's answer that the model sees.
+    """
+
+    def __init__(
+        self,
+        llm: Chat,
+        tools: list[Any],
+        system: str | None = None,
+        max_calls: int = 8,
+        tool_timeout: float = 30.0,
+        max_result_chars: int = 4000,
+    ) -> None:
+        super().__init__(llm)
+        functions = [load("agent", one) if isinstance(one, str) else one for one in tools]
+        self.tools = [Tool.from_function(function) for function in functions]
+        self.system = system
+        self.max_calls = max_calls
+        self.tool_timeout = tool_timeout
+        self.max_result_chars = max_result_chars
+        self.messages: list[Message] = []
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start a new conversation."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
+        """Call tools until a message calls none; that one is the action.
+
+        A model that goes on calling after it was told to answer gives an action without its calls.
+        """
+        self.messages += observation
+        made = 0
+        while True:
+            message = await self._say()
+            calls = message.get("tool_calls") or []
+            if not calls or made > self.max_calls:
+                return {key: value for key, value in message.items() if key != "tool_calls"} | {
+                    "content": message.get("content") or ""
+                }
+            made += len(calls)
+            self.messages += await self._answers(message, refused=made > self.max_calls)
+
+    async def _say(self) -> Message:
+        schemas = [tool.schema() for tool in self.tools]
+        reply = await self.llm.chat.completions.create(messages=self.messages, tools=schemas)
+        message: Message = reply.choices[0].message.model_dump(exclude_none=True)
+        self.messages.append(message)
+        return message
+
+    async def _answers(self, message: Message, *, refused: bool) -> list[Message]:
+        if refused:
+            return [
+                {"role": "tool", "tool_call_id": call.get("id", ""), "content": OVER} for call in message["tool_calls"]
+            ]
+        events = await run_tool_calls(
+            message, self.tools, timeout=self.tool_timeout, max_chars=self.max_result_chars
+        )  # fmt: skip
+        return [event.message for event in events]
