@@ -49,7 +49,11 @@ class AgentEnvWorkflow(RolloutWorkflow):
         self.max_turns = max_turns
         self._judge = load("reward", reward) if reward is not None else None
         self._judge_kwargs = reward_kwargs or {}
-        self.make_env()
+        try:
+            self.make_env()
+        except TypeError as error:
+            cause = error.__cause__ or error
+            raise TypeError(f"env.id={env} with env.kwargs={env_kwargs or {}}: {cause}") from error
 
     def make_env(self) -> Environment[list[Message], Message]:
         """A new environment; one for each episode."""

@@ -49,7 +49,8 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
     for axis, (part, found) in zip(axes, rows, strict=True):
         part(axis, found)
         axis.grid(alpha=0.25)
-        axis.legend(loc="best", fontsize=9, framealpha=0.8)
+        if axis.get_legend_handles_labels()[0]:  # an evaluation in which nothing was judged has no lines
+            axis.legend(loc="best", fontsize=9, framealpha=0.8)
     axes[-1].set_xlabel("trainer step")
     partial = target.with_name(f".{target.stem}.partial.png")
     figure.savefig(partial, dpi=120)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-_ROWS = (("accuracy", "test accuracy"), ("format", "format rate"), ("reward", "reward"))
-_SHARES = {"accuracy", "format"}
+_LABELS = {"accuracy": "test accuracy", "format": "format rate", "tool_used": "calls a tool well"}
+_SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy"}
+_LAST = ("tool_calls", "tool_calls_ok", "reward")
 
 
 def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
@@ -23,10 +24,17 @@ def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
     table.add_column("")
     table.add_column("before [95% interval]".replace("[", r"\["), justify="right")
     table.add_column("after [95% interval]".replace("[", r"\["), justify="right")
-    for name, label in _ROWS:
-        if f"eval/{name}" in before or f"eval/{name}" in after:
-            table.add_row(label, with_interval(before, name), with_interval(after, name))
+    found = metric_names({**before, **after})
+    for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
+        if name in found:
+            table.add_row(_LABELS.get(name, name), with_interval(before, name), with_interval(after, name))
     return table
+
+
+def metric_names(metrics: Mapping[str, float]) -> list[str]:
+    """Names of what was measured, without ``eval/``, bounds and counts."""
+    names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
+    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid")]
 
 
 def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
@@ -39,10 +47,8 @@ def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
     table = Table(title=title)
     table.add_column("")
     table.add_column("value [95% interval]".replace("[", r"\["), justify="right")
-    names = [key.removeprefix("eval/") for key in metrics if not key.endswith(("_low", "_high"))]
-    for name in names:
-        if name not in ("n", "invalid"):
-            table.add_row(name, with_interval(metrics, name))
+    for name in metric_names(metrics):
+        table.add_row(name, with_interval(metrics, name))
     table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
     table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
     return table

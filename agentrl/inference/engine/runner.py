@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.core.prefix_tree import PrefixTree
 from agentrl.core.tree_mask import tree_mask
+from agentrl.inference.engine.fast_path import fast_path
 from agentrl.inference.engine.kept_prefix import KeptPrefix
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.packed import PackedLinears
@@ -33,7 +34,8 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, max_running: int) -> None:
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
-        self.packed = PackedLinears(loaded.model)
+        self.fast = fast_path(loaded.model)
+        self.packed = PackedLinears(loaded.model) if self.fast is None else None
         self.cache = SlotCache(loaded.layers, max_running, loaded.context_length)
         self.kept = KeptPrefix()
         self.prefills = 0  # prompts computed so far, for tests and /server_info
@@ -64,13 +66,11 @@ class ModelRunner:
         if len(prompts) > 1 or start:
             mask = tree_mask(torch.tensor([tree.ends], device=device))
             mask = torch.nn.functional.pad(mask, (start, 0), value=True)  # all see what comes before all
-        output = self.loaded.model(
-            input_ids=torch.tensor([tree.token_ids], device=device),
-            position_ids=torch.tensor([tree.positions], device=device) + start,
-            attention_mask=mask,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=torch.stack([path[-1] for path in paths]),
+        logits = self._prefill_row(
+            torch.tensor(tree.token_ids, device=device),
+            torch.tensor(tree.positions, device=device) + start,
+            mask,
+            torch.stack([path[-1] for path in paths]),
         )
         for path, targets in zip(paths, slots, strict=True):
             self.cache.copy(targets[0], list(targets[1:]), start + len(path))
@@ -78,7 +78,21 @@ class ModelRunner:
         length = self.kept.worth(prompts)
         if length:
             self.kept.keep(prompts[0][:length], *self.cache.beginning(slots[0][0], length))
-        return output.logits[0].float()
+        return logits.float()
+
+    def _prefill_row(self, tokens: Tensor, where: Tensor, mask: Tensor | None, keep: Tensor) -> Tensor:
+        """Logits after some of the tokens of one row, ``[keep, vocab]``."""
+        if self.fast is not None:
+            return self.fast.prefill(tokens, where, mask, keep, self.cache.updates)
+        output = self.loaded.model(
+            input_ids=tokens[None],
+            position_ids=where[None],
+            attention_mask=mask,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        return output.logits[0]
 
     @torch.inference_mode()
     def prefill_scored(
@@ -152,6 +166,8 @@ class ModelRunner:
         hidden = torch.arange(view, device=where.device)[None] > where[:, None]
         mask = torch.zeros(len(tokens), 1, 1, view, dtype=dtype, device=where.device)
         mask.masked_fill_(hidden[:, None, None], torch.finfo(dtype).min)
+        if self.fast is not None and len(tokens) > 1:  # one row is a matrix-vector product: plain MKL is faster
+            return self.fast.decode(tokens, where, mask, self.cache.updates).float()
         output = self.loaded.model(
             input_ids=tokens[:, None],
             position_ids=where[:, None],
@@ -165,7 +181,9 @@ class ModelRunner:
     @torch.inference_mode()
     def weights_changed(self) -> None:
         """Repack after the parameters were written, and forget what the old ones computed."""
-        self.packed.repack()
+        for weights in (self.fast, self.packed):
+            if weights is not None:
+                weights.repack()
         self.kept.forget()
 
     def clear(self) -> None:

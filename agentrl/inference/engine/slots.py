@@ -11,6 +11,7 @@ the model then calls ``update``.
 import math
 import mmap
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,6 +157,11 @@ class SlotCache(Cache):
         self._max_slots, self._context = max_slots, context
         self._slot_layers = [SlotLayer(self._plan, number) for number in range(layers)]
         super().__init__(layers=list(self._slot_layers))
+
+    @property
+    def updates(self) -> list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """``update`` of each layer."""
+        return [layer.update for layer in self._slot_layers]
 
     def _reserve(self, slots: int, length: int) -> None:
         """Raise the planned capacity: slots by half, so copies stay rare, positions to the next step."""

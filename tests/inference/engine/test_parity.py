@@ -128,14 +128,10 @@ def test_samples_with_the_same_tokens_are_decoded_once_and_stay_exact_after_they
 
 
 def test_prompts_that_begin_alike_share_the_prefill(driver: Driver, reference: torch.nn.Module) -> None:
-    widths: list[int] = []
-    driver.loaded.model.register_forward_pre_hook(
-        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
     system = list(range(40))
     prompts = [[*system, 7, 8, 9], [*system, 7, 1], [*system], [2, 3]]
     requests = driver.run(*(driver.make(prompt) for prompt in prompts))
-    assert widths[0] == 40 + 3 + 1 + 2
+    assert driver.engine.runner.prefilled_tokens == 40 + 3 + 1 + 2
     for request in requests:
         assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
 

@@ -1,0 +1,126 @@
+"""The leaner forward against the models' own, for each layout it takes."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from agentrl.inference.engine.fast_path import FastPath, fast_path, fits, largest_difference
+from agentrl.inference.engine.model import LoadedModel
+from agentrl.inference.engine.runner import ModelRunner
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
+}  # fmt: skip
+FAMILY = {
+    "llama": LlamaConfig(**SMALL),
+    "tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "wide heads": LlamaConfig(**SMALL, head_dim=16),
+    "no sharing": LlamaConfig(**SMALL | {"num_key_value_heads": 6}),
+    "long rope": LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "mistral": MistralConfig(**SMALL, sliding_window=None),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+}  # fmt: skip
+
+
+def make(config: Any, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():  # norms of ones and biases of zeros would hide faults
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    return model
+
+
+def runner_of(model: PreTrainedModel) -> ModelRunner:
+    loaded = LoadedModel(
+        path="", model=model, tokenizer=None, context_length=128, eos_ids=frozenset(), vocab_size=300, layers=3
+    )  # fmt: skip
+    return ModelRunner(loaded, 8)
+
+
+def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_prefill_and_decode_give_the_models_own_logits(name: str) -> None:
+    model = make(FAMILY[name])
+    runner = runner_of(model)
+    assert runner.fast is not None and runner.packed is None
+    prompts = [[*list(range(20)), 7], [*list(range(20)), 9, 11], [250]]
+    for turn in range(2):  # the second time from a kept prefix
+        logits = runner.prefill(prompts, [[0, 1], [2], [3]])
+        for row, ids in zip(logits, prompts, strict=True):
+            torch.testing.assert_close(row, plain(model, ids), atol=2e-4, rtol=1e-4)
+        sequences = [[*prompts[0]], [*prompts[0]], [*prompts[1]], [*prompts[2]]]
+        for step in range(5):
+            for slot, ids in enumerate(sequences):
+                ids.append(30 * slot + step + turn)
+            rows = runner.decode([ids[-1] for ids in sequences], [len(ids) - 1 for ids in sequences])
+            for row, ids in zip(rows, sequences, strict=True):
+                torch.testing.assert_close(row, plain(model, ids), atol=2e-4, rtol=1e-4)
+
+
+def test_new_weights_are_seen_after_repacking() -> None:
+    model, other = make(FAMILY["qwen3"]), make(FAMILY["qwen3"], seed=1)
+    runner = runner_of(model)
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+    runner.weights_changed()
+    logits = runner.prefill([[1, 2, 3]], [[0]])
+    torch.testing.assert_close(logits[0], plain(other, [1, 2, 3]), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmaConfig(**SMALL, head_dim=8),
+        LlamaConfig(**SMALL, hidden_act="gelu"),
+    ],
+    ids=["another layout", "another activation"],
+)
+def test_other_models_keep_their_own_forward(config: Any) -> None:
+    model = make(config)
+    assert not fits(model) and fast_path(model) is None
+    assert runner_of(model).packed is not None
+
+
+def test_double_precision_is_left_alone() -> None:
+    assert not fits(make(FAMILY["llama"]).double())
+
+
+def test_a_model_that_says_something_else_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
+    """The layout fits, but the forward was changed: tried and refused."""
+    model = make(FAMILY["llama"])
+    assert largest_difference(FastPath(model), model) < 1e-3
+    model.model.layers[1].register_forward_hook(lambda module, args, output: output * 1.5)
+    with caplog.at_level(logging.WARNING):
+        assert fast_path(model) is None
+    assert "it is not used" in caplog.text
+
+
+def test_the_tiny_model_of_the_tests_takes_it(tiny_model: Path) -> None:
+    assert fits(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32))
