@@ -30,8 +30,9 @@ $(STAMP): pyproject.toml
 gsm8k: venv ## Train on GSM8K: agentrl recipe run gsm8k_grpo
 	$(BIN)/agentrl recipe run gsm8k_grpo $(ARGS)
 
+# Two workers with one thread each: the tests wait for processes more than they compute. A file's tests stay together.
 test: venv ## Run the tests (within 10 minutes)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-long: venv ## Learning runs, kills and soaks
 	$(BIN)/python -m pytest -m long $(ARGS)
