@@ -58,16 +58,16 @@ class ToolLoopAgent(Agent):
         A model that goes on calling after it was told to answer gives an action without its calls.
         """
         self.messages += observation
-        made = 0
+        made, told = 0, False
         while True:
             message = await self._say()
             calls = message.get("tool_calls") or []
-            if not calls or made > self.max_calls:
-                return {key: value for key, value in message.items() if key != "tool_calls"} | {
-                    "content": message.get("content") or ""
-                }
+            self.messages += await self._answers(message, allowed=max(0, self.max_calls - made))
+            if not calls or told:
+                action = {key: value for key, value in message.items() if key != "tool_calls"}
+                return action | {"content": message.get("content") or ""}
             made += len(calls)
-            self.messages += await self._answers(message, refused=made > self.max_calls)
+            told = made > self.max_calls
 
     async def _say(self) -> Message:
         schemas = [tool.schema() for tool in self.tools]
@@ -76,12 +76,14 @@ class ToolLoopAgent(Agent):
         self.messages.append(message)
         return message
 
-    async def _answers(self, message: Message, *, refused: bool) -> list[Message]:
-        if refused:
-            return [
-                {"role": "tool", "tool_call_id": call.get("id", ""), "content": OVER} for call in message["tool_calls"]
-            ]
+    async def _answers(self, message: Message, *, allowed: int) -> list[Message]:
+        calls = message.get("tool_calls") or []
         events = await run_tool_calls(
-            message, self.tools, timeout=self.tool_timeout, max_chars=self.max_result_chars
+            {**message, "tool_calls": calls[:allowed]}, self.tools,
+            timeout=self.tool_timeout, max_chars=self.max_result_chars,
         )  # fmt: skip
-        return [event.message for event in events]
+        refused = [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": OVER}
+            for call in calls[allowed:]
+        ]
+        return [event.message for event in events] + refused

@@ -4,6 +4,8 @@ Guarantees: accuracy is 1 exactly where the answer's last number is the right on
 for a well-formed call is given once in an episode, so that calling on and on earns nothing.
 """
 
+import ast
+import operator
 from typing import Any
 
 from simpleeval import SimpleEval
@@ -14,6 +16,31 @@ from agentrl.rewards.numeric import numeric_reward
 
 INSTRUCTION = "Use the calculate tool, then reply with just the number."
 MAX_CHARS = 200  # an expression longer than this is no calculation of these tasks
+MAX_BITS = 4000  # of a result: larger ones take seconds, and Python refuses to print them
+
+
+def bounded_power(base: float, exponent: float) -> float:
+    """``base ** exponent`` where the result is small enough to compute at once."""
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > MAX_BITS:
+        raise ValueError(f"{base} ** {exponent} is too large")
+    return base**exponent
+
+
+def bounded_product(first: float, second: float) -> float:
+    """``first * second`` of numbers."""
+    if not all(isinstance(one, int | float) for one in (first, second)):
+        raise ValueError("only numbers can be multiplied")
+    if sum(one.bit_length() for one in (first, second) if isinstance(one, int)) > MAX_BITS:
+        raise ValueError("the product is too large")
+    return first * second
+
+
+OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: bounded_product, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: bounded_power,
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
+}  # fmt: skip
+FUNCTIONS = {"abs": abs, "round": round, "min": min, "max": max}
 
 
 class Calculator(ToolEnvironment):
@@ -46,7 +73,7 @@ class Calculator(ToolEnvironment):
         """
         if len(expression) > MAX_CHARS:
             raise ValueError(f"expression is longer than {MAX_CHARS} characters")
-        return str(SimpleEval(functions={"abs": abs, "round": round, "min": min, "max": max}).eval(expression))
+        return str(SimpleEval(operators=OPERATORS, functions=FUNCTIONS).eval(expression))
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """The examples, then the question."""

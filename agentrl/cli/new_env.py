@@ -124,12 +124,13 @@ def write_environment(name: str, folder: Path) -> list[tuple[Path, str]]:
     Raises:
         UserError: The name is no Python name or stands for something else, or a file exists.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+    title = "".join(part.capitalize() for part in name.split("_"))
+    usable = all(one.isidentifier() and not keyword.iskeyword(one) for one in (name, title))
+    if not usable or name != name.lower():
         raise UserError(f"{name!r} cannot be a module's name: use lower-case letters, digits and _, e.g. my_shop")
     taken = {one.rpartition("-v")[0].lower() or one.lower() for one in registered("env")}
     if name in taken:
         raise UserError(f"{name!r} is the name of a registered environment; choose another")
-    title = "".join(part.capitalize() for part in name.split("_"))
     files = [
         (folder / "envs" / f"{name}.py", ENVIRONMENT, "the environment"),
         (folder / "tests" / f"test_{name}.py", TEST, "its test"),

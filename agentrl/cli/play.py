@@ -4,7 +4,6 @@ Guarantees: the environment gets messages of the very shape that a model's answe
 it is closed at the end, whatever happens.
 """
 
-import asyncio
 import json
 from typing import Any
 
@@ -14,8 +13,10 @@ from rich.markup import escape
 from agentrl.core.contract import checked_reset, checked_reward, checked_step
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message
+from agentrl.core.worker_threads import in_thread
 
 COLORS = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
+THINKING = 86_400.0  # seconds that a person may take for an answer
 HELP = "Type an answer, or several lines ended by a line with a single dot after a first line of <<. /quit ends."
 
 
@@ -46,7 +47,7 @@ async def play_episode(
         while True:
             for message in observation:
                 show(out, message)
-            action = await asyncio.to_thread(_ask, out)
+            action = await in_thread(_ask, out, timeout=THINKING)  # a daemon thread: Ctrl-C need not wait for Enter
             if action is None:
                 return None
             observation, reward, terminated, truncated, info = checked_step(await env.step(action), env)

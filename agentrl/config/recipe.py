@@ -42,6 +42,12 @@ class DatasetConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the dataset's own loader.")
 
 
+class ValidDatasetConfig(DatasetConfig):
+    """Where the tasks of evaluations come from."""
+
+    split: str = "test"
+
+
 class ComponentConfig(Section):
     """An environment, agent or workflow: a registered id or ``path/to/file.py:Class``, and its arguments."""
 
@@ -50,7 +56,7 @@ class ComponentConfig(Section):
 
 
 class RewardConfig(Section):
-    """What an episode is worth to the trainer. The logged reward is the environment's own."""
+    """Who judges an episode, and what its reward is to the trainer; logs keep the reward as it was judged."""
 
     id: str | None = Field(
         default=None,
@@ -58,13 +64,15 @@ class RewardConfig(Section):
         "reward, or (reward, metrics).",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    scale: float = Field(default=1.0, description="The trainer sees scale * reward + bias, then clipped.")
+    scale: float = Field(default=1.0, description="The trainer sees scale * reward + bias, then clipped; not 0.")
     bias: float = 0.0
     clip: tuple[float, float] | None = Field(default=None, description="Lowest and highest reward the trainer sees.")
 
     @model_validator(mode="after")
     def check_clip(self) -> Self:
-        """Refuse bounds in the wrong order."""
+        """Refuse bounds in the wrong order, and a scale that makes all rewards alike."""
+        if self.scale == 0:
+            raise ValueError("reward.scale=0 makes all rewards alike: nothing would be learned")
         if self.clip is not None and self.clip[0] >= self.clip[1]:
             raise ValueError(f"reward.clip={list(self.clip)}: want the lower bound first")
         return self
@@ -231,7 +239,7 @@ class Recipe(Section):
     seed: int = 0
     model: ModelConfig
     train_dataset: DatasetConfig = DatasetConfig()
-    valid_dataset: DatasetConfig = DatasetConfig(split="test")
+    valid_dataset: ValidDatasetConfig = ValidDatasetConfig()
     env: ComponentConfig
     agent: ComponentConfig = ComponentConfig(id="chat")
     workflow: ComponentConfig = ComponentConfig(id="agent_env")

@@ -6,14 +6,16 @@ episode without a reward, never with 0.
 """
 
 import copy
+import inspect
 from typing import Any
 
 from agentrl.core.agent import Agent
-from agentrl.core.contract import checked_judgement, checked_reset, checked_reward, checked_step
-from agentrl.core.environment import Environment, read_judgement
+from agentrl.core.contract import checked_reset, checked_reward, checked_step
+from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, StopReason, Task
-from agentrl.core.make import construct
+from agentrl.core.make import construct, discard
 from agentrl.core.registry import Spec, load, spec_of
+from agentrl.core.reward_function import RewardFunction
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 
 
@@ -47,13 +49,16 @@ class AgentEnvWorkflow(RolloutWorkflow):
         self._agent_class = load("agent", agent)
         self._agent_kwargs = agent_kwargs or {}
         self.max_turns = max_turns
-        self._judge = load("reward", reward) if reward is not None else None
-        self._judge_kwargs = reward_kwargs or {}
+        self._judge = RewardFunction(reward, reward_kwargs or {}) if reward is not None else None
         try:
-            self.make_env()
+            discard(self.make_env())
         except TypeError as error:
             cause = error.__cause__ or error
             raise TypeError(f"env.id={env} with env.kwargs={env_kwargs or {}}: {cause}") from error
+        try:
+            inspect.signature(self._agent_class).bind(None, **self._agent_kwargs)
+        except TypeError as error:
+            raise TypeError(f"agent.id={agent} with agent.kwargs={self._agent_kwargs}: {error}") from error
 
     def make_env(self) -> Environment[list[Message], Message]:
         """A new environment; one for each episode."""
@@ -62,43 +67,30 @@ class AgentEnvWorkflow(RolloutWorkflow):
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
         """Run until terminated, truncated or ``max_turns``."""
         env = self.make_env()
-        agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
         try:
+            agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
+            # Copies: the task belongs to the whole group.
             observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
-            await agent.reset(seed=seed, options=task.data)
-            total: float | None = 0.0
-            metrics: dict[str, float] = {}
-            terminated = False
-            said = list(observation)
-            for _ in range(self.max_turns):
+            await agent.reset(seed=seed, options=copy.deepcopy(task.data))
+            said, metrics = list(observation), dict(info.get("metrics", {}))
+            rewards: list[float | None] = []
+            terminated = truncated = False
+            while not (terminated or truncated) and len(rewards) < self.max_turns:
                 action = await agent.step(observation, info)
                 result = await env.step(action)
                 observation, reward, terminated, truncated, info = checked_step(result, env)
-                if reward is None:
-                    total = None
-                elif total is not None:
-                    total += checked_reward(reward, env)
-                    llm.reward(reward)
+                rewards.append(None if reward is None else checked_reward(reward, env))
+                if rewards[-1] is not None:
+                    llm.reward(rewards[-1])
                 metrics.update(info.get("metrics", {}))
                 said += [action, *observation]
-                if terminated or truncated:
-                    break
-            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+            total = None if None in rewards else sum(reward for reward in rewards if reward is not None)
             if self._judge is not None:
-                total = await self._judged(task, said, total, metrics, llm)
+                total, more = await self._judge(task.data, said, total)
+                metrics.update(more)
+                if total is not None:  # the last message gets what the environment's steps do not add up to
+                    llm.reward(total - sum(reward for reward in rewards if reward is not None))
+            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
             return Outcome(reward=total, stop_reason=reason, metrics=metrics)
         finally:
             await env.close()
-
-    async def _judged(
-        self, task: Task, said: list[Message], total: float | None, metrics: dict[str, float], llm: LLM
-    ) -> float | None:
-        """The reward function's reward; what it differs by is credited to the last message."""
-        assert self._judge is not None
-        judged, more = await read_judgement(self._judge(task.data, said, total, **self._judge_kwargs))
-        metrics.update(more)
-        if judged is None:
-            return None
-        reward = checked_judgement(judged, self._judge)
-        llm.reward(reward - (total or 0.0))
-        return reward

@@ -6,6 +6,7 @@ are the environment's own: lists of messages, and messages.
 """
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
@@ -17,6 +18,7 @@ from agentrl.core.environment import Environment
 from agentrl.core.make import make
 
 T = TypeVar("T")
+GRACE = 1.0  # seconds for a loop to notice its own deadline
 CALL_SECONDS = 600.0  # longest reset or step; an environment that hangs must not hang its user for ever
 
 
@@ -24,24 +26,24 @@ class GymnasiumBridge(gymnasium.Env[Any, Any]):
     """Runs an async environment on an event loop of its own.
 
     Args:
-        id: Registered id or path, or the environment itself.
+        agentrl_env: Registered id or path, or the environment itself.
         render_mode: ``ansi``: :meth:`render` gives the conversation as text.
-        timeout: Seconds that ``reset``, ``step`` or ``close`` may take.
+        agentrl_timeout: Seconds that ``reset``, ``step`` or ``close`` may take.
         kwargs: Arguments of the environment.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(
         self,
-        id: str | Environment[Any, Any],
+        agentrl_env: str | Environment[Any, Any],
         render_mode: str | None = None,
-        timeout: float = CALL_SECONDS,
+        agentrl_timeout: float = CALL_SECONDS,
         **kwargs: Any,
     ) -> None:
         self.render_mode = render_mode
-        self._timeout = timeout
-        self.env = make(id, **kwargs) if isinstance(id, str) else id
+        self._timeout = agentrl_timeout
+        self.env = make(agentrl_env, **kwargs) if isinstance(agentrl_env, str) else agentrl_env
         self.observation_space = self.env.observation_space
         self.action_space = self.env.action_space
         self._said: list[Any] = []
@@ -78,7 +80,17 @@ class GymnasiumBridge(gymnasium.Env[Any, Any]):
         self._run(self.env.close())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(_bounded(work, self._timeout), _Loop.running()).result()
+        loop = _Loop.running()
+        future = asyncio.run_coroutine_threadsafe(_bounded(work, self._timeout), loop)
+        try:
+            return future.result(self._timeout + GRACE)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise  # the environment's own
+            future.cancel()
+            _Loop.give_up(loop)  # something in it blocks: later calls get another
+            name = type(self.env.unwrapped).__name__
+            raise TimeoutError(f"{name} blocked its event loop for over {self._timeout:g} s") from None
 
 
 async def _bounded(work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -102,16 +114,26 @@ class _Loop:
 
     @classmethod
     def running(cls) -> asyncio.AbstractEventLoop:
-        """The loop of this process."""
-        owner = cls._owner
-        if owner is not None and owner[0] == os.getpid():
-            return owner[1]
+        """The loop of this process; another one where the caller is in it: a bridge inside of a bridge."""
         with cls._lock:
             if cls._owner is None or cls._owner[0] != os.getpid():
-                loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="agentrl-bridge", daemon=True).start()
-                cls._owner = (os.getpid(), loop)
-            return cls._owner[1]
+                cls._owner = (os.getpid(), cls._start())
+            loop = cls._owner[1]
+        return cls._start() if asyncio._get_running_loop() is loop else loop
+
+    @classmethod
+    def give_up(cls, loop: asyncio.AbstractEventLoop) -> None:
+        """Use the loop no more; it ends when what blocks it ends."""
+        loop.call_soon_threadsafe(loop.stop)
+        with cls._lock:
+            if cls._owner is not None and cls._owner[1] is loop:
+                cls._owner = None
+
+    @staticmethod
+    def _start() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="agentrl-bridge", daemon=True).start()
+        return loop
 
 
 os.register_at_fork(after_in_child=lambda: setattr(_Loop, "_lock", threading.Lock()))

@@ -19,7 +19,10 @@ def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"{where(env, 'reset')} returned {_what(result)}; want (observation, info)")
-    return result[0], checked_info(result[1], where(env, "reset"))
+    observation, info = result
+    if not isinstance(observation, list | tuple):
+        raise TypeError(f"{where(env, 'reset')} returned observation={observation!r}; want a list of messages")
+    return observation, checked_info(info, where(env, "reset"))
 
 
 def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -32,6 +35,8 @@ def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[s
     if not isinstance(result, tuple) or len(result) != 5:
         raise TypeError(f"{place} returned {_what(result)}; want (observation, reward, terminated, truncated, info)")
     observation, reward, terminated, truncated, info = result
+    if not isinstance(observation, list | tuple):
+        raise TypeError(f"{place} returned observation={observation!r}; want a list of messages, [] at the end")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if type(value).__name__ not in ("bool", "bool_"):  # numpy's bool is one too
             raise TypeError(f"{place} returned {name}={value!r}, a {type(value).__name__}; want a bool")
@@ -55,9 +60,14 @@ def checked_judgement(reward: Any, function: Any) -> float:
         TypeError: It is not a number.
         ValueError: It is not finite.
     """
+    return _finite(reward, source_of(function))
+
+
+def source_of(function: Any) -> str:
+    """``name (file.py:12)``: where a function is written."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = getattr(function, "__qualname__", type(function).__name__)
-    return _finite(reward, f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name)
+    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
 
 
 def _finite(reward: Any, place: str) -> float:
@@ -77,23 +87,28 @@ def checked_info(info: Any, place: str) -> dict[str, Any]:
     """
     if not isinstance(info, dict):
         raise TypeError(f"{place} returned info={info!r}; want a dict")
-    metrics = info.get("metrics", {})
-    if not isinstance(metrics, dict) or not all(isinstance(value, Real) for value in metrics.values()):
-        raise TypeError(f"{place} returned info['metrics']={metrics!r}; want a dict of numbers")
+    checked_metrics(info.get("metrics", {}), f"{place} returned info['metrics']")
     return info
+
+
+def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
+    """``metrics`` if they are numbers by name.
+
+    Raises:
+        TypeError: They are not.
+    """
+    if not isinstance(metrics, dict) or not all(
+        isinstance(name, str) and isinstance(value, Real) for name, value in metrics.items()
+    ):
+        raise TypeError(f"{place}={metrics!r}; want a dict of numbers by name")
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def where(env: object, method: str) -> str:
     """``Class.method (file.py:12)``: where the innermost environment's method is written."""
     owner = type(getattr(env, "unwrapped", env))
-    code = getattr(inspect.unwrap(getattr(owner, method, _nothing)), "__code__", None)
-    name = f"{owner.__name__}.{method}"
-    known = code is not None and code is not _nothing.__code__
-    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if known else name
-
-
-def _nothing() -> None:
-    """Stands for a method that is not there."""
+    function = getattr(owner, method, None)
+    return source_of(function) if inspect.isfunction(function) else f"{owner.__name__}.{method}"
 
 
 def _what(result: Any) -> str:

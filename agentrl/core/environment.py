@@ -8,6 +8,7 @@ message.
 
 import copy
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -137,7 +138,9 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
                 f"{cls.__name__}.reset needs options, the task to put to the model: the class has no dataset to draw "
                 "from"
             )
-        file = inspect.getsourcefile(cls) if cls.__module__ != "__main__" else None
+        owner = next(base for base in cls.__mro__ if "dataset" in vars(base))  # a file lies beside who names it
+        module = sys.modules.get(owner.__module__)
+        file = getattr(module, "__file__", None)
         return tasks_of(cls.dataset, split, cls.dataset_kwargs, folder=Path(file).parent if file else None)
 
 
@@ -222,7 +225,9 @@ async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
     """
     if inspect.isawaitable(judged):
         judged = await judged
-    if isinstance(judged, tuple) and len(judged) == 2:
+    if isinstance(judged, tuple):
+        if len(judged) != 2:
+            raise TypeError(f"a reward method returned {len(judged)} values; want the reward, or (reward, metrics)")
         return judged[0], dict(judged[1])
     if hasattr(judged, "value") and hasattr(judged, "metrics"):
         missing = {f"missing_{judged.reason}": 1.0} if judged.value is None else {}

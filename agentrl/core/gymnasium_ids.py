@@ -1,7 +1,7 @@
 """Our environments under Gymnasium's ids: ``gymnasium.make("agentrl/GSM8K-v0")`` after ``import agentrl``.
 
 Guarantees: importing agentrl does not import gymnasium, and the order of the two imports does not matter: where
-gymnasium is loaded already its registry is told at once, otherwise as soon as it is loaded.
+gymnasium's registry is loaded already it is told at once, otherwise whenever it is loaded.
 """
 
 import importlib.abc
@@ -18,22 +18,22 @@ _ID = re.compile(r"[\w.-]+-v\d+")  # what gymnasium takes as a name after the na
 
 
 def announce(id: str) -> None:
-    """Tell gymnasium, which must be loaded, of one environment."""
-    if not _ID.fullmatch(id):
+    """Tell gymnasium of one environment, where its registry is loaded."""
+    registration = sys.modules.get(_REGISTRY)
+    if registration is None or not hasattr(registration, "register") or not _ID.fullmatch(id):
         return  # gymnasium knows ids with a version only
-    import gymnasium
-
     full = f"{NAMESPACE}/{id}"
-    gymnasium.registry.pop(full, None)  # registered anew, without gymnasium's warning
-    gymnasium.register(id=full, entry_point="agentrl.core.bridge:GymnasiumBridge", kwargs={"id": id})
+    registration.registry.pop(full, None)  # registered anew, without gymnasium's warning
+    registration.register(
+        id=full, entry_point="agentrl.core.bridge:GymnasiumBridge", kwargs={"agentrl_env": id}
+    )  # fmt: skip
 
 
 def announce_all() -> None:
-    """Tell gymnasium of all environments now, or when it is loaded."""
-    if _REGISTRY in sys.modules:
-        _tell()
-    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+    """Tell gymnasium of all environments now, and whenever its registry is loaded."""
+    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
+    _tell()
 
 
 def _tell() -> None:
@@ -44,15 +44,21 @@ def _tell() -> None:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; has gymnasium's loader call us after it."""
+    """Finds nothing itself; has the loader of gymnasium's registry call us after it."""
+
+    def __init__(self) -> None:
+        self._asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "gymnasium":
+        if fullname != _REGISTRY or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking = True  # the others are asked through the same door
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

@@ -33,21 +33,25 @@ def classes_in(file: Path) -> list[str]:
     return found
 
 
-def names_in(file: Path) -> list[str]:
-    """Names that a file binds at its top level; none where it cannot be parsed."""
+def names_in(file: Path) -> list[str] | None:
+    """Names that a file binds outside of its functions and classes; ``None`` where that cannot be told."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
-        return []
+        return None
     found: list[str] = []
-    for node in tree.body:
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
             found += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.Assign):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return found
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.append(node.id)
+        waiting += ast.iter_child_nodes(node)
+    return None if {"*", "__getattr__"} & set(found) or "globals" in file.read_text(encoding="utf-8") else found
 
 
 def _last_name(node: ast.expr) -> str:

@@ -3,6 +3,8 @@
 Guarantees: the environment carries what it was made with as ``spec``; wrong arguments are an error that names them.
 """
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentrl.core.environment import Environment
@@ -35,3 +37,9 @@ def construct(made: Any, spec: Spec) -> Environment[Any, Any]:
         raise TypeError(f"{spec.entry_point} made a {type(env).__name__}, which is no agentrl.Environment")
     env.spec = spec
     return env
+
+
+def discard(env: Environment[Any, Any]) -> None:
+    """Close an environment that was made only to see whether it can be; works inside a running loop too."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, env.close()).result()

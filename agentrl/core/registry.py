@@ -11,14 +11,17 @@ import importlib
 import importlib.util
 import re
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentrl.core.gymnasium_ids import announce
 from agentrl.core.local_envs import classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "trainer"]
 
+_IMPORTING = threading.RLock()
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 
@@ -59,9 +62,7 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
     if kind not in _SPECS:
         raise ValueError(f"kind={kind!r} must be one of {', '.join(_SPECS)}{nearest(kind, list(_SPECS))}")
     _SPECS[kind][id] = Spec(id, entry_point, dict(kwargs or {}))
-    if kind == "env" and "gymnasium" in sys.modules:
-        from agentrl.core.gymnasium_ids import announce
-
+    if kind == "env":
         announce(id)
 
 
@@ -124,7 +125,7 @@ def require(kind: Kind, id: str) -> None:
         if not Path(module).is_file():
             raise LookupError(f"no file {module} (looked in {Path(module).resolve().parent})")
         names = names_in(Path(module))
-        if names and attribute not in names:
+        if names is not None and attribute not in names:
             raise LookupError(f"{module} has no {attribute!r}{nearest(attribute, names)}")
 
 
@@ -171,8 +172,11 @@ def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise LookupError(f"no file {path} (looked in {path.resolve().parent})")
     name = f"agentrl_user_{path.stem}_{abs(hash(path.resolve()))}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with _IMPORTING:  # another thread must not see half of a module
+        return sys.modules[name] if name in sys.modules else _run_file(path, name)
+
+
+def _run_file(path: Path, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LookupError(f"{path} is not a Python file")

@@ -7,7 +7,7 @@ take it; calls of unknown tools and arguments against the schema are outside.
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -90,7 +90,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         """Text has no fixed size."""
         return False
 
-    def to_jsonable(self, sample_n: Sequence[dict[str, Any]]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[dict[str, Any]]) -> list[Any]:
         """Copies of the samples: they are JSON already."""
         return copy.deepcopy(list(sample_n))
 
@@ -186,7 +186,7 @@ class MessageSpace(Space[Message]):
         """Text has no fixed size."""
         return False
 
-    def to_jsonable(self, sample_n: Sequence[Message]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[Message]) -> list[Any]:
         """Copies of the samples: they are JSON already."""
         return copy.deepcopy(list(sample_n))
 
@@ -243,7 +243,7 @@ class MessageListSpace(Space[list[Message]]):
         """Text has no fixed size."""
         return False
 
-    def to_jsonable(self, sample_n: Sequence[list[Message]]) -> list[Any]:
+    def to_jsonable(self, sample_n: Iterable[list[Message]]) -> list[Any]:
         """Copies of the samples: they are JSON already."""
         return [self.message.to_jsonable(sample) for sample in sample_n]
 

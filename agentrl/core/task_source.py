@@ -75,12 +75,13 @@ def _find(source: str, folder: Path | None) -> Path:
 
 def _read(path: Path) -> list[Any]:
     found: list[Any] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            try:
-                found.append(json.loads(line))
-            except ValueError as error:
-                raise NoTasksError(f"{path}, line {number} is not JSON: {error}") from error
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:  # other line ends may stand inside of a text
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    found.append(json.loads(line))
+                except ValueError as error:
+                    raise NoTasksError(f"{path}, line {number} is not JSON: {error}") from error
     return found
 
 

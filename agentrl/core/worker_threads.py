@@ -7,6 +7,7 @@ event loop, one after the other or at the same time.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import os
@@ -14,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from agentrl.core.worker_errors import WorkerTimeoutError, checked_timeout, function_name
@@ -64,10 +65,11 @@ class DaemonThreads:
             Futures of the calls that no thread has taken yet; none will.
         """
         left: list[Future[Any]] = []
-        while not self._queue.empty():
-            item = self._queue.get()
-            if item is not None:
-                left.append(item[0])
+        with contextlib.suppress(Empty):  # a thread may take the last one meanwhile
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None:
+                    left.append(item[0])
         for _ in self._threads:
             self._queue.put(None)
         return left

@@ -55,6 +55,7 @@ class _Worker:
 
     def __init__(self, memory: int | None) -> None:
         self._lock = threading.Lock()
+        self._killed = False
         self.connection, theirs = Pipe()
         # Not multiprocessing's spawn: that imports the parent's __main__ in each child, a trainer's with torch.
         code = (
@@ -73,7 +74,7 @@ class _Worker:
 
     def alive(self) -> bool:
         with self._lock:
-            return self.process.poll() is None
+            return not self._killed and self.process.poll() is None  # one that was killed takes a moment to be gone
 
     def wait_ready(self) -> None:
         """Wait for the interpreter."""
@@ -110,6 +111,7 @@ class _Worker:
     def kill(self) -> None:
         """End the process and what it started in its group."""
         with self._lock:
+            self._killed = True
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
 

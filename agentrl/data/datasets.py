@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import ComponentConfig, DatasetConfig
 from agentrl.core.episode import Task
-from agentrl.core.make import make
+from agentrl.core.make import discard, make
 from agentrl.core.registry import load
 from agentrl.core.task_source import NoTasksError
 
@@ -76,9 +76,13 @@ def _named_lines(config: DatasetConfig) -> tuple[Iterable[Any], str]:
 def _own_lines(config: DatasetConfig, env: ComponentConfig) -> tuple[Iterable[Any], str]:
     if config.path is not None or config.kwargs:
         raise DataError("a dataset section without name means the environment's own, which takes no path and no kwargs")
+    made = load("env", env.id)
+    if not isinstance(made, type):  # a function that makes one, wrapped perhaps
+        made = make(env.id, **env.kwargs)
+        discard(made)
     try:
-        return make(env.id, **env.kwargs).read_tasks(config.split)
-    except (NoTasksError, LookupError) as error:
+        return made.read_tasks(config.split)
+    except NoTasksError as error:
         raise DataError(f"env.id={env.id}: {error}") from error
 
 

@@ -54,7 +54,7 @@ class EpisodeLLM:
         if session.last_sampled is None:
             raise ValueError(f"role {role!r} has sampled nothing that a reward could be for")
         node = session.trajectory.nodes[session.last_sampled]
-        node.reward = (node.reward or 0.0) + value
+        node.reward = (node.reward or 0.0) + float(value)
 
     def drift(self) -> dict[str, float]:
         """How far stored ids are from their canonical render; empty where nothing can be compared.

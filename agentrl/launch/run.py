@@ -84,6 +84,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     template = template_text(recipe.model.chat_template, model.path)
+    (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # of an earlier part of this run
     if template is not None:
         (run_dir / CHAT_TEMPLATE).write_text(template)  # the export takes it
     console.print(f"run     {run_dir}", highlight=False)

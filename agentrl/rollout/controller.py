@@ -7,6 +7,7 @@ waits while an evaluation that is due at its version runs.
 
 import asyncio
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -104,9 +105,18 @@ class Controller:
                 self.gate.start()
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
                 self._groups.add(job)
-                job.add_done_callback(self._groups.discard)
+                job.add_done_callback(self._group_ended)
             self._room.clear()
             await self._room.wait()
+
+    def _group_ended(self, job: "asyncio.Task[None]") -> None:
+        """Forget a group; one that failed outside of its episodes ends the run, which would wait for it for ever."""
+        self._groups.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            text = "".join(traceback.format_exception(error))
+            failing = asyncio.create_task(self._buffer.fail(RolloutError(f"a group failed as a whole:\n{text}")))
+            self._groups.add(failing)
+            failing.add_done_callback(self._groups.discard)
 
     async def _run_group(self, draw: int, task: Task) -> None:
         episodes = await asyncio.gather(
@@ -140,7 +150,7 @@ class Controller:
     def _filter(self, good: list[Episode]) -> tuple[Any, str] | None:
         if len(good) < 2:
             return "failed", f"{len(good)} of {self._config.group_size} episodes usable"
-        if self._config.skip_uniform_groups and is_uniform(good):
+        if self._config.skip_uniform_groups and is_uniform(good, self.recipe.reward):
             return "filtered", "uniform rewards"
         return None
 
@@ -171,7 +181,7 @@ class Controller:
         if step not in self._consumed:
             groups = await self._buffer.take(self._config.batch_size)
             self._consumed = {step: groups}
-            self._pending_metrics |= batch_metrics(groups, self.gate.version)
+            self._pending_metrics |= batch_metrics(groups, self.gate.version, self.recipe.reward)
             for group in groups:
                 self._tasks.settle(group.draw)
                 self._journal.group("trained", draw=group.draw, task=group.episodes[0].task_id, step=step)
@@ -179,7 +189,7 @@ class Controller:
             "step": step,
             "total_steps": self._total_steps(),
             "steps_per_epoch": self._steps_per_epoch(),
-            "episodes": [e.model_dump() for group in self._consumed[step] for e in group.episodes],
+            "episodes": [e.model_dump(mode="json") for group in self._consumed[step] for e in group.episodes],
         }
 
     def _steps_per_epoch(self) -> int:

@@ -49,15 +49,20 @@ async def run_episode(
     """
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
+    limit = asyncio.timeout(timeout)
     outcome, reason, error = Outcome(reward=None), StopReason.TERMINATED, None
     try:
-        async with asyncio.timeout(timeout):
+        async with limit:
             outcome = await workflow.arun_episode(task, llm, seed=seed)
         reason = outcome.stop_reason
     except ContextOverflow as caught:
         reason, error = StopReason.CONTEXT_OVERFLOW, str(caught)
     except TimeoutError:
-        reason, error = StopReason.TIMEOUT, f"no end within {timeout:g} s\n{traceback.format_exc()}"
+        text = traceback.format_exc()
+        if limit.expired():
+            reason, error = StopReason.TIMEOUT, f"no end within {timeout:g} s\n{text}"
+        else:  # a time limit of the environment's or the agent's own
+            reason, error = blame(text), text
     except InferenceError as caught:
         reason, error = StopReason.INFERENCE_ERROR, str(caught)
     except Exception:  # the episode boundary: user code may raise anything, and it stays in this episode
@@ -65,19 +70,19 @@ async def run_episode(
         reason, error = blame(text), text
     finally:
         release()
-    return Episode(
-        group_id=group_id,
-        task_id=task.id,
-        index=index,
-        seed=seed,
-        trajectories=llm.trajectories(),
-        reward=outcome.reward if error is None else None,
-        metrics=outcome.metrics,
-        drift=llm.drift() if index == 0 and not evaluation else {},  # one of a group: it costs a whole render
-        stop_reason=reason,
-        error=error,
-        seconds=time.monotonic() - start,
-    )
+    base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
+    try:
+        return Episode(
+            **base,
+            trajectories=llm.trajectories(),
+            reward=outcome.reward if error is None else None,
+            metrics=outcome.metrics,
+            drift=llm.drift() if index == 0 and not evaluation else {},  # one of a group: it costs a whole render
+            stop_reason=reason,
+            error=error,
+        )
+    except ValueError as caught:  # a workflow of the user's own gave an outcome that is none
+        return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=f"{error or ''}\n{caught}".strip())
 
 
 def blame(text: str) -> StopReason:

@@ -5,19 +5,21 @@ Guarantees: failed episodes are counted and enter no mean; a mean over nothing i
 
 from collections.abc import Sequence
 
+from agentrl.config.recipe import RewardConfig
 from agentrl.core.episode import Episode
 from agentrl.rollout.buffer import Group
 
 
-def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Metrics of a batch that is consumed at policy ``version``."""
+def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
+    """Metrics of a batch that is consumed at policy ``version``; ``seen`` is how the trainer sees rewards."""
     episodes = [e for group in groups for e in group.episodes]
     failed = sum(group.failed for group in groups)
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics: dict[str, float] = {
         "rollout/episodes": float(len(episodes)),
         "rollout/failed": float(failed),
-        "rollout/groups_with_signal": float(sum(_spread(group) > 0 for group in groups)) / max(len(groups), 1),
+        "rollout/groups_with_signal": float(sum(not is_uniform(group.episodes, seen) for group in groups))
+        / max(len(groups), 1),
     }
     _add_mean(metrics, "reward/mean", rewards)
     for name in sorted({name for e in episodes for name in e.metrics}):
@@ -37,16 +39,11 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     return metrics
 
 
-def _spread(group: Group) -> float:
-    rewards = [e.reward for e in group.episodes if e.reward is not None]
-    return max(rewards) - min(rewards) if rewards else 0.0
-
-
 def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float]) -> None:
     if values:
         metrics[name] = sum(values) / len(values)
 
 
-def is_uniform(episodes: Sequence[Episode]) -> bool:
-    """Whether all rewards are equal, so that the group teaches nothing."""
-    return len({e.reward for e in episodes}) <= 1
+def is_uniform(episodes: Sequence[Episode], seen: RewardConfig) -> bool:
+    """Whether all rewards are equal to the trainer, so that the group teaches nothing."""
+    return len({seen.seen(e.reward) for e in episodes if e.reward is not None}) <= 1

@@ -12,6 +12,7 @@ from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.episode import Episode, StopReason, Trajectory
 from agentrl.core.registry import load
 from agentrl.train.advantages import Advantage, Scored
+from agentrl.train.objective import skips_zero_advantages
 from agentrl.train.packing import TrainSequence
 
 
@@ -37,7 +38,8 @@ def make_train_batch(
 
     Args:
         episodes: Of whole groups.
-        config: Names the advantage. Sequences with advantage 0 are kept where the loss has other terms (KL, entropy).
+        config: Names the advantage. Sequences with advantage 0 are kept where the loss needs them (KL, entropy, some
+            objectives).
         rewards: How rewards are seen.
 
     Raises:
@@ -70,7 +72,7 @@ def make_train_batch(
     loss_tokens = sum(sum(s.loss_mask) for s in sequences)
     useful = [s for s in sequences if s.advantage != 0]
     return TrainBatch(
-        sequences=sequences if config.kl_coef > 0 or config.entropy_coef > 0 else useful,
+        sequences=useful if skips_zero_advantages(config) else sequences,
         loss_tokens=max(loss_tokens, 1),
         signal=len(useful) / max(len(sequences), 1),
     )

@@ -93,6 +93,11 @@ class TrainEngine:
         batch = collate(rows, self.device)
         logprobs, entropies = self.policy(batch)
         loss, clipped = self.objective(logprobs, batch.logprobs, batch.advantages, self.config)
+        if loss.shape != logprobs.shape or clipped.shape != logprobs.shape:
+            raise ValueError(
+                f"trainer.objective={self.config.objective} gave shapes {tuple(loss.shape)} and {tuple(clipped.shape)} "
+                f"for {len(logprobs)} tokens: want a loss, and whether a bound cut it off, for each token"
+            )
         if self.config.entropy_coef > 0:
             loss = loss - self.config.entropy_coef * entropies
         entropies = entropies.detach()

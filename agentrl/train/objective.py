@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.registry import load
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ def clipped_policy_loss(
 
 
 class Objective(Protocol):
-    """What ``trainer.objective`` names: a loss per token."""
+    """What ``trainer.objective`` names: a loss per token.
+
+    A function whose loss is 0, with its gradient, wherever the advantage is 0 may say so by an attribute
+    ``zero_without_advantage = True``: such tokens are then not computed at all.
+    """
 
     def __call__(
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: TrainerConfig
@@ -67,6 +72,16 @@ def clip(
     """
     bounds = ClipRange(config.clip_eps, config.clip_eps_high or config.clip_eps)
     return clipped_policy_loss(logprobs, old_logprobs, advantages, bounds)
+
+
+clip.zero_without_advantage = True  # type: ignore[attr-defined]
+
+
+def skips_zero_advantages(config: TrainerConfig) -> bool:
+    """Whether tokens without advantage carry no gradient: no term of the loss needs them."""
+    objective = load("objective", config.objective)
+    plain = config.kl_coef == 0 and config.entropy_coef == 0
+    return plain and getattr(objective, "zero_without_advantage", False)
 
 
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -105,6 +105,11 @@ class Wrapper(Environment[Any, Any]):
         self.env.spec = value
 
     @property
+    def chosen_task(self) -> dict[str, Any] | None:  # type: ignore[override]
+        """The inner environment's task."""
+        return self.env.chosen_task
+
+    @property
     def split(self) -> str:  # type: ignore[override]
         """The inner environment's part of its dataset."""
         return self.env.split

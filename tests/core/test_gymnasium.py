@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -113,7 +114,7 @@ def test_a_missing_reward_is_an_error_and_a_hanging_environment_ends() -> None:
     with pytest.raises(ValueError, match=r"Missing\.step has no reward"):
         env.step({"role": "assistant", "content": ""})
     with pytest.raises(TimeoutError):
-        GymnasiumBridge(Hanging(), timeout=0.01).reset()
+        GymnasiumBridge(Hanging(), agentrl_timeout=0.01).reset()
 
 
 @pytest.mark.parametrize("code", ORDERS)
@@ -135,3 +136,59 @@ def test_an_environment_registered_later_is_known_too() -> None:
         for id in ("Missing-v3", "missing_without_version"):
             del registry._SPECS["env"][id]
         del gymnasium.registry["agentrl/Missing-v3"]
+
+
+class Blocking(Missing):
+    release = threading.Event()
+
+    async def step(self, action: Any) -> Any:
+        self.release.wait()
+        return [], 1.0, True, False, {}
+
+
+class Nested(Missing):
+    """Uses a bridge inside of a bridge."""
+
+    def judge(self, task: dict[str, Any], answer: str) -> float:  # type: ignore[override]
+        inner = GymnasiumBridge("Arithmetic-v0")
+        inner.reset(seed=0)
+        return inner.step({"role": "assistant", "content": answer})[1]
+
+
+def test_an_environment_that_blocks_ends_its_call_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.core.bridge.GRACE", 0.01)
+    env = GymnasiumBridge(Blocking(), agentrl_timeout=0.01)
+    env.reset(seed=0)
+    with pytest.raises(TimeoutError, match=r"Blocking blocked its event loop for over 0\.01 s"):
+        env.step({"role": "assistant", "content": ""})
+    other = GymnasiumBridge("Arithmetic-v0")
+    other.reset(seed=0)
+    assert other.step({"role": "assistant", "content": ""})[1] == 0.0
+    Blocking.release.set()
+
+
+def test_a_bridge_works_inside_of_a_bridge() -> None:
+    env = GymnasiumBridge(Nested(), agentrl_timeout=60)
+    env.reset(seed=0)
+    assert env.step({"role": "assistant", "content": "no"})[1] == 0.0
+
+
+def test_make_vec_works_and_arguments_reach_the_environment() -> None:
+    envs = gymnasium.make_vec("agentrl/Arithmetic-v0", num_envs=2, vectorization_mode="sync", digit_reward=0.25)
+    assert [env.unwrapped.env.digit_reward for env in envs.envs] == [0.25, 0.25]
+    assert len(envs.reset(seed=0)[0]) == 2
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import importlib.util, agentrl\nimportlib.util.find_spec('gymnasium')\nimport gymnasium",
+        "import sys, agentrl, gymnasium\n"
+        "for n in [n for n in sys.modules if n.startswith('gymnasium')]: del sys.modules[n]\n"
+        "import gymnasium",
+    ],
+    ids=["looked for first", "loaded twice"],
+)
+def test_gymnasium_is_told_whenever_it_is_loaded(code: str) -> None:
+    subprocess.run([sys.executable, "-c", f"{code}\nassert 'agentrl/GSM8K-v0' in gymnasium.registry"], check=True)

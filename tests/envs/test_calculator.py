@@ -38,7 +38,11 @@ async def test_a_call_and_the_right_number_earn_both_rewards() -> None:
     [
         ("2 * (3 + 4)", "14"),
         ("max(3, 7) - abs(-2)", "5"),
-        ("9 ** 9 ** 9", "NumberTooHigh"),
+        ("9 ** 9 ** 9", "ValueError: 9 ** 387420489 is too large"),
+        ("3999999**3999999", "ValueError: 3999999 ** 3999999 is too large"),
+        ("9 ** 1000 * 9 ** 1000", "ValueError: the product is too large"),
+        ("2 ** 0.5", "1.414"),
+        ("'a' * 9", "ValueError: only numbers"),
         ("__import__('os')", "FunctionNotDefined"),
         ("1 / 0", "ZeroDivisionError"),
         ("2 +", "SyntaxError"),
@@ -50,7 +54,7 @@ async def test_whatever_is_asked_for_is_answered_and_only_a_result_is_paid(expre
     await env.reset(options=TASK)
     (result,), reward, *_ = await env.step(calling(expression))
     assert result["content"].startswith(answer)
-    assert reward == (0.2 if answer.isdigit() else 0.0)
+    assert reward == (0.2 if answer[0].isdigit() else 0.0)
 
 
 async def test_one_bad_call_among_good_ones_is_not_paid() -> None:
@@ -73,7 +77,9 @@ async def test_examples_are_worked_and_true() -> None:
 
 def test_the_dataset_is_right_and_holds_its_test_lines_out() -> None:
     (train, where), (test, _) = load("train", None), load("test", None)
-    assert (len(train), len(test)) == (4000, 200) and "200 held out" in where
+    assert (len(train), len(test)) == (4000, 200) and "one of 10 held out" in where
     assert not {line["question"] for line in train} & {line["question"] for line in test}
     assert all(eval(line["expression"]) == int(line["answer"]) for line in train + test)
     assert load("train", None) == load("train", None)
+    more = load("test", None, test=900)[0]
+    assert not {line["question"] for line in train} & {line["question"] for line in more}

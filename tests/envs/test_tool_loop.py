@@ -62,7 +62,14 @@ async def test_calls_run_out_and_what_it_calls_then_is_no_part_of_the_action() -
     await agent.reset()
     action = await agent.step([USER], {})
     assert action == {"role": "assistant", "content": ""}
-    assert [message["content"] for message in agent.messages if message["role"] == "tool"] == ["1", "1", OVER]
+    assert [message["content"] for message in agent.messages if message["role"] == "tool"] == ["1", "1", OVER, OVER]
+    llm = Scripted(call * 3, "so")
+    agent = ToolLoopAgent(llm, [times], max_calls=2)
+    await agent.reset()
+    assert (await agent.step([USER], {}))["content"] == "so"
+    answers = [message for message in agent.messages if message["role"] == "tool"]
+    assert [message["content"] for message in answers] == ["1", "1", OVER], "calls within the budget are run"
+    assert [message["tool_call_id"] for message in answers] == ["c0", "c1", "c2"]
 
 
 async def test_tools_may_be_named_by_path(tmp_path: Path) -> None:

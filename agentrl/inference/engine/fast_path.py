@@ -136,7 +136,7 @@ class _Product:
         weights = [linear.weight.detach() for linear in self._linears]
         whole = weights[0] if len(weights) == 1 else torch.cat(weights)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS_HINT)
-        biases = [linear.bias for linear in self._linears if linear.bias is not None]
+        biases: list[Tensor] = [linear.bias for linear in self._linears if linear.bias is not None]
         self._bias = torch.cat(biases).detach() if biases else None
 
     def __call__(self, inputs: Tensor, activation: str = "none") -> Tensor:

@@ -215,7 +215,8 @@ class SlotCache(Cache):
         """
         plan = self._plan
         self._reserve(len(positions), longest)
-        plan.prompts, plan.positions, plan.twins, plan.leaders = [], positions, twins, leaders
+        plan.prompts, plan.before = [], ([], [])
+        plan.positions, plan.twins, plan.leaders = positions, twins, leaders
         plan.rows = torch.arange(len(positions), device=positions.device)
         plan.view = min(plan.length, -(-longest // VIEW_STEP) * VIEW_STEP)
         return plan.view
@@ -231,6 +232,7 @@ class SlotCache(Cache):
     def clear(self) -> None:
         """Give all memory back; for when no request runs."""
         self._plan.slots = self._plan.length = 0
+        self._plan.before = ([], [])
         for layer in self._slot_layers:
             layer.keys = layer.values = None
             layer.is_initialized = False
