@@ -74,7 +74,7 @@ def test_the_lake_is_an_environment(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(folder)
     Path("envs").mkdir(exist_ok=True)
     Path("envs/lake.py").write_text(block("FrozenLake"))
-    env = load("env", "envs/lake.py:make_env")()
+    env = load("env", "lake")()
 
     async def episode() -> tuple[float, bool]:
         await env.reset(options={"seed": 3})
@@ -87,6 +87,13 @@ def test_the_lake_is_an_environment(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(episode()) == (1.0, True)
     (line,) = Path("episodes/episodes.jsonl").read_text().splitlines()
     assert json.loads(line)["finished"]
+
+
+def test_the_guessing_game_keeps_the_contract(folder: Path) -> None:
+    (folder / "envs").mkdir(exist_ok=True)
+    (folder / "envs" / "guess.py").write_text(block("class Guess"))
+    result = run("env", "check", "guess", "--strict", cwd=folder)
+    assert result.returncode == 0, result.stdout
 
 
 async def test_the_rubric_judges() -> None:
@@ -110,7 +117,7 @@ def test_every_setting_and_class_that_the_page_names_exists() -> None:
     import agentrl.wrappers
     from agentrl.config.recipe import Recipe
 
-    for name in re.findall(r"^\| (`[A-Za-z_`, ]+`) \|", TEXT, re.MULTILINE):
+    for name in re.findall(r"^\| (`[A-Za-z_`, ]+`)[^|]* \|", TEXT, re.MULTILINE):
         for one in re.findall(r"`(\w+)`", name):
             assert hasattr(agentrl, one) or hasattr(agentrl.rewards, one) or hasattr(agentrl.wrappers, one), one
     for key in re.findall(r"`((?:reward|trainer|env|agent|workflow)\.\w+)`", TEXT):

@@ -85,6 +85,9 @@ def run(
     recipe = _load(name, overrides, config)
     console = Console(highlight=False)
     if dry_run:
+        from agentrl.launch.run import check_names
+
+        check_names(recipe)
         _print_plan(recipe)
         return
     named = any(setting.startswith("name=") for setting in overrides or ())

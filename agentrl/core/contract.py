@@ -72,8 +72,10 @@ def source_of(function: Any) -> str:
 
 def _finite(reward: Any, place: str) -> float:
     if isinstance(reward, bool) or not isinstance(reward, Real):
-        kind = type(reward).__name__
-        raise TypeError(f"{place} returned reward {reward!r}, a {kind}; want a float, or None where it is missing")
+        kind, hint = type(reward).__name__, f", float({reward!r})" if isinstance(reward, bool) else ""
+        raise TypeError(
+            f"{place} returned reward {reward!r}, a {kind}; want a float{hint}, or None where it is missing"
+        )
     if not math.isfinite(reward):
         raise ValueError(f"{place} returned reward {reward!r}; want a finite float, or None where it is missing")
     return float(reward)
@@ -98,9 +100,9 @@ def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
         TypeError: They are not.
     """
     if not isinstance(metrics, dict) or not all(
-        isinstance(name, str) and isinstance(value, Real) for name, value in metrics.items()
+        isinstance(name, str) and isinstance(value, Real) and math.isfinite(value) for name, value in metrics.items()
     ):
-        raise TypeError(f"{place}={metrics!r}; want a dict of numbers by name")
+        raise TypeError(f"{place}={metrics!r}; want a dict of finite numbers by name")
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -213,9 +213,24 @@ class SingleTurnEnvironment(LanguageEnvironment):
         task = self._task
         if task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
+        answer = spoken(action, self)
         self._task = None
-        reward, metrics = await self.judged(self.judge, task, action.get("content") or "")
+        reward, metrics = await self.judged(self.judge, task, answer)
         return [], reward, True, False, {"metrics": metrics}
+
+
+def spoken(action: Any, env: object) -> str:
+    """The text of an assistant message; empty where there is none.
+
+    Raises:
+        TypeError: The action is no message.
+    """
+    if not isinstance(action, dict):
+        raise TypeError(
+            f"{type(env).__name__}.step got {action!r:.80}: an action is one assistant message, "
+            "{'role': 'assistant', 'content': ...}"
+        )
+    return action.get("content") or ""
 
 
 async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:

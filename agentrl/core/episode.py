@@ -165,7 +165,7 @@ class Episode(Record):
     seed: int
     trajectories: dict[str, Trajectory] = {}
     reward: Annotated[float | None, Field(allow_inf_nan=False)] = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     drift: dict[str, float] = {}
     stop_reason: StopReason
     error: str | None = None

@@ -8,6 +8,7 @@ import ast
 from pathlib import Path
 
 FOLDER = Path("envs")
+MAKER = "make_env"
 _BASES = {"Environment", "LanguageEnvironment", "SingleTurnEnvironment", "ToolEnvironment", "GymnasiumEnvironment"}
 
 
@@ -19,7 +20,10 @@ def local_files() -> list[Path]:
 
 
 def classes_in(file: Path) -> list[str]:
-    """Names of the environment classes that a file defines, in order; none where it cannot be parsed."""
+    """Names of the environment classes that a file defines, in order, and ``make_env`` where there is such a function.
+
+    None where the file cannot be parsed.
+    """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -30,7 +34,23 @@ def classes_in(file: Path) -> list[str]:
             bases = {_last_name(base) for base in node.bases}
             if bases & (_BASES | set(found)):
                 found.append(node.name)
+        elif isinstance(node, ast.FunctionDef) and node.name == MAKER:
+            return [MAKER]  # it wraps the file's classes
     return found
+
+
+def check_syntax(file: Path) -> None:
+    """Say where a file cannot be parsed.
+
+    Raises:
+        LookupError: It cannot.
+    """
+    try:
+        ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise LookupError(f"{file}:{error.lineno} cannot be parsed: {error.msg}") from error
+    except ValueError as error:
+        raise LookupError(f"{file} cannot be read: {error}") from error
 
 
 def names_in(file: Path) -> list[str] | None:

@@ -12,12 +12,13 @@ import importlib.util
 import re
 import sys
 import threading
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentrl.core.gymnasium_ids import announce
-from agentrl.core.local_envs import classes_in, local_files, names_in
+from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "trainer"]
 
@@ -57,7 +58,7 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
     Raises:
         ValueError: The entry point or the kind is none.
     """
-    if ":" not in entry_point:
+    if not isinstance(entry_point, str) or ":" not in entry_point:
         raise ValueError(f"entry_point={entry_point!r} must look like 'module:Class'")
     if kind not in _SPECS:
         raise ValueError(f"kind={kind!r} must be one of {', '.join(_SPECS)}{nearest(kind, list(_SPECS))}")
@@ -83,6 +84,8 @@ def spec_of(kind: Kind, id: str) -> Spec:
     Raises:
         LookupError: The id is unknown.
     """
+    if not isinstance(id, str) or not id.strip(" :"):
+        raise LookupError(f"{kind} {id!r}: want an id, or path/to/file.py:name")
     full = _full_id(kind, id)
     if full is not None:
         return _SPECS[kind][full]
@@ -93,10 +96,13 @@ def spec_of(kind: Kind, id: str) -> Spec:
         if found is not None:
             return Spec(id, found)
     names = registered(kind)
+    if kind == "env":
+        names += [file.stem for file in local_files()]
     known = [*names, *(_VERSIONED.sub(r"\g<name>", name).lower() for name in names)]
+    what = "ClassName" if kind in ("env", "agent", "workflow", "trainer") else "function"
     raise LookupError(
-        f"{kind} {id!r} is not registered{nearest(id, known)}. Known: {', '.join(names)}. "
-        f"A path works too: path/to/file.py:ClassName"
+        f"{kind} {id!r} is not registered{nearest(id, known) or '.'} Known: {', '.join(names) or 'none'}. "
+        f"A path works too: path/to/file.py:{what}"
     )
 
 
@@ -152,15 +158,19 @@ def _local(id: str) -> str | None:
     """
     name = _VERSIONED.sub(r"\g<name>", id)
     files = local_files()
+    if id.endswith(".py") and Path(id).is_file():
+        files, name = [Path(id)], Path(id).stem
     for file in files:
         if file.stem.lower() == name.lower():
+            check_syntax(file)
             classes = classes_in(file)
             exact = [one for one in classes if one.lower() == name.lower().replace("_", "")]
             if len(exact) == 1 or len(classes) == 1:
                 return f"{file}:{(exact or classes)[0]}"
             raise LookupError(
                 f"{file} has {len(classes)} environments"
-                f" ({', '.join(classes) or 'a class needs a base from agentrl'}); say which: {file}:ClassName"
+                f" ({', '.join(classes) or 'a class needs a base from agentrl, a function the name make_env'}); "
+                f"say which: {file}:ClassName"
             )
     found = [f"{file}:{one}" for file in files for one in classes_in(file) if one.lower() == name.lower()]
     if len(found) > 1:
@@ -184,6 +194,10 @@ def _run_file(path: Path, name: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        del sys.modules[name]
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
     except BaseException:
         del sys.modules[name]  # else the half of it that ran would be found the next time
         raise

@@ -67,10 +67,10 @@ def _split(lines: Iterable[Any], split: str) -> list[Any]:
 
 
 def _find(source: str, folder: Path | None) -> Path:
-    for path in (Path(source), *([folder / source] if folder else [])):
+    for path in (*([folder / source] if folder else []), Path(source)):
         if path.is_file():
             return path
-    raise LookupError(f"no file {source}" + (f", here or in {folder}" if folder else ""))
+    raise LookupError(f"no file {source}" + (f", in {folder} or here" if folder else ""))
 
 
 def _read(path: Path) -> list[Any]:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
-from agentrl.core.environment import Info, LanguageEnvironment
+from agentrl.core.environment import Info, LanguageEnvironment, spoken
 from agentrl.core.episode import Message
 from agentrl.core.tool_calls import ToolEvent, ToolEventKind, run_tool_calls
 from agentrl.core.tools import Tool, collect_tools
@@ -70,11 +70,12 @@ class ToolEnvironment(LanguageEnvironment):
         """Answer the message's tool calls, or judge it as the final answer."""
         if self._task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
+        answer = spoken(action, self)
         events = await run_tool_calls(action, self.tools, timeout=self.tool_timeout, max_chars=self.max_result_chars)
         task = self._task
         if not events:
             self._task = None
-            reward, metrics = await self.judged(self.reward, task, action.get("content") or "")
+            reward, metrics = await self.judged(self.reward, task, answer)
             return [], reward, True, False, {"metrics": metrics | self._call_metrics()}
         self._turns += 1
         self._kinds += tuple(event.kind for event in events)

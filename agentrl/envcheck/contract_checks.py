@@ -9,6 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from agentrl.core.environment import LanguageEnvironment
+from agentrl.core.task_source import NoTasksError
 from agentrl.core.tools import collect_tools
 from agentrl.envcheck.case import Case
 from agentrl.envcheck.compare import short
@@ -83,6 +84,11 @@ def check_tasks(case: Case) -> None:
             "dataset", "reading the dataset", env.unwrapped.own_tasks, env.unwrapped.split, where=where
         )
     case.tasks = list(tasks[:FIRST_TASKS])
+    with case.env() as env, case.subject.loop.patient(case.settings.load_seconds):
+        try:
+            env.unwrapped.own_tasks("test")
+        except NoTasksError as error:
+            case.subject.report("held-out", str(error), where)
 
 
 def check_episodes(case: Case) -> None:

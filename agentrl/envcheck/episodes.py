@@ -84,6 +84,9 @@ class Player:
         if not subject.ask("spaces", "observation_space.contains", space.contains, observation, where=where):
             text = f"{methods[0]} returned {_outside(space, observation)}, which is not in {short(space)}"
             subject.report("observation-space", text, where)
+        if isinstance(observation, list | tuple) and not observation and not self.trace.ended:
+            text = f"{methods[0]} returned no message" + (" and did not end the episode" if said else "")
+            subject.report("empty-observation", text, where)
         copied = subject.ask("raises", "copying the observation", snapshot, observation, where=where)
         for number, (one, before) in enumerate(self.trace.returned):
             difference = subject.ask("raises", "comparing observations", first_difference, one, before, where=where)

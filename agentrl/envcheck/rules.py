@@ -64,7 +64,8 @@ RULES: dict[str, Rule] = {
     "hang": Rule(
         ERROR,
         "An episode that never returns holds its place until the run's own limit ends it.",
-        "Bound every wait: async with asyncio.timeout(seconds).",
+        "Bound every await: async with asyncio.timeout(seconds). What blocks (time.sleep, long computing) goes into "
+        "a thread or process with a limit: agentrl.core.workers, or blocking = True on the class.",
     ),
     "return": Rule(
         ERROR,
@@ -84,17 +85,27 @@ RULES: dict[str, Rule] = {
     "reward-type": Rule(
         ERROR,
         "A reward that is no finite number fails the episode; one NaN would turn all weights into NaN.",
-        "Return a finite float, or None where the reward is missing.",
+        "Return a finite float, e.g. float(answer == right), or None where the reward is missing; await what is async.",
     ),
     "reward-range": Rule(
         ERROR,
         "Metrics and reward scaling rely on the declared range.",
         "Clip the reward, or declare the true reward_range.",
     ),
+    "empty-observation": Rule(
+        WARNING,
+        "The model is asked to go on without being told anything new: two answers follow each other.",
+        "Return at least one message from reset, and from each step that does not end the episode.",
+    ),
+    "held-out": Rule(
+        WARNING,
+        "Recipes evaluate on the split test: the run ends before its first step.",
+        "Give more tasks (every fifth is held out), or dataset = {'train': [...], 'test': [...]}.",
+    ),
     "reward-missing": Rule(
-        HINT,
+        WARNING,
         "An episode without a reward is counted and not trained on.",
-        "Give a reward where the action was judged; keep None for a judge that failed.",
+        "Return a number on every path of reward, judge or step; keep None for a judge that failed.",
     ),
     "equal-rewards": Rule(
         HINT,
@@ -124,7 +135,8 @@ RULES: dict[str, Rule] = {
     "same-seed": Rule(
         ERROR,
         "An episode cannot be repeated, neither to debug it nor to compare two policies on it.",
-        "Draw all randomness from self.np_random, which choose_task(seed, options) seeds; sort sets.",
+        "Draw all randomness from self.np_random, which choose_task(seed, options) seeds; sort sets; keep state on "
+        "self, set in reset, never on the class or in globals.",
     ),
     "different-seeds": Rule(
         HINT,

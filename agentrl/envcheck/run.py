@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.core.environment import Environment
 from agentrl.core.make import make
+from agentrl.core.registry import spec_of
 from agentrl.envcheck import contract_checks as contract
 from agentrl.envcheck import episode_checks as episodes
 from agentrl.envcheck import resource_checks as resources
@@ -38,7 +39,7 @@ class _Check:
 
 _IN_EPISODES = (
     *("no-task", "raises", "hang", "return", "info", "observation-space", "reward-type", "reward-range"),
-    *("reward-missing", "options-mutated", "action-mutated", "observation-reused"),
+    *("reward-missing", "empty-observation", "options-mutated", "action-mutated", "observation-reused"),
 )
 _SPACES = (contract.check_construct, contract.check_signature, contract.check_spaces)
 _TASKS = (*_SPACES, contract.check_tasks)
@@ -48,7 +49,7 @@ _CHECKS = (
     _Check(contract.check_construct, ("construct",)),
     _Check(contract.check_signature, ("signature",), _SPACES[:1]),
     _Check(contract.check_spaces, ("spaces", "tool-description"), _SPACES[:2]),
-    _Check(contract.check_tasks, ("dataset",), _SPACES),
+    _Check(contract.check_tasks, ("dataset", "held-out"), _SPACES),
     _Check(contract.check_episodes, _IN_EPISODES, _TASKS),
     _Check(contract.check_odd_actions, ("odd-action",), _EPISODES),
     _Check(episodes.check_same_seed, ("same-seed",), _EPISODES),
@@ -84,6 +85,8 @@ def check_environment(
         Findings, the rules that are met, and those that could not be checked.
     """
     settings, kwargs = settings or Settings(), kwargs or {}
+    name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+    target = _lasting(target)
     started, before = time.monotonic(), set(children())
     lines = UserLines()
     with (
@@ -97,12 +100,23 @@ def check_environment(
         end_children(besides=before)  # while the loop can still hear of it
     broken = {finding.check for finding in subject.findings}
     return Report(
-        name=target if isinstance(target, str) else getattr(target, "__name__", repr(target)),
+        name=name,
         findings=tuple(sorted(subject.findings, key=lambda finding: list(Level).index(finding.level))),
         passed=tuple(rule for rule in passed if rule not in broken),
         skipped={rule: reason for rule, reason in skipped.items() if rule not in broken},
         numbers=_numbers(subject, time.monotonic() - started),
     )
+
+
+def _lasting(target: Target) -> Target:
+    """A target that means the same wherever the environment moves the working folder to."""
+    if not isinstance(target, str):
+        return target
+    with contextlib.suppress(LookupError):  # an unknown one is a finding
+        file, _, name = spec_of("env", target).entry_point.rpartition(":")
+        if file.endswith(".py") and Path(file).is_file():
+            return f"{Path(file).resolve()}:{name}"
+    return target
 
 
 def _run(case: Case) -> tuple[list[str], dict[str, str]]:

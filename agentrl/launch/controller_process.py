@@ -21,6 +21,7 @@ from agentrl.core.process import die_with_parent, write_json
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.run import Evaluator, make_backend, make_client, make_workflow
 from agentrl.inference.backend import InferenceError
+from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.fleet import Fleet
@@ -32,6 +33,7 @@ from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 
 WATCH_SECONDS = 1.0
+SHORTEST_STANDSTILL = 30.0  # seconds of a blocked loop that end the run, however short episodes are
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 STOPPED = 128 + signal.SIGTERM
 
@@ -94,9 +96,11 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source, "secret": secret}
     write_json(ready_file, announcement, private=True)
+    watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
     try:
         return await _until_over(controller, recipe, stopping)
     finally:
+        watch.stop()
         await controller.close()  # calls that wait for a batch are answered by it
         server.should_exit = True
         await serving

@@ -148,7 +148,18 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
 
 
 def check_components(recipe: Recipe) -> None:
-    """Import what the recipe names, make one environment, and look for its server, tool parser and chat template.
+    """:func:`check_names`, and look for the interpreter of the recipe's server.
+
+    Raises:
+        RunError: Something is not there.
+    """
+    check_names(recipe)
+    if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:
+        server_python(recipe.inference)
+
+
+def check_names(recipe: Recipe) -> None:
+    """Import what the recipe names, make one environment, and look for its tool parser and chat template.
 
     Raises:
         RunError: A name is unknown, a file does not import, or arguments do not fit.
@@ -161,8 +172,6 @@ def check_components(recipe: Recipe) -> None:
             require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
-    if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:
-        server_python(recipe.inference)
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
     if parser is not None and parser not in PARSERS:
         hint = nearest(parser, list(PARSERS))

@@ -131,6 +131,11 @@ def warnings(record: Mapping[str, float]) -> dict[str, str]:
             f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step): it holds other "
             "weights, or tells logprobs of another temperature or type"
         )
+    if record.get("rollout/failed"):
+        found["failed"] = (
+            f"{record['rollout/failed']:.0f} episodes of the batch failed and are not trained on; logs/controller.log "
+            "has each kind of failure once. Failures that depend on the answer bias what is learned"
+        )
     if record.get("drift/special", 0.0) > 0:
         found["drift"] = (
             f"in {record['drift/special']:.1%} of the episodes the special tokens are not those of the chat template: "
@@ -161,6 +166,9 @@ def step_line(record: Mapping[str, float], total: int) -> str:
     for key, label in (("tokens/completion_mean", "tokens"), ("staleness/mean", "stale")):
         if key in record:
             parts.append(f"{label} {record[key]:.1f}")
+    if record.get("rollout/failed"):
+        total = record["rollout/failed"] + record.get("rollout/episodes", 0.0)
+        parts.append(f"failed {record['rollout/failed']:.0f}/{total:.0f}")
     if "time/step" in record:
         inner = [f"{label} {record[key]:.1f}" for key, label in _TIMES if key in record]
         parts.append(f"{record['time/step']:.1f} s" + (f" ({', '.join(inner)})" if inner else ""))

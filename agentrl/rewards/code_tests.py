@@ -17,7 +17,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -98,8 +98,13 @@ class CodeTests:
         Raises:
             ValueError: There is no test, one is no Python, or ``strict`` refuses one.
         """
-        if not reference or isinstance(reference, str):
+        if not reference or isinstance(reference, str | Mapping):
             raise ValueError(f"reference={reference!r:.200}: want a list of at least one test")
+        for test in reference:
+            if not isinstance(test, IOTest | str):
+                raise TypeError(
+                    f"test {test!r:.200}: want IOTest(stdin, stdout), or test code such as 'assert f(1) == 2'"
+                )
         tests = [test if isinstance(test, IOTest) else calls_of(test) or test for test in reference]
         loose = [test for test in tests if isinstance(test, str)]
         if loose and self.strict:

@@ -18,13 +18,14 @@ CHECK = "agentrl.rewards.math_check:check"  # by name: sympy is imported in the 
 
 
 async def math_verdict(
-    answer: str, reference: str, *, timeout: float = TIMEOUT, pool: WorkerPool | None = None
+    answer: str, reference: str | float, *, timeout: float = TIMEOUT, pool: WorkerPool | None = None
 ) -> Verdict:
     r"""Whether the answer equals the reference.
 
     Args:
         answer: The whole answer.
-        reference: The right answer: LaTeX or plain, with or without ``$`` or ``\boxed``, or ending in ``#### ...``.
+        reference: The right answer: LaTeX or plain, with or without ``$`` or ``\boxed``, or ending in ``#### ...``; a
+            number is taken as it is written.
         timeout: Seconds for parsing and comparing; starting a worker and importing sympy do not count.
         pool: Where it runs; by default the process's own, whose workers may hold 4 GiB each.
 
@@ -38,7 +39,7 @@ async def math_verdict(
     if find_spec("math_verify") is None:
         raise ImportError("math_reward needs math-verify: pip install 'agentrl[rewards]'")
     try:
-        value, failure = await (pool or shared_pool()).run(CHECK, answer, reference, timeout=timeout)
+        value, failure = await (pool or shared_pool()).run(CHECK, answer, str(reference), timeout=timeout)
     except WorkerTimeoutError as error:
         return Verdict.missing(MissingReason.TIMEOUT, str(error))
     except WorkerCrashedError as error:
@@ -47,7 +48,7 @@ async def math_verdict(
 
 
 async def math_reward(
-    answer: str, reference: str, *, timeout: float = TIMEOUT, pool: WorkerPool | None = None
+    answer: str, reference: str | float, *, timeout: float = TIMEOUT, pool: WorkerPool | None = None
 ) -> Reward:
     """:func:`math_verdict` as a reward: 1.0, 0.0, or ``None`` where it is missing."""
     return (await math_verdict(answer, reference, timeout=timeout, pool=pool)).value

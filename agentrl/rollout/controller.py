@@ -6,6 +6,7 @@ waits while an evaluation that is due at its version runs.
 """
 
 import asyncio
+import logging
 import time
 import traceback
 from collections import Counter
@@ -24,6 +25,8 @@ from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.tasks import TaskStream
 from agentrl.rollout.weights import WeightTransaction
 
+MOST_KINDS = 20  # kinds of failures that are logged
+log = logging.getLogger(__name__)
 Evaluate = Callable[[int], Any]  # async (version) -> dict of metrics
 
 
@@ -79,6 +82,8 @@ class Controller:
         self._consumed: dict[int, list[Group]] = {}
         self._pending_metrics: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
+        self._kinds: set[str] = set()  # of failures that were logged
+        self._over = False  # too much failed: nothing more is admitted
         self._recent: list[bool] = []  # whether each of the latest episodes failed
         self.finished = asyncio.Event()  # the final version is published and evaluated
         self.trainer_done = asyncio.Event()
@@ -100,7 +105,7 @@ class Controller:
     async def _admit(self) -> None:
         await self._served.wait()
         while True:
-            while self.gate.capacity() > 0:
+            while self.gate.capacity() > 0 and not self._over:
                 draw, task = self._tasks.draw()
                 self.gate.start()
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
@@ -159,16 +164,23 @@ class Controller:
         for episode in episodes:
             self._recent.append(episode.failed)
             if episode.failed:
-                self._failures[f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"] += 1
+                reason = f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"
+                kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
+                if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
+                    self._kinds.add(kind)
+                    log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason[-3000:])
+                self._failures[reason] += 1
         window = self._config.batch_size * self._config.group_size
         del self._recent[:-window]
         share = sum(self._recent) / window
         if share >= self._config.max_failure_rate:
             text, count = self._failures.most_common(1)[0]
+            self._over = True
             await self._buffer.fail(
                 RolloutError(
                     f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
-                    f"{self._config.max_failure_rate:g}); the most frequent reason, {count} times:\n{text[-3000:]}"
+                    f"{self._config.max_failure_rate:g}); the most frequent reason of the run, {count} times:\n"
+                    f"{text[-3000:]}"
                 )
             )
 

@@ -65,7 +65,7 @@ async def run_episode(
             reason, error = blame(text), text
     except InferenceError as caught:
         reason, error = StopReason.INFERENCE_ERROR, str(caught)
-    except Exception:  # the episode boundary: user code may raise anything, and it stays in this episode
+    except (Exception, SystemExit):  # the episode boundary: user code may raise anything, and it stays in this episode
         text = traceback.format_exc()
         reason, error = blame(text), text
     finally:

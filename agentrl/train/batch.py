@@ -54,11 +54,13 @@ def make_train_batch(
         for role, trajectory in episode.trajectories.items()
     ]
     advantages = advantage([scored for scored, _ in entries], config)
-    if len(advantages) != len(entries) or not all(math.isfinite(value) for value in advantages):
+    if len(advantages) != len(entries):
         raise ValueError(
-            f"trainer.advantage={config.advantage} gave {len(advantages)} values for {len(entries)} entries, or one "
-            "that is not finite"
-        )
+            f"trainer.advantage={config.advantage} gave {len(advantages)} values for {len(entries)} entries"
+        )  # fmt: skip
+    broken = [value for value in advantages if not math.isfinite(value)]
+    if broken:
+        raise ValueError(f"trainer.advantage={config.advantage} gave {broken[0]!r}; want finite numbers")
     sequences = [
         TrainSequence(
             token_ids=flat.token_ids,

@@ -71,7 +71,15 @@ def test_environments_in_the_working_folder_are_found_without_running_them(
         spec_of("env", "two")
     with pytest.raises(LookupError, match="not registered"):
         spec_of("env", "no_such")
-    assert load("env", "my_shop").__name__ == "MyShop"
+    assert load("env", "my_shop").__name__ == load("env", "envs/my_shop.py").__name__ == "MyShop"
+    (tmp_path / "envs" / "lake.py").write_text(LOCAL.format(name="Lake") + "\ndef make_env(): return Lake()\n")
+    assert spec_of("env", "lake").entry_point == "envs/lake.py:make_env"
+    with pytest.raises(LookupError, match=r"envs/no\.py:1 cannot be parsed"):
+        spec_of("env", "no")
+    with pytest.raises(ImportError, match=r"broken\.py:1 ended the program while .*broken\.py was imported"):
+        load("env", "broken")
+    with pytest.raises(LookupError, match=r"did you mean 'my_shop'\? Known: .*my_shop"):
+        spec_of("env", "my_shap")
 
 
 def test_a_file_that_fails_to_import_fails_again(tmp_path: Path) -> None:

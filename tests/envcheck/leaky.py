@@ -52,7 +52,7 @@ class CancelLeaksProcess(Good):
     _process = None
 
     async def reset(self, *, seed=None, options=None):
-        process = await asyncio.create_subprocess_exec(*SLEEPER)  # FAULT
+        process = subprocess.Popen(SLEEPER)  # FAULT
         await asyncio.sleep(0.001)
         self._process = process
         return await super().reset(seed=seed, options=options)
@@ -60,7 +60,7 @@ class CancelLeaksProcess(Good):
     async def close(self):
         if self._process is not None:
             self._process.kill()
-            await self._process.wait()
+            self._process.wait()
             self._process = None
 
 

@@ -27,6 +27,8 @@ PLANTED = {
     "observation-space": ["OutsideSpace"],
     "reward-type": ["NanReward", "TextReward"],
     "reward-missing": ["NoReward"],
+    "empty-observation": ["SilentStart", "SilentTurn"],
+    "held-out": ["OneTask"],
     "reward-range": ["LargeReward"],
     "equal-rewards": ["EqualRewards"],
     "odd-action": ["ContentNeeded"],

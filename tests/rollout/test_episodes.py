@@ -1,6 +1,7 @@
 """The episode boundary: exactly one record comes out, whatever went wrong."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +178,23 @@ class TextMetric(Base):
     async def step(self, action):
         return [], 1.0, True, False, {"metrics": {"accuracy": "high"}}
 
+class NanMetric(Base):
+    async def step(self, action):
+        return [], 1.0, True, False, {"metrics": {"accuracy": float("nan")}}
+
+class Exits(Base):
+    async def step(self, action):
+        raise SystemExit(3)
+
+class OwnLimit(Base):
+    async def step(self, action):
+        raise TimeoutError("the environment's own")
+
+class Numpy(Base):
+    async def step(self, action):
+        import numpy
+        return [], numpy.float32(0.5), numpy.bool_(True), False, {"metrics": {"n": numpy.int64(2)}}
+
 class ResetAlone(Base):
     async def reset(self, *, seed=None, options=None):
         return ASK
@@ -222,7 +240,13 @@ def environments(tmp_path: Path) -> Path:
         ("NanReward", r"NanReward\.step (faulty.py:23) returned reward nan; want a finite float"),
         ("NumberFlag", r"NumberFlag\.step (faulty.py:27) returned terminated=1, a int; want a bool"),
         ("TextMetric", r"TextMetric\.step (faulty.py:31) returned info['metrics']={'accuracy': 'high'}"),
-        ("ResetAlone", r"ResetAlone\.reset (faulty.py:35) returned a list; want (observation, info)"),
+        (
+            "NanMetric",
+            r"NanMetric\.step (faulty.py:35) returned info['metrics']={'accuracy': nan}; want a dict",
+        ),
+        ("Exits", "SystemExit: 3"),
+        ("OwnLimit", "TimeoutError: the environment's own"),
+        ("ResetAlone", r"ResetAlone\.reset (faulty.py:52) returned a list; want (observation, info)"),
     ],
 )
 async def test_a_broken_contract_is_named_with_class_method_and_line(
@@ -237,6 +261,29 @@ async def test_a_missing_step_reward_leaves_the_episode_without_one(template: Ch
     episode = await episode_of(template, AgentEnvWorkflow(f"{environments}:Missing"))
     assert (episode.reward, episode.stop_reason, episode.error) == (None, StopReason.TERMINATED, None)
     assert episode.failed and episode.metrics == {"turns": 2.0}
+
+
+async def test_numpys_numbers_are_taken_and_become_plain_ones(template: ChatTemplate, environments: Path) -> None:
+    episode = await episode_of(template, AgentEnvWorkflow(f"{environments}:Numpy"))
+    assert (episode.reward, episode.stop_reason, episode.metrics) == (0.5, StopReason.TERMINATED, {"n": 2.0})
+    assert type(episode.trajectories["assistant"].nodes[-1].reward) is float
+    json.loads(episode.model_dump_json())
+
+
+async def test_an_outcome_that_is_none_is_a_failed_episode(template: ChatTemplate) -> None:
+    for metrics in ({"a": "b"}, {1: 2.0}, {"a": float("inf")}):
+        episode = await episode_of(template, Scripted(lambda llm: Outcome(reward=1.0, metrics=metrics)))  # noqa: B023
+        assert episode.stop_reason is StopReason.ENVIRONMENT_ERROR and episode.reward is None
+        assert "metrics" in str(episode.error)
+
+
+async def test_a_reward_function_that_does_not_fit_is_refused_at_once(environments: Path) -> None:
+    with pytest.raises(TypeError, match=r"reward\.id=.*want a function of \(task, messages, reward\)"):
+        AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:judge", reward_kwargs={"bonuss": 1})
+    with pytest.raises(TypeError, match="not a callable"):
+        AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:ASK")
+    with pytest.raises(TypeError, match=r"agent\.id=tool_loop with agent\.kwargs=\{\}.*tools"):
+        AgentEnvWorkflow(f"{environments}:Counting", agent="tool_loop")
 
 
 async def test_step_rewards_and_the_kind_of_end_are_kept(template: ChatTemplate, environments: Path) -> None:
@@ -257,4 +304,4 @@ async def test_a_reward_function_judges_instead_of_the_environment(template: Cha
     unsure = await episode_of(template, AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:unsure"))
     assert unsure.reward is None and unsure.error is None
     text = await episode_of(template, AgentEnvWorkflow(f"{environments}:Counting", reward=f"{environments}:text"))
-    assert "text (faulty.py:58) returned reward 'good', a str" in str(text.error)
+    assert "text (faulty.py:75) returned reward 'good', a str" in str(text.error)

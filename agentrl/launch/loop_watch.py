@@ -1,0 +1,89 @@
+"""Notices that the event loop stands still, and says where.
+
+Guarantees: code that blocks the loop is named with its line after ``WARN_SECONDS``; after ``limit`` seconds the
+process ends with the whole stack: no deadline of an episode, and no call of the trainer, can be kept meanwhile.
+"""
+
+import asyncio
+import os
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+BEAT_SECONDS = 1.0
+WARN_SECONDS = 5.0  # all episodes stand still for so long: worth a line in the log
+EXIT_CODE = 4
+_OURS = str(Path(__file__).resolve().parent.parent)
+_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib"))
+
+
+class LoopWatch:
+    """Watches the loop of the thread that makes it.
+
+    Args:
+        limit: Seconds of standstill after which the process ends.
+        clock: Seconds.
+        end: Ends the process.
+    """
+
+    def __init__(
+        self, limit: float, *, clock: Callable[[], float] = time.monotonic, end: Callable[[int], object] = os._exit
+    ) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._end = end
+        self._thread = threading.get_ident()
+        self._served = clock()
+        self._warned = False
+        self._stopped = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
+        """Watch a loop until :meth:`stop`."""
+
+        def watch() -> None:
+            while not self._stopped.wait(BEAT_SECONDS):
+                loop.call_soon_threadsafe(self.served)
+                self.look()
+
+        threading.Thread(target=watch, name="agentrl-loop-watch", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stopped.set()
+
+    def served(self) -> None:
+        """The loop has run something of ours."""
+        self._served, self._warned = self._clock(), False
+
+    def look(self) -> None:
+        """Warn, or end the process, where the loop has stood still for too long."""
+        still = self._clock() - self._served
+        if still < WARN_SECONDS or (self._warned and still < self.limit):
+            return
+        frame = sys._current_frames().get(self._thread)
+        where = blocking_line(frame)
+        advice = "await something else, set blocking = True on the environment's class, or use agentrl.core.workers"
+        if still < self.limit:
+            self._warned = True
+            print(f"all episodes have stood still for {still:.0f} s in {where}: {advice}", file=sys.stderr, flush=True)
+            return
+        print("".join(traceback.format_stack(frame)), file=sys.stderr)
+        print(f"the event loop was blocked for {still:.0f} s in {where}: {advice}", file=sys.stderr, flush=True)
+        self._end(EXIT_CODE)
+
+
+def blocking_line(frame: FrameType | None) -> str:
+    """``function (file.py:12)`` of the innermost frame that is neither ours nor Python's, or else the innermost."""
+    first = frame
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_PYTHON, "<frozen")):
+        frame = frame.f_back
+    frame = frame or first
+    if frame is None:
+        return "an unknown place"
+    return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
