@@ -4,6 +4,7 @@ Guarantees: a wrong 5-tuple, reward or info is an error that names the class, th
 and what is wanted; nothing is converted silently.
 """
 
+import functools
 import inspect
 import math
 from numbers import Real
@@ -50,7 +51,7 @@ def checked_reward(reward: Any, env: object) -> float:
         TypeError: It is not a number.
         ValueError: It is not finite.
     """
-    return _finite(reward, where(env, "step"))
+    return finite(reward, where(env, "step"))
 
 
 def checked_judgement(reward: Any, function: Any) -> float:
@@ -60,25 +61,39 @@ def checked_judgement(reward: Any, function: Any) -> float:
         TypeError: It is not a number.
         ValueError: It is not finite.
     """
-    return _finite(reward, source_of(function))
+    return finite(reward, source_of(function))
 
 
 def source_of(function: Any) -> str:
-    """``name (file.py:12)``: where a function is written."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    name = getattr(function, "__qualname__", type(function).__name__)
+    """``name (file.py:12)`` of a function, method, partial, or object with ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    target = inspect.unwrap(function)
+    code = getattr(getattr(target, "__func__", target), "__code__", None)
+    if code is None:
+        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
 
 
-def _finite(reward: Any, place: str) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, Real):
-        kind, hint = type(reward).__name__, f", float({reward!r})" if isinstance(reward, bool) else ""
-        raise TypeError(
-            f"{place} returned reward {reward!r}, a {kind}; want a float{hint}, or None where it is missing"
-        )
-    if not math.isfinite(reward):
-        raise ValueError(f"{place} returned reward {reward!r}; want a finite float, or None where it is missing")
-    return float(reward)
+def finite(value: Any, place: str, what: str = "reward") -> float:
+    """``value`` as a float.
+
+    Args:
+        value: What came.
+        place: Where from, for the message.
+        what: What it should be.
+
+    Raises:
+        TypeError: It is no number; a bool is none.
+        ValueError: It is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        kind, hint = type(value).__name__, f", float({value!r})" if isinstance(value, bool) else ""
+        raise TypeError(f"{place} returned {what} {value!r}, a {kind}; want a float{hint}, or None where it is missing")
+    if not math.isfinite(value):
+        raise ValueError(f"{place} returned {what} {value!r}; want a finite float, or None where it is missing")
+    return float(value)
 
 
 def checked_info(info: Any, place: str) -> dict[str, Any]:

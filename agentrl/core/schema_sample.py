@@ -5,12 +5,15 @@ depth is bounded, so that recursive schemas end. Of ``pattern``, ``format``, ``n
 exclude, nothing is known here: the caller validates what comes out.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
+TRIES = 20  # draws for each item of a list without doubles
 MAX_DEPTH = 6  # of nested values; below it only what is required
+DEEPEST = 50  # of what is required
 _LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
 _SPREAD = 100  # numbers without bounds lie within this of 0, or of the one bound
 
@@ -23,8 +26,10 @@ def sample_json(schema: Any, rng: "np.random.Generator") -> Any:
 def _sample(schema: Any, rng: "np.random.Generator", root: Any, depth: int) -> Any:
     if not isinstance(schema, dict):
         return None  # the schema ``true``
+    if depth > DEEPEST:
+        raise ValueError("the schema requires values inside of values without an end")
     if "$ref" in schema:
-        return _sample(_resolve(schema["$ref"], root), rng, root, depth)
+        return _sample(_resolve(schema["$ref"], root), rng, root, depth + 1)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -39,7 +44,12 @@ def _sample(schema: Any, rng: "np.random.Generator", root: Any, depth: int) -> A
     if "allOf" in schema:
         merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
         for part in schema["allOf"]:
-            merged |= _resolve(part["$ref"], root) if "$ref" in part else part
+            other = _resolve(part["$ref"], root) if "$ref" in part else part
+            both = {
+                "properties": {**merged.get("properties", {}), **other.get("properties", {})},
+                "required": [*merged.get("required", []), *other.get("required", [])],
+            }
+            merged |= other | {name: value for name, value in both.items() if value}
         return _sample(merged, rng, root, depth)
     kind = schema.get("type") or ("object" if "properties" in schema else "array" if "items" in schema else "string")
     if isinstance(kind, list):
@@ -55,40 +65,52 @@ def _of_type(kind: str, schema: dict[str, Any], rng: "np.random.Generator", root
         least = max(0, schema.get("minItems", 0) - len(fixed))
         most = max(least, min(schema.get("maxItems", least + 3) - len(fixed), least + 3))
         count = least if depth >= MAX_DEPTH or schema.get("items") is False else int(rng.integers(least, most + 1))
-        return fixed + [_sample(schema.get("items", {}), rng, root, depth + 1) for _ in range(count)]
+        found = fixed
+        for _ in range(count * (TRIES if schema.get("uniqueItems") else 1)):
+            value = _sample(schema.get("items", {}), rng, root, depth + 1)
+            if len(found) < len(fixed) + count and not (schema.get("uniqueItems") and value in found):
+                found = [*found, value]
+        return found
     if kind == "string":
         least = schema.get("minLength", 0)
         length = int(rng.integers(least, min(schema.get("maxLength", least + 12), least + 12) + 1))
         return "".join(_LETTERS[int(i)] for i in rng.integers(len(_LETTERS), size=length))
-    if kind == "integer":
-        low, high = _bounds(schema, 1)
-        step = int(schema.get("multipleOf", 1))
-        first = -(-int(low) // step)
-        return step * int(rng.integers(first, max(int(high) // step, first) + 1))
-    if kind == "number":
-        low, high = _bounds(schema, 1e-3)
-        return round(float(rng.uniform(low, high)), 3) if high - low > 1e-2 else float(low)
+    if kind in ("integer", "number"):
+        return _number(schema, rng, whole=kind == "integer")
     return bool(rng.integers(2)) if kind == "boolean" else None
 
 
 def _object(schema: dict[str, Any], rng: "np.random.Generator", root: Any, depth: int) -> dict[str, Any]:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     found: dict[str, Any] = {}
-    for name in [*properties, *(name for name in required if name not in properties)]:
-        if name in required or (depth < MAX_DEPTH and rng.random() < 0.5):
+    names = [*properties, *(name for name in required if name not in properties)]
+    for left, name in zip(range(len(names), 0, -1), names, strict=True):
+        needed = name in required or len(found) + left <= schema.get("minProperties", 0)
+        if needed or (depth < MAX_DEPTH and rng.random() < 0.5):
             found[name] = _sample(properties.get(name, {}), rng, root, depth + 1)
     return found
 
 
-def _bounds(schema: dict[str, Any], open_step: float) -> tuple[float, float]:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if "exclusiveMinimum" in schema:
-        low = max(schema["exclusiveMinimum"] + open_step, low if low is not None else -float("inf"))
-    if "exclusiveMaximum" in schema:
-        high = min(schema["exclusiveMaximum"] - open_step, high if high is not None else float("inf"))
-    if low is None:
-        low = -_SPREAD if high is None else high - _SPREAD
-    return low, low + _SPREAD if high is None else high
+def _number(schema: dict[str, Any], rng: "np.random.Generator", *, whole: bool) -> float:
+    """A number within the bounds; with few digits where that is possible."""
+    low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf))
+    high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf))
+    if math.isinf(low):
+        low = -_SPREAD if math.isinf(high) else high - _SPREAD
+    high = min(high, low + _SPREAD) if math.isinf(high) else high
+    step = schema.get("multipleOf", 1 if whole else None)
+    if step is not None:
+        first = math.floor(low / step) + 1 if low in _exclusive(schema) else math.ceil(low / step)
+        last = math.ceil(high / step) - 1 if high in _exclusive(schema) else math.floor(high / step)
+        value = step * (first + int(rng.random() * (max(last, first) - first + 1)))
+        return int(value) if whole else value
+    value = low + rng.random() * (high - low)
+    short = round(value, 3)
+    return float(short if low < short < high else (value if low < value else (low + high) / 2))
+
+
+def _exclusive(schema: dict[str, Any]) -> set[float]:
+    return {schema[name] for name in ("exclusiveMinimum", "exclusiveMaximum") if name in schema}
 
 
 def _resolve(reference: str, root: Any) -> Any:

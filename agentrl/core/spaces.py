@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from agentrl.core.episode import Message
-from agentrl.core.schema_sample import sample_json
+from agentrl.core.schema_sample import TRIES, sample_json
 
 ROLES = ("system", "user", "assistant", "tool")
 _WORDS = ("a", "no", "yes", "7", "-3", "0.5", "think", "42", "north", "\n", "é", "?", "the", "answer", "is")
@@ -62,8 +62,11 @@ class ToolCallSpace(Space[dict[str, Any]]):
         _refuse_masks(mask, probability)
         names = list(self._validators)
         name = names[int(self.np_random.integers(len(names)))]
-        arguments = sample_json(self._validators[name].schema, self.np_random)
-        if not self._validators[name].is_valid(arguments):
+        for _ in range(TRIES):  # some keywords only exclude: oneOf, not, pattern
+            arguments = sample_json(self._validators[name].schema, self.np_random)
+            if self._validators[name].is_valid(arguments):
+                break
+        else:
             raise ValueError(f"cannot sample arguments of tool {name!r}: {arguments!r} does not fit its schema")
         text = json.dumps(arguments, ensure_ascii=False)
         call_id = f"call_{int(self.np_random.integers(1 << 30)):08x}"

@@ -167,7 +167,7 @@ async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_c
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the episode's end; otherwise something inside the tool was cancelled
         event = call.raised(error)
-    content = _cut(_sendable(event.message["content"]), max_chars)
+    content = shortened(_sendable(event.message["content"]), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
 
 
@@ -225,7 +225,8 @@ def _sendable(text: str) -> str:
     return text
 
 
-def _cut(text: str, max_chars: int | None) -> str:
+def shortened(text: str, max_chars: int | None) -> str:
+    """A text with what is beyond ``max_chars`` left out of its middle, and a note of how much that is."""
     if max_chars is None or len(text) <= max_chars:
         return text
     tail = max_chars // 2

@@ -11,13 +11,12 @@ either.
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Real
 from typing import Any, Literal
 
+from agentrl.core.contract import finite, source_of
 from agentrl.core.worker_errors import WorkerCrashedError, WorkerTimeoutError
 from agentrl.core.workers import in_thread, shared_pool
 
@@ -71,36 +70,6 @@ class Verdict:
         return cls(None, reason, metrics or {}, detail)
 
 
-def source_of(function: Callable[..., Any]) -> str:
-    """``name (file:line)`` of a function, method, partial, or object with ``__call__``."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    target = inspect.unwrap(function)
-    code = getattr(getattr(target, "__func__", target), "__code__", None)
-    if code is None:
-        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
-
-
-def finite(value: Any, source: str) -> float:
-    """``value`` as a float.
-
-    Args:
-        value: What ``source`` returned.
-        source: Who, for the message.
-
-    Raises:
-        TypeError: It is not a real number; a bool is none.
-        ValueError: It is not finite.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{source} returned {value!r}, a {type(value).__name__}; want a finite float, or None")
-    if not math.isfinite(value):
-        raise ValueError(f"{source} returned {value!r}; want a finite float, or None where there is no verdict")
-    return float(value)
-
-
 def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
     """What ``verifier`` returned, checked.
 
@@ -114,7 +83,7 @@ def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
     if not isinstance(returned, Verdict):
         return Verdict(finite(returned, source))
     for name, number in returned.metrics.items():
-        finite(number, f"{source}, metric {name!r},")
+        finite(number, source, f"metric {name}")
     return returned
 
 

@@ -35,7 +35,10 @@ class Advantage(Protocol):
     """What ``trainer.advantage`` names."""
 
     def __call__(self, scored: Sequence[Scored], config: TrainerConfig) -> Sequence[float]:
-        """One advantage for each entry; the tokens of an entry share it."""
+        """One advantage for each entry; the tokens of an entry share it.
+
+        Every rank calls it with the same arguments and must get the same answer.
+        """
         ...
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from agentrl.core.environment import Environment, Info
 from agentrl.core.episode import Message
+from agentrl.core.tool_calls import shortened
 from agentrl.wrappers.wrapper import StepResult, Wrapper, with_metrics
 
 
@@ -91,11 +92,9 @@ class ContextLimit(Wrapper):
 
     def _cut(self, message: Message) -> Message:
         content, limit = message.get("content"), self.max_result_chars
-        if message.get("role") != "tool" or limit is None or not isinstance(content, str) or len(content) <= limit:
+        if message.get("role") != "tool" or not isinstance(content, str):
             return message
-        tail = limit // 2
-        left_out = f"\n[{len(content) - limit} characters left out]\n"
-        return {**message, "content": content[: limit - tail] + left_out + content[len(content) - tail :]}
+        return {**message, "content": shortened(content, limit)}
 
 
 def message_text(message: Message) -> str:

@@ -131,6 +131,40 @@ def test_the_samples_of_bounds_reach_all_of_them() -> None:
     assert {value["either"] is None for value in found} == {True, False}
 
 
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 0.5, "maximum": 2.5},
+    {"type": "integer", "minimum": 10**20, "maximum": 10**21},
+    {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 0.0005},
+    {"type": "number", "minimum": -1e300, "maximum": 1e300},
+    {"type": "number", "minimum": 2, "maximum": 2},
+    {"type": "number", "multipleOf": 0.5, "minimum": 0.2, "maximum": 3},
+    {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2},
+    {"type": "object", "properties": {n: {"type": "string"} for n in "abcd"}, "minProperties": 3},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}, {"type": "string"}]},
+    {"not": {"type": "string", "maxLength": 3}, "type": "string"},
+    {
+        "allOf": [
+            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_schemas_of_all_kinds_are_sampled(schema: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    space = ToolCallSpace([{"type": "function", "function": {"name": "f", "parameters": parameters}}], seed=0)
+    assert all(space.sample() in space for _ in range(100))
+
+
+def test_a_schema_without_an_end_is_an_error() -> None:
+    endless = {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}}}
+    with pytest.raises(ValueError, match="without an end"):
+        ToolCallSpace([{"type": "function", "function": {"name": "f", "parameters": endless}}]).sample()
+
+
 def test_what_cannot_be_sampled_or_is_no_schema_is_an_error() -> None:
     pattern = call("p", "")["function"] | {
         "name": "p", "parameters": {"properties": {"x": {"type": "string", "pattern": "^q{9}$"}}, "required": ["x"]},

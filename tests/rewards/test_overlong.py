@@ -75,5 +75,5 @@ def test_anything_but_a_list_of_one_is_an_error(returned):
 
 
 def test_a_number_that_is_none_names_the_function():
-    with pytest.raises(TypeError, match=r"test_overlong\.py:\d+\) returned True"):
+    with pytest.raises(TypeError, match=r"test_overlong\.py:\d+\) returned reward True"):
         from_trl(lambda **kwargs: [True])("a", "b")
