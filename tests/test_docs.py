@@ -80,12 +80,18 @@ def test_runs_are_planned_as_shown(line: str, tiny_model: Path, folder: Path) ->
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if "my_env.py" in c])
 def test_the_shown_environment_trains(line: str, tiny_model: Path, folder: Path) -> None:
+    """With a reward, an advantage, an objective and a trainer by path, as docs/environments.md says they may be."""
     own = [s for s in overrides(tiny_model, folder / "runs", "shown") if not s.startswith("env.id")]
+    toys = ROOT / "tests" / "toy_training.py"
+    own += [f"reward.id={toys}:judge", "reward.scale=0.5", f"trainer.advantage={toys}:halved"]
+    own += [f"trainer.objective={toys}:reinforce", f"trainer.type={toys}:CountingTrainer"]
     result = run(*shlex.split(line)[1:], *own, "trainer.total_steps=1", cwd=folder)
     assert result.returncode == 0, result.stdout
     record = json.loads((folder / "runs" / "shown" / "metrics.jsonl").read_text().splitlines()[-1])
     assert 0 <= record["metrics/capitals"] <= 1
     assert {"metrics/brief", "eval/capitals", "train/loss"} <= record.keys()
+    assert record["metrics/judged"] == 2.0, "the user's message and the answer"
+    assert (folder / "runs" / "shown" / "steps.txt").read_text() == "1"
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval")])

@@ -105,6 +105,7 @@ async def test_the_rubric_judges() -> None:
     assert info["metrics"] == {"accuracy": 1.0, "boxed": 1.0}
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 async def test_the_sandbox_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(block("make_sandbox"), names)

@@ -18,7 +18,10 @@ from agentrl import Message, SingleTurnEnvironment
 from agentrl.core.bridge import GymnasiumBridge
 from agentrl.core.registry import registered
 
-SHIPPED = registered("env")
+SHIPPED = [
+    pytest.param(id, marks=pytest.mark.usefixtures("needs_sandbox") if id.startswith("Python") else ())
+    for id in registered("env")
+]
 ORDERS = ["import agentrl, gymnasium", "import gymnasium, agentrl", "import agentrl.core.bridge, gymnasium"]
 
 

@@ -25,6 +25,7 @@ def running(code: str) -> dict[str, Any]:
         ("while True: pass", "[stopped: "),
     ],
 )
+@pytest.mark.usefixtures("needs_sandbox")
 async def test_the_model_sees_what_its_program_printed(code: str, shown: str) -> None:
     env = Python(seconds=1.0)
     await env.reset(options=TASK)
@@ -34,6 +35,7 @@ async def test_the_model_sees_what_its_program_printed(code: str, shown: str) ->
     await env.close()
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 async def test_a_right_last_line_earns_the_reward() -> None:
     env = Python()
     messages, info = await env.reset(options=TASK)

@@ -1,0 +1,30 @@
+"""A reward, an advantage, an objective and a trainer of a user's own, named by path."""
+
+import torch
+
+from agentrl.train.advantages import group
+from agentrl.train.trainer import Trainer
+
+
+def judge(task, messages, reward):
+    """Twice the environment's reward."""
+    return 2 * reward, {"judged": float(len(messages))}
+
+
+def halved(scored, config):
+    """Half of the group's advantage."""
+    return [value / 2 for value in group(scored, config)]
+
+
+def reinforce(logprobs, old_logprobs, advantages, config):
+    """Plain policy gradient."""
+    return -advantages * logprobs, torch.zeros_like(logprobs, dtype=torch.bool)
+
+
+class CountingTrainer(Trainer):
+    """Says how many steps it made."""
+
+    def run(self):
+        """Train, and leave a note."""
+        super().run()
+        (self.run_dir / "steps.txt").write_text(str(self.step))
