@@ -9,6 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from agentrl.core.environment import LanguageEnvironment
+from agentrl.core.spaces import MessageSpace, ToolCallSpace
 from agentrl.core.task_source import NoTasksError
 from agentrl.core.tools import collect_tools
 from agentrl.envcheck.case import Case
@@ -17,6 +18,8 @@ from agentrl.envcheck.episodes import odd_actions, play
 from agentrl.envcheck.subject import SkipCheckError, is_async
 
 FIRST_TASKS = 4  # of a dataset
+CALLS = 3  # of each tool
+BUGS = ("NameError", "AttributeError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SystemExit")
 
 
 def check_construct(case: Case) -> None:
@@ -110,6 +113,32 @@ def check_odd_actions(case: Case) -> None:
         for action in odd.values():
             with case.env() as env:
                 play(subject, env, case.settings.seed, case.task(0), [action])
+
+
+def check_tools(case: Case) -> None:
+    """No tool fails on all of its sampled calls as only a fault in its code does."""
+    subject = case.subject
+    with case.env() as env:
+        space = env.action_space
+        tools = space.calls.tools if isinstance(space, MessageSpace) and space.calls is not None else []
+    if not tools:
+        raise SkipCheckError("there are no tools")
+    for tool in tools:
+        name = tool["function"]["name"]
+        said = [_answer_of(case, tool, seed) for seed in range(CALLS)]
+        if all(text.startswith(BUGS) for text in said):
+            text = f"all {CALLS} sampled calls of {name} were answered with {short(said[0])}"
+            subject.report("tool-broken", text, subject.lines.of_method(subject.made, name))
+
+
+def _answer_of(case: Case, tool: dict[str, Any], seed: int) -> str:
+    """What a sampled call of a tool is answered with; empty where it is not."""
+    call = case.subject.ask("spaces", "sampling a call", ToolCallSpace([tool], seed=seed).sample)
+    action = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with case.env() as env:
+        observation = play(case.subject, env, case.settings.seed, case.task(0), [action]).said[-1]["observation"]
+    first = observation[0] if isinstance(observation, list) and observation else {}
+    return str(first.get("content")) if isinstance(first, dict) and first.get("role") == "tool" else ""
 
 
 def check_rewards(case: Case) -> None:

@@ -46,6 +46,11 @@ RULES: dict[str, Rule] = {
         "A tool's docstring is all that the model is told about it: without one it has to guess.",
         "Give the method a docstring: a line of what it does, and an Args: section.",
     ),
+    "tool-broken": Rule(
+        WARNING,
+        "The model gets the error as the tool's answer and learns not to call it; nobody else ever sees it.",
+        "Mend the method: it fails so on arguments that fit its own type hints.",
+    ),
     "dataset": Rule(
         ERROR,
         "Tasks that cannot be read end the run before its first episode.",

@@ -52,6 +52,7 @@ _CHECKS = (
     _Check(contract.check_tasks, ("dataset", "held-out"), _SPACES),
     _Check(contract.check_episodes, _IN_EPISODES, _TASKS),
     _Check(contract.check_odd_actions, ("odd-action",), _EPISODES),
+    _Check(contract.check_tools, ("tool-broken",), _EPISODES),
     _Check(episodes.check_same_seed, ("same-seed",), _EPISODES),
     _Check(episodes.check_different_seeds, ("different-seeds",), _EPISODES),
     _Check(episodes.check_reset_after_done, ("reset-after-done",), _SAME_SEED),

@@ -288,3 +288,18 @@ class SilentTurn(Good):
 
 class OneTask(Good):  # FAULT
     dataset = TASKS[:1]
+
+
+class MisspelledTool(ToolEnvironment):
+    dataset = TASKS
+
+    @tool  # FAULT
+    def look(self, word: str) -> str:
+        """Look a word up."""
+        return wrod  # noqa: F821
+
+    def prompt(self, task):
+        return [{"role": "user", "content": task["question"]}]
+
+    def reward(self, task, answer):
+        return float(answer == task["answer"])

@@ -18,6 +18,7 @@ PLANTED = {
     "signature": ["SyncReset", "OldReset"],
     "spaces": ["NoSpaces"],
     "tool-description": ["SilentTool"],
+    "tool-broken": ["MisspelledTool"],
     "dataset": ["NoDatasetFile"],
     "no-task": ["NoTask"],
     "raises": ["Raises", "Exits"],
