@@ -66,6 +66,8 @@ class UserLines:
             if self.is_user(traceback.tb_frame.f_code.co_filename):
                 found = self.place(traceback.tb_frame.f_code, traceback.tb_lineno)
             traceback = traceback.tb_next
+        if not found and error.__cause__ is not None:
+            return self.of_error(error.__cause__)
         return found
 
     def of_frame(self, frame: FrameType | None) -> str:

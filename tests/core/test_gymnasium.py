@@ -18,10 +18,7 @@ from agentrl import Message, SingleTurnEnvironment
 from agentrl.core.bridge import GymnasiumBridge
 from agentrl.core.registry import registered
 
-SHIPPED = [
-    pytest.param(id, marks=pytest.mark.usefixtures("needs_sandbox") if id.startswith("Python") else ())
-    for id in registered("env")
-]
+SHIPPED = registered("env")
 ORDERS = ["import agentrl, gymnasium", "import gymnasium, agentrl", "import agentrl.core.bridge, gymnasium"]
 
 
@@ -37,8 +34,14 @@ def problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     agentrl.core.environment._TASKS.clear()
 
 
+def need_what_it_needs(id: str, request: pytest.FixtureRequest) -> None:
+    if id.startswith("Python"):
+        request.getfixturevalue("needs_sandbox")
+
+
 @pytest.mark.parametrize("id", SHIPPED)
-def test_check_env_passes_without_a_warning(id: str) -> None:
+def test_check_env_passes_without_a_warning(id: str, request: pytest.FixtureRequest) -> None:
+    need_what_it_needs(id, request)
     env = gymnasium.make(f"agentrl/{id}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -47,7 +50,8 @@ def test_check_env_passes_without_a_warning(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", SHIPPED)
-def test_vector_environments_run(id: str) -> None:
+def test_vector_environments_run(id: str, request: pytest.FixtureRequest) -> None:
+    need_what_it_needs(id, request)
     envs = SyncVectorEnv([lambda: gymnasium.make(f"agentrl/{id}")] * 3)
     first, _ = envs.reset(seed=0)
     again, _ = envs.reset(seed=0)

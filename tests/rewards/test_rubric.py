@@ -183,5 +183,5 @@ def test_a_verdict_has_a_value_or_a_reason():
         Verdict(None)
     with pytest.raises(ValueError, match="exactly one"):
         Verdict(1.0, MissingReason.TIMEOUT)
-    with pytest.raises(TypeError, match="metric 'm'"):
+    with pytest.raises(TypeError, match="metric m"):
         as_verdict(Verdict(1.0, metrics={"m": "x"}), right)  # type: ignore[dict-item]
