@@ -269,4 +269,4 @@ def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_masks(mask: Any, probability: Any) -> None:
     if mask is not None or probability is not None:
-        raise NotImplementedError("spaces of messages are sampled without mask and probability")
+        raise ValueError("spaces of messages are sampled without mask and probability")
