@@ -4,12 +4,11 @@ Guarantees: importing agentrl does not import gymnasium, and the order of the tw
 gymnasium's registry is loaded already it is told at once, otherwise whenever it is loaded.
 """
 
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import re
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 NAMESPACE = "agentrl"
@@ -43,15 +42,18 @@ def _tell() -> None:
         announce(id)
 
 
-class _Watch(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; has the loader of gymnasium's registry call us after it."""
+class _Watch:
+    """Finds nothing itself; has the loader of gymnasium's registry call us after it.
+
+    No subclass of ``importlib.abc.MetaPathFinder``: importing that takes longer than all the rest of this.
+    """
 
     def __init__(self) -> None:
         self._asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != _REGISTRY or self._asking:
             return None
         self._asking = True  # the others are asked through the same door

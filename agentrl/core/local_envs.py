@@ -4,8 +4,11 @@ Guarantees: files are parsed, never imported here; a class counts where one of i
 environment's class has, or is such a class of the same file.
 """
 
-import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
 
 FOLDER = Path("envs")
 MAKER = "make_env"
@@ -24,6 +27,8 @@ def classes_in(file: Path) -> list[str]:
 
     None where the file cannot be parsed.
     """
+    import ast  # only here: agentrl is imported often, files are parsed rarely
+
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -45,6 +50,8 @@ def check_syntax(file: Path) -> None:
     Raises:
         LookupError: It cannot.
     """
+    import ast  # only here: agentrl is imported often, files are parsed rarely
+
     try:
         ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError as error:
@@ -55,6 +62,8 @@ def check_syntax(file: Path) -> None:
 
 def names_in(file: Path) -> list[str] | None:
     """Names that a file binds outside of its functions and classes; ``None`` where that cannot be told."""
+    import ast  # only here: agentrl is imported often, files are parsed rarely
+
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -74,7 +83,9 @@ def names_in(file: Path) -> list[str] | None:
     return None if {"*", "__getattr__"} & set(found) or "globals" in file.read_text(encoding="utf-8") else found
 
 
-def _last_name(node: ast.expr) -> str:
+def _last_name(node: "ast.expr") -> str:
+    import ast
+
     if isinstance(node, ast.Subscript):
         return _last_name(node.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -62,12 +62,13 @@ class ToolCallSpace(Space[dict[str, Any]]):
         _refuse_masks(mask, probability)
         names = list(self._validators)
         name = names[int(self.np_random.integers(len(names)))]
-        for _ in range(TRIES):  # some keywords only exclude: oneOf, not, pattern
-            arguments = sample_json(self._validators[name].schema, self.np_random)
-            if self._validators[name].is_valid(arguments):
-                break
-        else:
-            raise ValueError(f"cannot sample arguments of tool {name!r}: {arguments!r} does not fit its schema")
+        validator = self._validators[name]
+        drawn = (
+            sample_json(validator.schema, self.np_random) for _ in range(TRIES)
+        )  # oneOf, not, pattern only exclude
+        arguments = next((one for one in drawn if validator.is_valid(one)), None)
+        if arguments is None:
+            raise ValueError(f"cannot sample arguments of tool {name!r}: nothing of {TRIES} draws fits its schema")
         text = json.dumps(arguments, ensure_ascii=False)
         call_id = f"call_{int(self.np_random.integers(1 << 30)):08x}"
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
