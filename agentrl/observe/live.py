@@ -167,8 +167,8 @@ def step_line(record: Mapping[str, float], total: int) -> str:
         if key in record:
             parts.append(f"{label} {record[key]:.1f}")
     if record.get("rollout/failed"):
-        total = record["rollout/failed"] + record.get("rollout/episodes", 0.0)
-        parts.append(f"failed {record['rollout/failed']:.0f}/{total:.0f}")
+        episodes = record["rollout/failed"] + record.get("rollout/episodes", 0.0)
+        parts.append(f"failed {record['rollout/failed']:.0f}/{episodes:.0f}")
     if "time/step" in record:
         inner = [f"{label} {record[key]:.1f}" for key, label in _TIMES if key in record]
         parts.append(f"{record['time/step']:.1f} s" + (f" ({', '.join(inner)})" if inner else ""))
