@@ -28,6 +28,7 @@ class Ledger:
         self.trajectory = Trajectory()
         self._children: dict[tuple[int, str], int] = {}
         self._latest: list[_Known] = []
+        self._as_given: list[Any] = []  # the same messages as the next call would bring them
         self._latest_tools = ""
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # the latest one asked for
 
@@ -48,30 +49,37 @@ class Ledger:
         Raises:
             TypeError: One of them is no message.
         """
-        path = self._latest[: self._unchanged(messages)] if tools == self._latest_tools else []
-        data = [known.message for known in path] + [plain(message) for message in messages[len(path) :]]
-        for given, message in list(zip(messages, data, strict=True))[len(path) :]:
+        path = self._latest[: self._unchanged(messages, tools)]
+        rest = [plain(message) for message in messages[len(path) :]]
+        new = 0
+        for given, message in zip(messages[len(path) :], rest, strict=True):
             parent = path[-1].node if path else ROOT
             key = essence(message) if path else tools + essence(message)
             found = self._children.get((parent, key))
             if found is None:
                 break
             path.append(_Known(given, message, found))
+            self._as_given.append(message if isinstance(given, dict) else given)
+            new += 1
+        rest = rest[new:]
         self._latest, self._latest_tools = path, tools
         for depth in range(len(path), 0, -1):
             node = self.node(path[depth - 1].node)
             if node.finish_reason is not None or (depth == len(messages) and node.token_ids):
-                return data[depth:], path[depth - 1].node
-        return data, None
+                return [known.message for known in path[depth:]] + rest, path[depth - 1].node
+        return [known.message for known in path] + rest, None
 
-    def _unchanged(self, messages: Sequence[Any]) -> int:
-        for depth, known in enumerate(self._latest):
-            if depth == len(messages):
-                return depth
-            given = messages[depth]
-            if given != known.message if isinstance(given, dict) else given is not known.given:
-                return depth
-        return len(self._latest)
+    def _unchanged(self, messages: Sequence[Any], tools: str) -> int:
+        """How many leading messages are those of the latest call; the others are forgotten."""
+        known = self._as_given if tools == self._latest_tools else []
+        if list(messages[: len(known)]) != known:  # compared at the speed of C: as a rule a conversation only grows
+            same = (
+                given == old if isinstance(given, dict) else given is old
+                for given, old in zip(messages, known, strict=False)
+            )
+            known = known[: next((depth for depth, equal in enumerate(same) if not equal), len(messages))]
+        self._as_given = known
+        return len(known)
 
     def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
         """Store messages that were not sampled; their ids, rendered together, stand at the last of them."""
@@ -100,15 +108,18 @@ class Ledger:
         return len(nodes) - 1
 
     def prompt(self, index: int) -> list[int]:
-        """Ids from the root to a node, both included; a list of its own."""
+        """Ids from the root to a node, both included; not to be written to."""
         known, ids = self._prompt
         rest: list[int] = []
         step: int | None = index
         while step is not None and step != known:
             rest.append(step)
             step = self.node(step).parent
-        ids = list(ids) if step == known else []
+        if step != known:
+            ids = []
+        elif rest:
+            ids = list(ids)  # the old one may be on its way to a server
         for node in reversed(rest):
             ids += self.node(node).token_ids
         self._prompt = index, ids
-        return list(ids)
+        return ids

@@ -50,6 +50,8 @@ class ChatOptions:
             TypeError: An option is not supported.
             ValueError: An option has a value that is not.
         """
+        if not given:
+            return cls()
         options = {key: value for key, value in given.items() if _is_given(value)}
         options |= options.pop("extra_body", {})
         options.pop("model", None)  # there is one
@@ -99,7 +101,7 @@ class ChatOptions:
                     f"chat.completions.create({key}={value}): training samples with sampling.{key}="
                     f"{getattr(base, key)}; another value would make the behavior logprobs wrong"
                 )
-        return replace(base, **self.params)
+        return replace(base, **self.params) if self.params else base
 
 
 SUPPORTED = frozenset(

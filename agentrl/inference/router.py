@@ -163,15 +163,22 @@ class Router:
         finally:
             server.rejoining = None
 
+    def _best(self) -> _Server | None:
+        usable = [server for server in self._servers.values() if server.usable]
+        return min(usable, key=lambda server: server.sessions, default=None)
+
     async def pick(self) -> _Server:
         """The least loaded server that can be used, waiting for one if need be."""
+        best = self._best()
+        if best is not None:
+            return best
         try:
             async with asyncio.timeout(self._patience):
                 while True:
                     self._arrived.clear()
-                    usable = [server for server in self._servers.values() if server.usable]
-                    if usable:
-                        return min(usable, key=lambda server: server.sessions)
+                    best = self._best()
+                    if best is not None:
+                        return best
                     await self._arrived.wait()
         except TimeoutError:
             states = "; ".join(f"{s.url} {s.state}: {s.error or 'removed'}" for s in self.status())

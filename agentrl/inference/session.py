@@ -8,9 +8,9 @@ with the same ids.
 
 import asyncio
 import json
-import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any
 
 from agentrl.core.episode import Message, Node, Trajectory
@@ -145,7 +145,10 @@ class ChatSession:
                 f"prompt of {len(prompt)} tokens does not fit inference.context_length={self._settings.context_length}"
             )
         budget = min(params.max_new_tokens, room)
-        return await self._generate_through_aborts(prompt, replace(params, max_new_tokens=budget))
+        if budget < params.max_new_tokens:
+            params = replace(params, max_new_tokens=budget)
+        part = await self._backend.generate(prompt, params, request_id=token_hex(16))
+        return part if part.finish_reason != "abort" else await self._generate_on(prompt, part, params)
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
         message = self._message(answer, params, options)
@@ -173,12 +176,13 @@ class ChatSession:
         parser = self._settings.parser or parser_for(self._template.source)
         return _with_calls(parser.parse(text, options.tools))
 
-    async def _generate_through_aborts(self, prompt: list[int], params: SamplingParams) -> Generation:
-        """Go on after aborts until the server stops for its own reason or the budget is used up."""
-        done = Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+    async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
+        """Go on after an abort until the server stops for its own reason or the budget is used up."""
         for _ in range(MAX_RESUMES):
+            if len(done.token_ids) >= params.max_new_tokens:
+                return replace(done, finish_reason="length")
             left = replace(params, max_new_tokens=params.max_new_tokens - len(done.token_ids))
-            part = await self._backend.generate(prompt + done.token_ids, left, request_id=uuid.uuid4().hex)
+            part = await self._backend.generate(prompt + done.token_ids, left, request_id=token_hex(16))
             done = Generation(
                 token_ids=done.token_ids + part.token_ids,
                 logprobs=done.logprobs + part.logprobs,
@@ -187,8 +191,6 @@ class ChatSession:
             )
             if part.finish_reason != "abort":
                 return done
-            if len(done.token_ids) >= params.max_new_tokens:
-                return replace(done, finish_reason="length")
         raise InferenceError(f"{self._backend.url} aborted one request {MAX_RESUMES} times")
 
 
@@ -211,7 +213,7 @@ def _with_calls(parsed: ParsedAnswer) -> Message:
     calls = []
     for call in parsed.calls:
         function = {"name": call.name, "arguments": call.arguments}
-        entry: dict[str, Any] = {"id": uuid.uuid4().hex[:9], "type": "function", "function": function}
+        entry: dict[str, Any] = {"id": token_hex(5)[:9], "type": "function", "function": function}
         if call.error is not None:
             entry["error"] = call.error
         calls.append(entry)

@@ -222,6 +222,8 @@ def versions_of(spans: Any, tokens: int) -> list[int]:
     Raises:
         ValueError: A token is in no span: which weights sampled it is not known.
     """
+    if len(spans) == 1 and spans[0]["start"] == 0 and spans[0]["end"] >= tokens:
+        return [version_number(spans[0]["version"])] * tokens
     versions: list[int | None] = [None] * tokens
     for span in spans:
         for index in range(span["start"], min(span["end"], tokens)):
