@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BACKLOG = 1024
+KEPT_TOKENS = 16384  # 750 MB for a 135M model in float32
 KEEP_ALIVE = 120  # seconds: longer than a client's pause between two turns
 STOP_SECONDS = 2.0
 
@@ -41,6 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     parser.add_argument("--max-running", type=int, default=64, help="requests decoded together")
     parser.add_argument("--max-waiting", type=int, default=4096, help="requests beyond those; more get HTTP 503")
+    parser.add_argument("--max-tokens", type=int, help="of all running requests together; default: slots x context")
+    parser.add_argument(
+        "--kept-tokens", type=int, default=KEPT_TOKENS, help="whose keys and values are kept for later prompts"
+    )
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
     parser.add_argument("--seed", type=int, help="seeds requests that bring no sampling_seed")
     parser.add_argument("--weight-version", default="0")
@@ -91,9 +96,12 @@ def main(argv: list[str] | None = None) -> int:
         0 after a signal, 1 if the model cannot be served, 2 for wrong arguments or a port in use.
     """
     args = build_parser().parse_args(argv)
-    if args.max_running < 1 or args.max_waiting < 0 or (args.context_length or 2) < 2 or args.threads < 0:
-        print("--max-running must be at least 1, --context-length 2, --max-waiting and --threads 0", file=sys.stderr)
-        return 2
+    least = {"max_running": 1, "max_tokens": 2, "context_length": 2, "max_waiting": 0, "kept_tokens": 0, "threads": 0}
+    for name, smallest in least.items():
+        value = getattr(args, name)
+        if value is not None and value < smallest:
+            print(f"--{name.replace('_', '-')} {value}: must be at least {smallest}", file=sys.stderr)
+            return 2
     if args.parent_pid is not None and not follow_parent(args.parent_pid):
         print(f"the parent process {args.parent_pid} is gone", file=sys.stderr)
         return 1
@@ -176,12 +184,13 @@ def _start_service(args: argparse.Namespace) -> "Service":
 
     def build() -> ModelRunner:
         loaded = load_model(args.model, args.dtype, args.device, args.context_length)
-        return ModelRunner(loaded, args.max_running)
+        return ModelRunner(loaded, args.max_running, args.kept_tokens)
 
     engine = Engine(
         build,
         max_running=args.max_running,
         max_waiting=args.max_waiting,
+        max_tokens=args.max_tokens,
         seed=args.seed,
         version=args.weight_version,
         threads=args.threads,

@@ -178,5 +178,9 @@ async def server_info(http: HttpRequest) -> Response:
             "decode_steps": runner.decodes,
             "failed_steps": engine.failed_steps,
             "cache_bytes": runner.cache.nbytes,
+            "max_tokens": engine.scheduler.max_tokens or engine.scheduler.max_running * loaded.context_length,
+            "kept_tokens": runner.kept.tokens,
+            "reused_tokens": runner.kept.reused_tokens,
+            "computed_prompt_tokens": runner.prefilled_tokens,
         }
     )

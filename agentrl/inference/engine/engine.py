@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,8 @@ from agentrl.inference.engine.weights import copy_weights, load_weights
 
 T = TypeVar("T")
 PREFILLS_PER_STEP = 32  # prompts between two decode steps: running requests wait for them
-PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that may have to be computed; one prompt always goes
+PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that have to be computed
+CHUNK = 512  # tokens of a longer prompt that are computed between two decode steps
 GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
 GATHER_GAP = 0.004  # a pause in the arrivals as long as this ends the wait
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -45,6 +47,7 @@ class Engine:
         build: Makes the runner; called in the loop thread, which then owns it.
         max_running: Slots.
         max_waiting: Most requests beyond the slots.
+        max_tokens: Most tokens of all running requests together; ``None``: slots times context.
         seed: Seed of the stream that seeds requests without an own seed.
         version: Weight version at the start.
         threads: Torch threads of the loop; 0 leaves torch's choice.
@@ -56,12 +59,13 @@ class Engine:
         *,
         max_running: int = 64,
         max_waiting: int = 4096,
+        max_tokens: int | None = None,
         seed: int | None = None,
         version: str = "0",
         threads: int = 0,
     ) -> None:
         """Prepare; :meth:`start` starts the thread."""
-        self.scheduler = Scheduler(max_running)
+        self.scheduler = Scheduler(max_running, max_tokens)
         self.max_waiting = max_waiting
         self.version = version
         self.paused = False
@@ -72,6 +76,8 @@ class Engine:
         self._seeds = random.Random(seed)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self._weights = 0  # counts changes
+        self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it
         self._twins = itertools.count()  # names of sets of requests with equal caches
         self._live: set[str] = set()
         self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
@@ -172,14 +178,25 @@ class Engine:
     def _loop(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
-        _settle(self.ready, self._build)
+        self.build()
         if self.ready.exception() is not None:
             return
         while not self._stopping:
-            idle = self.paused or not self.scheduler.unfinished
-            self._obey(block=idle)
-            if not self.paused and not self._stopping:
-                self._step()
+            self.turn(block=self.paused or not self.scheduler.unfinished)
+
+    def build(self) -> None:
+        """Make the runner; ``ready`` tells the outcome. For the loop thread, or for who drives :meth:`turn` himself."""
+        _settle(self.ready, self._build)
+
+    def turn(self, *, block: bool = False) -> None:
+        """One turn of the loop: commands, prefills, one decode step.
+
+        Args:
+            block: Wait for a command first.
+        """
+        self._obey(block=block)
+        if not self.paused and not self._stopping:
+            self._step()
 
     def _obey(self, *, block: bool) -> None:
         """Run queued commands, waiting for one if there is nothing else to do.
@@ -207,21 +224,39 @@ class Engine:
             self._guarded(list(self.scheduler.running), self._decode)
 
     def _next_groups(self) -> list[list[Request]]:
-        """Groups to prefill before the next decode step, in one forward pass; one that is scored comes alone."""
+        """Groups to prefill before the next decode step, in one forward pass; one that is scored comes alone.
+
+        Of a long prompt at the head, a part is computed instead; it stays in the queue.
+        """
         groups: list[list[Request]] = []
-        taken = tokens = 0
+        taken: list[Request] = []
+        tokens = 0
         while len(groups) < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
-            group = self.scheduler.next_group(reserved=taken, plain_only=bool(groups))
+            group = self.scheduler.next_group(taken=taken, plain_only=bool(groups))
             if not group:
                 break
-            groups.append(group)
             prefix = group[0].prefix
-            taken, tokens = taken + len(group), tokens + len(prefix) - self.runner.kept.shared(prefix)
+            new = len(prefix) - self.runner.kept.shared(prefix)
+            if new > CHUNK and _plain(group) and self._parts_pay(group[0], new):
+                self.scheduler.put_back(group)
+                if not groups:
+                    self._guarded(group, partial(self.runner.prefill_part, prefix, len(self.scheduler.running), CHUNK))
+                break
+            groups.append(group)
+            taken += group
+            tokens += new
             if not _plain(group):
                 break
         return groups
 
-    def _guarded(self, involved: Sequence[Request], step: Callable[[], None]) -> None:
+    def _parts_pay(self, request: Request, new: int) -> bool:
+        """Whether a long prompt is computed in parts: it must fit into what is kept, and come nearer to its end."""
+        before, self._part_of = self._part_of, (request, new)
+        if before[0] is request and new >= before[1]:
+            return False
+        return len(request.prefix) <= self.runner.kept.capacity
+
+    def _guarded(self, involved: Sequence[Request], step: Callable[[], object]) -> None:
         """The engine-loop boundary: an exception of a step becomes the error of its requests."""
         try:
             step()
@@ -230,6 +265,7 @@ class Engine:
             log.error("a model step failed: %s", traceback.format_exc())
             for request in involved:
                 request.end(Finish("error", message=f"{type(error).__name__}: {error}"))
+            self.scheduler.drop_waiting(involved)
             self._sweep()
             for request in involved:
                 self._report(request)
@@ -248,7 +284,7 @@ class Engine:
         for group in groups:
             twin = next(self._twins)
             for request in group:
-                request.twin = twin
+                request.twin, request.weights = twin, self._weights
         members = [request for group in groups for request in group]
         for request in members:
             self.scheduler.place(request)
@@ -297,7 +333,10 @@ class Engine:
     def _sweep(self) -> None:
         """Free the slots of ended requests, from the last one down so that moves stay valid."""
         for slot in range(len(self.scheduler.running) - 1, -1, -1):
-            if self.scheduler.running[slot].finish is not None:
+            request = self.scheduler.running[slot]
+            if request.finish is not None:
+                if request.finish.kind != "error" and request.weights == self._weights:
+                    self.runner.keep(request.cached, slot)
                 moved = self.scheduler.release(slot)
                 if moved != slot:
                     self.runner.move(moved, slot, self.scheduler.running[slot].length)
@@ -332,6 +371,7 @@ class Engine:
         if abort_all:
             self._abort(lambda request: True, "aborted by a weight update")
         read = load(self.runner.loaded.model)
+        self._weights += 1
         self.runner.weights_changed()
         if not self.paused:
             self.scheduler.retract()

@@ -10,12 +10,12 @@ query heads that share keys are one matrix, so no key is repeated.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.inference.engine.packed import ROWS_HINT, can_pack
 
@@ -24,7 +24,8 @@ TRIED_TOKENS = 8
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.5}  # rounding makes 1e-3 and 0.2; a wrong layer some units
 log = logging.getLogger(__name__)
 
-Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# (layer, query [tokens, heads, dim], key and value [tokens, kv_heads, dim], scale) -> [tokens, heads * dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 
 
 class FastPath:
@@ -54,74 +55,39 @@ class FastPath:
                 product.pack()
         self._output.pack()
 
-    def decode(self, tokens: Tensor, where: Tensor, mask: Tensor, updates: Sequence[Update]) -> Tensor:
-        """One token for each row.
+    def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, keep: Tensor | None = None) -> Tensor:
+        """Logits after tokens that lie in one row, of however many sequences.
 
         Args:
-            tokens: int64 ``[rows]``.
-            where: Position of each, int64 ``[rows]``.
-            mask: ``[rows, 1, 1, view]``, added to scores.
-            updates: Of each layer: stores ``[rows, kv_heads, 1, head_dim]`` keys and values, and returns those to
-                attend to, ``[rows, kv_heads, view, head_dim]``.
+            tokens: int64 ``[tokens]``.
+            positions: Position of each in its sequence, int64 ``[tokens]``.
+            attend: What a layer attends to.
+            keep: Indices whose logits are wanted, int64 ``[kept]``; ``None`` for all.
 
         Returns:
-            Logits, ``[rows, vocab]``.
+            ``[kept, vocab]``.
         """
-        rows, group = len(tokens), self._heads // self._kv_heads
+        hidden = self._run(tokens, positions, attend)
+        return self._output(hidden if keep is None else hidden[keep])
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = updates[layer](key[:, :, None], value[:, :, None])
-            folded = query.view(rows, self._kv_heads, group, self._head)
-            scale = self._layers[layer].scaling
-            return scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale).reshape(rows, -1)
-
-        return self._output(self._run(tokens, where, attend))
-
-    def prefill(
-        self, tokens: Tensor, where: Tensor, mask: Tensor | None, keep: Tensor, updates: Sequence[Update]
-    ) -> Tensor:
-        """One row of tokens that attend to each other.
-
-        Args:
-            tokens: int64 ``[length]``.
-            where: Position of each, int64 ``[length]``.
-            mask: True where a query may see a key, ``[1, 1, length, keys]``; ``None`` is causal.
-            keep: Indices whose logits are wanted.
-            updates: Of each layer: stores ``[1, kv_heads, length, head_dim]`` keys and values, and returns those to
-                attend to.
-
-        Returns:
-            Logits, ``[keep, vocab]``.
-        """
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = updates[layer](key.transpose(0, 1)[None], value.transpose(0, 1)[None])
-            answer = scaled_dot_product_attention(
-                query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None,
-                scale=self._layers[layer].scaling, enable_gqa=True,
-            )  # fmt: skip
-            return answer[0].transpose(0, 1).reshape(len(tokens), -1)
-
-        return self._output(self._run(tokens, where, attend)[keep])
-
-    def _run(self, tokens: Tensor, where: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _run(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, ``[tokens, hidden]``."""
         base = self._model.model
         hidden = base.embed_tokens(tokens)
-        cos, sin = (part[0][:, None] for part in base.rotary_emb(hidden[None], where[None]))
+        cos, sin = (part[0][:, None] for part in base.rotary_emb(hidden[None], positions[None]))
         width, both = self._head // 2, self._heads + self._kv_heads
         cos, sin = cos[..., :width], sin[..., :width]  # both halves are the same
         for number, layer in enumerate(self._layers):
-            mixed = layer.qkv(rms_norm(hidden, hidden.shape[-1:], layer.norm.weight, self._epsilon))
+            mixed = layer.qkv(_rms_norm(hidden, layer.norm.weight, self._epsilon))
             mixed = mixed.view(len(tokens), both + self._kv_heads, self._head)
             turned = layer.normed(mixed[:, :both], self._heads, self._epsilon)
             first, second = turned[..., :width], turned[..., width:]
             turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-            answer = attend(number, turned[:, : self._heads], turned[:, self._heads :], mixed[:, both:])
-            hidden = layer.out.plus(answer, hidden)
-            inner = rms_norm(hidden, hidden.shape[-1:], layer.inner_norm.weight, self._epsilon)
+            query, key, value = turned[:, : self._heads], turned[:, self._heads :], mixed[:, both:]
+            hidden = layer.out.plus(attend(number, query, key, value, layer.scaling), hidden)
+            inner = _rms_norm(hidden, layer.inner_norm.weight, self._epsilon)
             hidden = layer.down.plus(layer.up.times(inner, layer.gate.swish(inner)), hidden)
-        return rms_norm(hidden, hidden.shape[-1:], base.norm.weight, self._epsilon)
+        return _rms_norm(hidden, base.norm.weight, self._epsilon)
 
 
 class _Product:
@@ -170,9 +136,15 @@ class _Layer:
         """Queries and keys, ``[tokens, heads + kv_heads, head_dim]``, after their own norms where there are some."""
         if self.query_norm is None or self.key_norm is None:
             return states
-        shape = states.shape[-1:]
-        query = rms_norm(states[:, :heads], shape, self.query_norm.weight, epsilon)
-        return torch.cat((query, rms_norm(states[:, heads:], shape, self.key_norm.weight, epsilon)), dim=1)
+        query = _rms_norm(states[:, :heads], self.query_norm.weight, epsilon)
+        return torch.cat((query, _rms_norm(states[:, heads:], self.key_norm.weight, epsilon)), dim=1)
+
+
+def _rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """In float32, as the models do it; torch's own takes seven operators on a CPU."""
+    single = states.float()
+    scale = torch.rsqrt(torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_() / single.shape[-1] + epsilon)
+    return weight * (single * scale).to(states.dtype)
 
 
 def fits(model: Any) -> bool:
@@ -209,6 +181,12 @@ def largest_difference(path: FastPath, model: Any) -> float:
     """Largest difference between both forwards' logits on a few tokens."""
     tokens = torch.arange(TRIED_TOKENS) % model.config.get_text_config().vocab_size
     own = model(input_ids=tokens[None], use_cache=False).logits[0]
-    same = [lambda keys, values: (keys, values)] * len(model.model.layers)
-    fast = path.prefill(tokens, torch.arange(TRIED_TOKENS), None, torch.arange(TRIED_TOKENS), same)
+    fast = path(tokens, torch.arange(TRIED_TOKENS), _attend_to_itself)
     return (own.float() - fast.float()).abs().max().item()
+
+
+def _attend_to_itself(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """One causal sequence without a cache."""
+    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
+    answer = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+    return answer[0].transpose(0, 1).flatten(1)

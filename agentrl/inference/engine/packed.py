@@ -24,8 +24,6 @@ class _PackedForward:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self._linear.weight.detach(), ROWS_HINT)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if inputs.numel() == inputs.shape[-1]:  # a single row is a matrix-vector product: MKL is faster
-            return nn.functional.linear(inputs, self._linear.weight, self._linear.bias)
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._linear.bias, "none", [], "")
 
 

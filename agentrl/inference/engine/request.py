@@ -68,6 +68,7 @@ class Request:
         stream: Whether each token is reported.
         logprob_start: First prompt position whose logprob is wanted; -1 for none.
         twin: Equal for running requests with the same tokens in the cache, all written by the same steps.
+        weights: Which weights computed its cache, as the engine counts them.
     """
 
     rid: str
@@ -90,6 +91,7 @@ class Request:
     prefix: tuple[int, ...] = ()
     prefix_hash: int = 0
     twin: int = -1
+    weights: int = -1
     created: float = field(default_factory=time.monotonic)
     finished: float = 0.0
 
@@ -97,6 +99,16 @@ class Request:
     def length(self) -> int:
         """Tokens so far: prompt and output."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def footprint(self) -> int:
+        """Most tokens it may come to have."""
+        return len(self.prompt) + self.limit
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Tokens whose keys and values are in its slot while it runs: all but the last one."""
+        return (*self.prompt, *self.output)[:-1] if self.output else self.prompt
 
     @property
     def last(self) -> int:

@@ -2,7 +2,7 @@
 
 Guarantees: logits equal the model's own forward (to 1e-4 in float32), whatever runs beside; identical prompts of a
 group are computed once, and so is what prompts of one prefill begin with in common and what slots with the same
-tokens decode; what the latest prompts began with is not computed again; a prefill pads nothing. Knows requests only as
+tokens decode; what earlier sequences began with is not computed again; a prefill pads nothing. Knows requests only as
 ids and lengths.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from agentrl.core.prefix_tree import PrefixTree
-from agentrl.core.tree_mask import tree_mask
+from agentrl.inference.engine.attention import DecodeAttention, PrefillAttention
+from agentrl.inference.engine.batch import Prefill, plan_decode, plan_prefill
 from agentrl.inference.engine.fast_path import fast_path
-from agentrl.inference.engine.kept_prefix import KeptPrefix
+from agentrl.inference.engine.kept_prefixes import KeptPrefixes
 from agentrl.inference.engine.model import LoadedModel
+from agentrl.inference.engine.own_forward import OwnForward
 from agentrl.inference.engine.packed import PackedLinears
-from agentrl.inference.engine.slots import SlotCache
+from agentrl.inference.engine.slots import SlotCache, layer_shapes
 
 SCORED_ROWS = 512  # prompt positions whose log-softmax is computed at a time, to bound memory
 TWINS_PAY = 0.8  # share of distinct slots below which a step computes them once: their caches must be gathered
@@ -29,15 +30,17 @@ class ModelRunner:
     Args:
         loaded: The model.
         max_running: Number of slots.
+        kept_tokens: Most tokens whose keys and values are kept for later prompts.
     """
 
-    def __init__(self, loaded: LoadedModel, max_running: int) -> None:
+    def __init__(self, loaded: LoadedModel, max_running: int, kept_tokens: int = 16384) -> None:
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
         self.fast = fast_path(loaded.model)
         self.packed = PackedLinears(loaded.model) if self.fast is None else None
-        self.cache = SlotCache(loaded.layers, max_running, loaded.context_length)
-        self.kept = KeptPrefix()
+        self.cache = SlotCache(layer_shapes(loaded.model, loaded.layers), max_running, loaded.context_length)
+        self.kept = KeptPrefixes(self.cache, kept_tokens)
+        self._own = OwnForward(loaded.model, self.cache, loaded.layers)
         self.prefills = 0  # prompts computed so far, for tests and /server_info
         self.prefilled_tokens = 0  # tokens of all prefills that were computed
         self.decodes = 0
@@ -47,52 +50,36 @@ class ModelRunner:
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
         """Run prompts once, in one forward pass, and fill the slots of all their samples.
 
-        They form a prefix tree in a single row: nothing is padded, and a mask keeps them apart.
-
         Args:
             prompts: Ids of each.
-            slots: Slots of each prompt's samples; together the last ones in use, without a hole.
+            slots: Slots of each prompt's samples.
 
         Returns:
-            Logits after the last token of each prompt, float32 [prompts, vocab].
+            Logits after the last token of each prompt, float32 ``[prompts, vocab]``.
         """
-        tree, paths = PrefixTree(), [torch.empty(0, dtype=torch.long)] * len(prompts)
-        device = self.loaded.device
-        start = min(self.kept.shared(prompt) for prompt in prompts)
-        for index in sorted(range(len(prompts)), key=lambda i: list(prompts[i])):
-            paths[index] = torch.tensor(tree.add(prompts[index][start:]), device=device)
-        self._begin_prefill(paths, slots, start)
-        mask = None
-        if len(prompts) > 1 or start:
-            mask = tree_mask(torch.tensor([tree.ends], device=device))
-            mask = torch.nn.functional.pad(mask, (start, 0), value=True)  # all see what comes before all
-        logits = self._prefill_row(
-            torch.tensor(tree.token_ids, device=device),
-            torch.tensor(tree.positions, device=device) + start,
-            mask,
-            torch.stack([path[-1] for path in paths]),
-        )
-        for path, targets in zip(paths, slots, strict=True):
-            self.cache.copy(targets[0], list(targets[1:]), start + len(path))
-        self.prefilled_tokens += len(tree)
-        length = self.kept.worth(prompts)
-        if length:
-            self.kept.keep(prompts[0][:length], *self.cache.beginning(slots[0][0], length))
+        self.prefills += len(prompts)
+        self.cache.reserve(max(map(max, slots)) + 1, max(map(len, prompts)))
+        heads = [targets[0] for targets in slots]
+        cached = [self.kept.restore(prompt, slot) for prompt, slot in zip(prompts, heads, strict=True)]
+        logits = self._compute(prompts, heads, cached)
+        for prompt, targets in zip(prompts, slots, strict=True):
+            self.cache.copy(targets[0], targets[1:], len(prompt))
+            self.kept.keep(prompt, targets[0])
         return logits.float()
 
-    def _prefill_row(self, tokens: Tensor, where: Tensor, mask: Tensor | None, keep: Tensor) -> Tensor:
-        """Logits after some of the tokens of one row, ``[keep, vocab]``."""
-        if self.fast is not None:
-            return self.fast.prefill(tokens, where, mask, keep, self.cache.updates)
-        output = self.loaded.model(
-            input_ids=tokens[None],
-            position_ids=where[None],
-            attention_mask=mask,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return output.logits[0]
+    @torch.inference_mode()
+    def prefill_part(self, prompt: Sequence[int], slot: int, tokens: int) -> None:
+        """Compute the next tokens of a long prompt and keep them, so that the rest of it can follow later.
+
+        Args:
+            prompt: Ids; more than ``tokens`` of them are not kept yet.
+            slot: A free slot.
+            tokens: How many to compute.
+        """
+        end = self.kept.shared(prompt) + tokens
+        self.cache.reserve(slot + 1, end)
+        self._compute([prompt[:end]], [slot], [self.kept.restore(prompt, slot)])
+        self.kept.keep(prompt[:end], slot)
 
     @torch.inference_mode()
     def prefill_scored(
@@ -106,31 +93,52 @@ class ModelRunner:
             score_from: First position whose logprob is wanted.
 
         Returns:
-            Logits after the last token, float32 [1, vocab], and the logprobs at temperature 1 of the tokens at
-            positions max(score_from, 1) and later.
+            Logits after the last token, float32 ``[1, vocab]``, and the logprobs at temperature 1 of the tokens at
+            positions ``max(score_from, 1)`` and later.
         """
-        ids = torch.tensor([tokens], device=self.loaded.device)
-        kept = len(tokens) - max(score_from, 1) + 1
-        positions = torch.arange(len(tokens), device=ids.device)
-        self._begin_prefill([positions], [slots])
-        output = self.loaded.model(
-            input_ids=ids, position_ids=positions[None], cache=self.cache, use_cache=True, logits_to_keep=kept
-        )
-        self.cache.copy(slots[0], list(slots[1:]), len(tokens))
-        logits = output.logits[0]
+        self.prefills += 1
+        self.cache.reserve(max(slots) + 1, len(tokens))
+        first = max(score_from, 1)  # its logprob needs the logits before it
+        start = self.kept.restore(tokens[:first], slots[0])
         scores: list[float] = []
-        for start in range(0, kept - 1, SCORED_ROWS):
-            rows = logits[start : min(start + SCORED_ROWS, kept - 1)].float().log_softmax(-1)
-            begin = len(tokens) - kept + 1 + start
-            scores += rows.gather(-1, ids[0, begin : begin + len(rows), None]).squeeze(-1).tolist()
+        logits = torch.empty(0)
+        while start < len(tokens):
+            end = min(len(tokens), max(start + SCORED_ROWS, first))
+            batch = plan_prefill([tokens[:end]], [slots[0]], [start], self.loaded.device)
+            keep = torch.arange(max(start, first - 1), end, device=self.loaded.device)
+            logits = self._logits(batch, start, keep - start)
+            after = torch.tensor(tokens[int(keep[0]) + 1 : end + 1], device=self.loaded.device)
+            rows = logits[: len(after)].float().log_softmax(-1)
+            scores += rows.gather(-1, after[:, None]).squeeze(-1).tolist()
+            self.prefilled_tokens += end - start
+            start = end
+        self.cache.copy(slots[0], slots[1:], len(tokens))
+        self.kept.keep(tokens, slots[0])
         return logits[-1:].float(), scores
 
-    def _begin_prefill(self, paths: Sequence[Tensor], slots: Sequence[Sequence[int]], start: int = 0) -> None:
-        self.prefills += len(paths)
-        prompts = [(targets[0], path) for targets, path in zip(slots, paths, strict=True)]
-        kept = self.kept
-        before = ([k[:, :start] for k in kept.keys], [v[:, :start] for v in kept.values]) if start else ([], [])
-        self.cache.begin_prefill(prompts, slots[-1][-1] + 1, before)
+    def _compute(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], cached: Sequence[int]) -> Tensor:
+        """Logits after the last token of each prompt."""
+        parts: dict[tuple[int, ...], list[int]] = {}
+        for index, prompt in enumerate(prompts):  # a model's own forward takes prompts that begin alike in their slots
+            beginning = () if self.fast is not None else tuple(prompt[: cached[index]])
+            parts.setdefault(beginning, []).append(index)
+        rows: list[Tensor] = [torch.empty(0)] * len(prompts)
+        for beginning, indices in parts.items():
+            batch = plan_prefill(
+                [prompts[i] for i in indices],
+                [slots[i] for i in indices],
+                [cached[i] for i in indices],
+                self.loaded.device,
+            )
+            self.prefilled_tokens += len(batch.tokens)
+            for index, row in zip(indices, self._logits(batch, len(beginning), batch.last), strict=True):
+                rows[index] = row
+        return torch.stack(rows)
+
+    def _logits(self, batch: Prefill, start: int, keep: Tensor) -> Tensor:
+        if self.fast is None:
+            return self._own.prefill(batch, start, keep)
+        return self.fast(batch.tokens, batch.positions, PrefillAttention(self.cache, batch), keep)
 
     @torch.inference_mode()
     def decode(
@@ -144,39 +152,20 @@ class ModelRunner:
             twins: Equal for slots whose cached tokens, and the last one, are the same: they are computed once.
 
         Returns:
-            Logits, float32 [batch, vocab].
+            Logits, float32 ``[batch, vocab]``.
         """
         self.decodes += 1
-        device = self.loaded.device
-        where = torch.tensor(positions, device=device)
-        leaders, inverse = _distinct(twins or range(len(tokens)))
-        if len(leaders) > TWINS_PAY * len(tokens):
-            self.decoded_rows += len(tokens)
-            view = self.cache.begin_decode(where, max(positions) + 1)
-            return self._decode_rows(torch.tensor(tokens, device=device), where, view)
-        self.decoded_rows += len(leaders)
-        rows = torch.tensor(leaders, device=device)
-        lines = torch.tensor(inverse, device=device)
-        view = self.cache.begin_decode(where, max(positions) + 1, lines, rows)
-        return self._decode_rows(torch.tensor(tokens, device=device)[rows], where[rows], view)[lines]
-
-    def _decode_rows(self, tokens: Tensor, where: Tensor, view: int) -> Tensor:
-        """Logits of one token per row at positions ``where``."""
-        dtype = self.loaded.model.dtype
-        hidden = torch.arange(view, device=where.device)[None] > where[:, None]
-        mask = torch.zeros(len(tokens), 1, 1, view, dtype=dtype, device=where.device)
-        mask.masked_fill_(hidden[:, None, None], torch.finfo(dtype).min)
-        if self.fast is not None and len(tokens) > 1:  # one row is a matrix-vector product: plain MKL is faster
-            return self.fast.decode(tokens, where, mask, self.cache.updates).float()
-        output = self.loaded.model(
-            input_ids=tokens[:, None],
-            position_ids=where[:, None],
-            attention_mask=mask,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1].float()
+        self.cache.reserve(len(tokens), max(positions) + 1)
+        distinct = _distinct(twins or range(len(tokens)))
+        shared = distinct if len(distinct[0]) <= TWINS_PAY * len(tokens) else None
+        device, dtype = self.loaded.device, self.loaded.model.dtype
+        batch = plan_decode(tokens, positions, shared, self.cache.length, dtype, device)
+        self.decoded_rows += len(batch.tokens)
+        if self.fast is not None:
+            logits = self.fast(batch.tokens, batch.positions, DecodeAttention(self.cache, batch))
+        else:
+            logits = self._own.decode(batch)
+        return logits.float() if batch.write_tokens is None else logits[batch.write_tokens].float()
 
     @torch.inference_mode()
     def weights_changed(self) -> None:
@@ -190,6 +179,11 @@ class ModelRunner:
         """Give the cache's memory back; for when no request runs."""
         self.cache.clear()
         self.kept.forget()
+
+    @torch.inference_mode()
+    def keep(self, tokens: Sequence[int], slot: int) -> None:
+        """Keep what a slot holds of a sequence for later prompts that begin with it."""
+        self.kept.keep(tokens, slot)
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:

@@ -1,12 +1,15 @@
 """Which request runs in which slot, decided without a model, a clock or a thread.
 
-Guarantees: running requests fill slots 0..B-1 without a hole; a request is in exactly one of waiting, running,
-finished; requests are admitted in order of arrival, except that those with the very same prefix as the head come
-along with it (one prefill serves them all); a retracted request goes back before every newer one.
+Guarantees: running requests fill slots 0..B-1 without a hole, and together never have more tokens than allowed; a
+request is in exactly one of waiting, running, finished; requests are admitted in order of arrival, except that those
+with the very same prefix as the head come along with it (one prefill serves them all); a retracted request goes back
+before every newer one.
 """
 
+import bisect
+import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agentrl.inference.engine.request import Request
 
@@ -16,11 +19,14 @@ class Scheduler:
 
     Args:
         max_running: Number of slots.
+        max_tokens: Most tokens of all running requests together, each counted as long as it may become; ``None`` for
+            no bound. A request that needs more by itself never runs: refuse it before.
     """
 
-    def __init__(self, max_running: int) -> None:
+    def __init__(self, max_running: int, max_tokens: int | None = None) -> None:
         """Start empty."""
         self.max_running = max_running
+        self.max_tokens = max_tokens
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
 
@@ -35,25 +41,37 @@ class Scheduler:
             request.enqueue()
             self.waiting.append(request)
 
-    def next_group(self, *, reserved: int = 0, plain_only: bool = False) -> list[Request]:
-        """Take the head of the queue and its duplicates, as many as there are free slots; empty if none can run.
+    def next_group(self, *, taken: Sequence[Request] = (), plain_only: bool = False) -> list[Request]:
+        """Take the head of the queue and its duplicates, as many as there is room for; empty if none can run.
 
         Requests that want prompt logprobs join too: the caller prefills with scoring if any of the group asks for it.
 
         Args:
-            reserved: Free slots that are spoken for.
+            taken: Requests that were taken before and are not placed yet.
             plain_only: Leave a head that wants prompt logprobs, or has a duplicate that does, where it is.
         """
-        free = self.max_running - len(self.running) - reserved
-        if free <= 0 or not self.waiting:
+        slots = self.max_running - len(self.running) - len(taken)
+        if slots <= 0 or not self.waiting:
             return []
         head = self.waiting[0]
-        group = [r for r in self.waiting if r.prefix_hash == head.prefix_hash and r.prefix == head.prefix][:free]
+        group = [r for r in self.waiting if r.prefix_hash == head.prefix_hash and r.prefix == head.prefix][:slots]
+        group = group[: self._that_fit(group, taken)]
         if plain_only and any(r.needs_prompt_logprobs for r in group):
             return []
-        taken = set(map(id, group))
-        self.waiting = deque(r for r in self.waiting if id(r) not in taken)
+        gone = set(map(id, group))
+        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
         return group
+
+    def _that_fit(self, group: Sequence[Request], taken: Sequence[Request]) -> int:
+        """How many of a group there are tokens for."""
+        if self.max_tokens is None:
+            return len(group)
+        used = sum(request.footprint for request in (*self.running, *taken))
+        return bisect.bisect_right(list(itertools.accumulate(r.footprint for r in group)), self.max_tokens - used)
+
+    def put_back(self, group: Iterable[Request]) -> None:
+        """Return requests to the front of the queue, as if they had not been taken."""
+        self.waiting.extendleft(reversed(list(group)))
 
     def place(self, request: Request) -> int:
         """Put a request into the next slot and return the slot."""

@@ -116,6 +116,12 @@ class Service:
             raise BadRequestError(
                 f"logprob_start_len {prompt.logprob_start} is beyond the prompt of {len(prompt.ids)} tokens"
             )
+        limit = min(params.max_new_tokens, loaded.context_length - len(prompt.ids))
+        most = self.engine.scheduler.max_tokens
+        if most is not None and len(prompt.ids) + limit > most:
+            raise BadRequestError(
+                f"a prompt of {len(prompt.ids)} tokens with {limit} new ones does not fit --max-tokens {most}"
+            )
         rid = prompt.rid or uuid.uuid4().hex
         seed = self.engine.next_seed() if params.sampling_seed is None else params.sampling_seed
 
@@ -128,7 +134,7 @@ class Service:
                 parent=rid,
                 prompt=prompt.ids,
                 params=params,
-                limit=min(params.max_new_tokens, loaded.context_length - len(prompt.ids)),
+                limit=limit,
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else loaded.eos_ids),
                 on_update=watch.notify,
                 rng=random.Random(f"{seed}/{index}"),

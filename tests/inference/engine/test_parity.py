@@ -105,7 +105,7 @@ def test_reserved_cache_takes_no_memory_until_it_is_written() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     before = resident()
-    reserved = zeros(torch.empty(0, dtype=torch.bfloat16), (64, 8, 8192, 64))  # 512 MiB
+    reserved = zeros((64, 8, 8192, 64), torch.bfloat16, torch.device("cpu"))  # 512 MiB
     assert resident() - before < 64 * 2**20
     reserved[3, :, :5] = 1.0
     assert float(reserved[3].sum()) == 8 * 5 * 64
@@ -152,16 +152,20 @@ def test_what_earlier_prompts_began_with_is_not_computed_again(driver: Driver, r
     assert computed(system) == 1, "one token is computed, for its logits"
     assert computed([2, 7, 1]) == 3, "another beginning"
     assert computed([*system[:20], 1, 2]) == 2, "a part of what is kept"
-    assert computed([*system, 5], [2, 7]) == 43, "one of them begins otherwise"
+    assert computed([*system, 5], [2, 7, *range(20)]) == 1 + 22, "one of them begins otherwise"
+    assert computed([2, 7, *range(20), 9], [*system[:30], 8, 8], [*system, 6]) == 1 + 2 + 1, (
+        "each has its own beginning"
+    )
 
 
-def test_a_conversation_reuses_its_own_turns(driver: Driver, reference: torch.nn.Module) -> None:
+def test_conversations_side_by_side_reuse_their_own_turns(driver: Driver, reference: torch.nn.Module) -> None:
     runner = driver.engine.runner
-    prompt = list(range(30))
+    prompts = [[seed * 30 + token for token in range(30)] for seed in range(5)]
     for turn in range(4):
         before = runner.prefilled_tokens
-        (request,) = driver.run(driver.make(prompt, SamplingParams(max_new_tokens=5, ignore_eos=True)))
-        assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
+        requests = driver.run(*(driver.make(p, SamplingParams(max_new_tokens=5, ignore_eos=True)) for p in prompts))
+        for request in requests:
+            assert (torch.tensor(request.logprobs).double() - reference_logprobs(reference, request)).abs().max() < 1e-4
         new = runner.prefilled_tokens - before
-        assert turn < 2 or new == 10, "the last answer, the new message and the answer before it"
-        prompt = [*prompt, *request.output[:5]]
+        assert new == (5 * 30 if turn == 0 else 5 * 4), "the last token of each answer, and the new message"
+        prompts = [[*p, *r.output, 7, 8, 200 + turn] for p, r in zip(prompts, requests, strict=True)]

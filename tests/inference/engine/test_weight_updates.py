@@ -120,12 +120,12 @@ def test_weights_with_nan_fail_requests_and_good_ones_heal(driver: Driver, other
 def test_a_kept_prefix_does_not_survive_new_weights(driver: Driver, other: Path, mode: str) -> None:
     prompts = [[*range(40), 1, 2], [*range(40), 3]]
     driver.run(*(driver.make(prompt) for prompt in prompts))
-    assert len(driver.engine.runner.kept.ids) == 40
+    assert driver.engine.runner.kept.shared([*range(40), 250]) == 40
     if mode != "none":
         driver.engine.pause(mode)
     driver.engine.load(str(other), "1").result(SECONDS)
     driver.engine.resume()
-    assert driver.engine.runner.kept.ids == ()
+    assert driver.engine.runner.kept.shared([*range(40), 250]) == 0
     fresh = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
     for request in driver.run(*(driver.make(prompt, LONG) for prompt in prompts)):
         assert (torch.tensor(request.logprobs).double() - reference_logprobs(fresh, request)).abs().max() < 1e-4
