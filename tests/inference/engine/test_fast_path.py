@@ -8,12 +8,19 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    PhiConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from agentrl.inference.engine.fast_path import FastPath, fast_path, fits, largest_difference
@@ -43,6 +50,21 @@ FAMILY = {
 }  # fmt: skip
 
 
+OTHERS = {  # their own forward
+    "gpt2": GPT2Config(
+        vocab_size=300, n_embd=48, n_layer=3, n_head=6, n_positions=128, initializer_range=0.2, bos_token_id=0,
+        eos_token_id=0,
+    ),
+    "gpt neox": GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}),
+    "phi": PhiConfig(**SMALL),
+    "cohere": CohereConfig(**SMALL),
+    "granite": GraniteConfig(**SMALL, logits_scaling=2.0, attention_multiplier=0.3),
+    "gemma": GemmaConfig(**SMALL, head_dim=8),
+    "olmo2": Olmo2Config(**SMALL),
+    "qwen3 moe": Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+}  # fmt: skip
+
+
 def make(config: Any, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().requires_grad_(False)
@@ -64,17 +86,20 @@ def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
 def test_prefill_and_decode_give_the_models_own_logits(name: str) -> None:
-    model = make(FAMILY[name])
+    model = make(FAMILY.get(name) or OTHERS[name])
     runner = runner_of(model)
-    assert runner.fast is not None and runner.packed is None
+    assert (runner.fast is not None) == (name in FAMILY)
     prompts = [[*list(range(20)), 7], [*list(range(20)), 9, 11], [250]]
     for turn in range(2):  # the second time from a kept prefix
         logits = runner.prefill(prompts, [[0, 1], [2], [3]])
         for row, ids in zip(logits, prompts, strict=True):
             torch.testing.assert_close(row, plain(model, ids), atol=2e-4, rtol=1e-4)
         sequences = [[*prompts[0]], [*prompts[0]], [*prompts[1]], [*prompts[2]]]
+        logits = runner.prefill([range(90)], [[4]])
+        torch.testing.assert_close(logits[0], plain(model, list(range(90))), atol=2e-4, rtol=1e-4)
+        sequences.append(list(range(90)))  # much longer than the others: it is attended to by itself
         for step in range(5):
             for slot, ids in enumerate(sequences):
                 ids.append(30 * slot + step + turn)
