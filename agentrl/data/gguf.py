@@ -6,7 +6,6 @@ and one of them waits; a different GGUF gets a different folder.
 
 import contextlib
 import io
-import os
 import re
 import shutil
 import tempfile
@@ -14,13 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agentrl.config.errors import DataError
+from agentrl.core.cache_folder import cache_folder
 
 LAYOUT = 1  # raise it when what is written changes, so that old folders are not taken
-
-
-def cache_folder() -> Path:
-    """Where converted models live: ``$AGENTRL_CACHE``, else ``~/.cache/agentrl``."""
-    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser()
 
 
 def converted(file: Path, name: str, say: Callable[[str], None]) -> Path:

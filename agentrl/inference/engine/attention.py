@@ -4,12 +4,31 @@ Guarantees: each query sees exactly its own sequence up to itself; nothing is pa
 pads no further than pays.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.inference.engine.batch import Decode, Prefill
 from agentrl.inference.engine.slots import SlotCache
+
+# (layer, queries, keys and values [tokens, heads + 2 * kv_heads, dim], scale) -> [tokens, heads * dim]
+Attend = Callable[[int, Tensor, float], Tensor]
+
+
+def parted(mixed: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of queries, keys and values, ``[tokens, their heads, dim]``."""
+    heads = mixed.shape[1] - 2 * kv_heads
+    return mixed[:, :heads], mixed[:, heads:-kv_heads], mixed[:, -kv_heads:]
+
+
+def rotated(mixed: Tensor, turn: tuple[Tensor, Tensor], heads: int) -> Tensor:
+    """The first ``heads`` of ``[tokens, all heads, dim]`` rotated by cosines and sines ``[tokens, dim / 2]``."""
+    cosine, sine = (part[:, None] for part in turn)
+    first, second = mixed[:, :heads].chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return torch.cat((turned, mixed[:, heads:]), dim=1)
 
 
 class PrefillAttention:
@@ -25,23 +44,22 @@ class PrefillAttention:
         self._cache, self._batch = cache, batch
         self._masks = [_causal(run.count, run.length, batch.tokens.device) for run in batch.runs]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, mixed: Tensor, scale: float) -> Tensor:
         """Store keys and values, and attend.
 
         Args:
             layer: Which one.
-            query: ``[tokens, heads, head_dim]``.
-            key: ``[tokens, kv_heads, head_dim]``.
-            value: ``[tokens, kv_heads, head_dim]``.
+            mixed: Queries, keys and values, ``[tokens, heads + 2 * kv_heads, head_dim]``.
             scale: Of the scores.
 
         Returns:
             ``[tokens, heads * head_dim]``.
         """
         batch, cache = self._batch, self._cache
+        keys, values = cache.keys(layer), cache.values(layer)
+        query, key, value = parted(mixed, keys.shape[1])
         nodes = batch.write_tokens
         cache.write(layer, batch.write_slots, batch.write_positions, key[nodes], value[nodes])
-        keys, values = cache.keys(layer), cache.values(layer)
         answer = torch.empty_like(query)
         for run, mask in zip(batch.runs, self._masks, strict=True):
             if run.count:
@@ -80,15 +98,16 @@ class DecodeAttention:
         rows = batch.rows.tolist() if batch.rows is not None else None
         self._alone = [(row, rows[row] if rows else row, batch.lengths[row]) for row in batch.alone]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, mixed: Tensor, scale: float) -> Tensor:
         """As :meth:`PrefillAttention.__call__`, with a token per row."""
         batch, cache = self._batch, self._cache
+        keys, values = cache.keys(layer), cache.values(layer)
+        rows, kv_heads = len(mixed), keys.shape[1]
+        query, key, value = parted(mixed, kv_heads)
         if batch.write_tokens is not None:
             key, value = key[batch.write_tokens], value[batch.write_tokens]
         cache.write(layer, batch.write_slots, batch.write_positions, key, value)
-        keys, values = cache.keys(layer), cache.values(layer)
-        rows, kv_heads = len(query), keys.shape[1]
-        folded = query.view(rows, kv_heads, -1, query.shape[-1])  # query heads that share keys are one matrix
+        folded = query.reshape(rows, kv_heads, -1, query.shape[-1])  # query heads that share keys are one matrix
         if batch.rows is None:
             seen_keys, seen_values = keys[:rows, :, : batch.view], values[:rows, :, : batch.view]
         else:

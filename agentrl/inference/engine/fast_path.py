@@ -10,22 +10,22 @@ query heads that share keys are one matrix, so no key is repeated.
 """
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentrl.inference.engine.packed import ROWS_HINT, can_pack
+from agentrl.inference.engine.attention import Attend, parted
+from agentrl.inference.engine.native.build import native
+from agentrl.inference.engine.operators import NativeOperators, Operators, TorchOperators
+from agentrl.inference.engine.packed import can_pack
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 TRIED_TOKENS = 8
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.5}  # rounding makes 1e-3 and 0.2; a wrong layer some units
 log = logging.getLogger(__name__)
-
-# (layer, query [tokens, heads, dim], key and value [tokens, kv_heads, dim], scale) -> [tokens, heads * dim]
-Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 
 
 class FastPath:
@@ -33,11 +33,13 @@ class FastPath:
 
     Args:
         model: A causal language model for which :func:`fits` holds.
+        operators: What it computes with.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, operators: Operators) -> None:
         """Pack now."""
+        self.operators = operators
         self._model = model
         config = model.config.get_text_config()
         attention = model.model.layers[0].self_attn
@@ -45,8 +47,8 @@ class FastPath:
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
         self._epsilon = config.rms_norm_eps
-        self._layers = [_Layer(layer) for layer in model.model.layers]
-        self._output = _Product([model.lm_head])
+        self._layers = [_Layer(layer, operators) for layer in model.model.layers]
+        self._output = operators.product([model.lm_head])
 
     def repack(self) -> None:
         """Copy the parameters into the packed layout again."""
@@ -72,79 +74,39 @@ class FastPath:
 
     def _run(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, ``[tokens, hidden]``."""
-        base = self._model.model
+        base, ops, epsilon = self._model.model, self.operators, self._epsilon
         hidden = base.embed_tokens(tokens)
-        cos, sin = (part[0][:, None] for part in base.rotary_emb(hidden[None], positions[None]))
-        width, both = self._head // 2, self._heads + self._kv_heads
-        cos, sin = cos[..., :width], sin[..., :width]  # both halves are the same
+        width = self._head // 2  # both halves of the angles are the same
+        cosine, sine = (part[0, :, :width].contiguous() for part in base.rotary_emb(hidden[None], positions[None]))
         for number, layer in enumerate(self._layers):
-            mixed = layer.qkv(_rms_norm(hidden, layer.norm.weight, self._epsilon))
-            mixed = mixed.view(len(tokens), both + self._kv_heads, self._head)
-            turned = layer.normed(mixed[:, :both], self._heads, self._epsilon)
-            first, second = turned[..., :width], turned[..., width:]
-            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-            query, key, value = turned[:, : self._heads], turned[:, self._heads :], mixed[:, both:]
-            hidden = layer.out.plus(attend(number, query, key, value, layer.scaling), hidden)
-            inner = _rms_norm(hidden, layer.inner_norm.weight, self._epsilon)
+            mixed = layer.qkv(ops.rms_norm(hidden, layer.norm.weight, epsilon))
+            mixed = mixed.view(len(tokens), -1, self._head)
+            mixed = ops.rotate(mixed, (cosine, sine), layer.norms, self._kv_heads, epsilon)
+            hidden = layer.out.plus(attend(number, mixed, layer.scaling), hidden)
+            inner = ops.rms_norm(hidden, layer.inner_norm.weight, epsilon)
             hidden = layer.down.plus(layer.up.times(inner, layer.gate.swish(inner)), hidden)
-        return _rms_norm(hidden, base.norm.weight, self._epsilon)
-
-
-class _Product:
-    """Linear layers with the same input as one packed product."""
-
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        self._linears = linears
-        self.pack()
-
-    @torch.inference_mode()
-    def pack(self) -> None:
-        weights = [linear.weight.detach() for linear in self._linears]
-        whole = weights[0] if len(weights) == 1 else torch.cat(weights)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS_HINT)
-        biases: list[Tensor] = [linear.bias for linear in self._linears if linear.bias is not None]
-        self._bias = torch.cat(biases).detach() if biases else None
-
-    def __call__(self, inputs: Tensor, activation: str = "none") -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, activation, [], "")
-
-    def swish(self, inputs: Tensor) -> Tensor:
-        return self(inputs, "swish")
-
-    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, self._bias, "add")
-
-    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, self._bias, "mul")
+        return ops.rms_norm(hidden, base.norm.weight, epsilon)
 
 
 class _Layer:
     """One decoder layer's products and norms."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, operators: Operators) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.scaling: float = attention.scaling
         self.norm, self.inner_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.query_norm = getattr(attention, "q_norm", None)
-        self.key_norm = getattr(attention, "k_norm", None)
-        self.qkv = _Product([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = _Product([attention.o_proj])
-        self.gate, self.up, self.down = _Product([mlp.gate_proj]), _Product([mlp.up_proj]), _Product([mlp.down_proj])
+        self._own_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.qkv = operators.product([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = operators.product([attention.o_proj])
+        self.gate, self.up = operators.product([mlp.gate_proj]), operators.product([mlp.up_proj])
+        self.down = operators.product([mlp.down_proj])
         self.products = (self.qkv, self.out, self.gate, self.up, self.down)
 
-    def normed(self, states: Tensor, heads: int, epsilon: float) -> Tensor:
-        """Queries and keys, ``[tokens, heads + kv_heads, head_dim]``, after their own norms where there are some."""
-        if self.query_norm is None or self.key_norm is None:
-            return states
-        query = _rms_norm(states[:, :heads], self.query_norm.weight, epsilon)
-        return torch.cat((query, _rms_norm(states[:, heads:], self.key_norm.weight, epsilon)), dim=1)
-
-
-def _rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """In float32, as the models do it; torch's own takes seven operators on a CPU."""
-    single = states.float()
-    scale = torch.rsqrt(torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_() / single.shape[-1] + epsilon)
-    return weight * (single * scale).to(states.dtype)
+    @property
+    def norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weights of the queries' and keys' own norms."""
+        query, key = self._own_norms
+        return (None if query is None else query.weight), (None if key is None else key.weight)
 
 
 def fits(model: Any) -> bool:
@@ -167,7 +129,8 @@ def fast_path(model: Any) -> FastPath | None:
     """The fast path of a model; ``None`` where the layout is another, or where it does not give the same logits."""
     if not fits(model):
         return None
-    path = FastPath(model)
+    compiled = native() if model.dtype == torch.float32 else None
+    path = FastPath(model, TorchOperators() if compiled is None else NativeOperators(compiled))
     difference = largest_difference(path, model)
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not difference <= allowed:  # NaN too
@@ -181,12 +144,13 @@ def largest_difference(path: FastPath, model: Any) -> float:
     """Largest difference between both forwards' logits on a few tokens."""
     tokens = torch.arange(TRIED_TOKENS) % model.config.get_text_config().vocab_size
     own = model(input_ids=tokens[None], use_cache=False).logits[0]
-    fast = path(tokens, torch.arange(TRIED_TOKENS), _attend_to_itself)
+    attend = partial(_attend_to_itself, kv_heads=model.config.get_text_config().num_key_value_heads)
+    fast = path(tokens, torch.arange(TRIED_TOKENS), attend)
     return (own.float() - fast.float()).abs().max().item()
 
 
-def _attend_to_itself(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _attend_to_itself(layer: int, mixed: Tensor, scale: float, *, kv_heads: int) -> Tensor:
     """One causal sequence without a cache."""
-    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
+    query, key, value = (states.transpose(0, 1)[None] for states in parted(mixed, kv_heads))
     answer = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
     return answer[0].transpose(0, 1).flatten(1)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from agentrl.inference.engine.attention import DecodeAttention, PrefillAttention
+from agentrl.inference.engine.attention import PrefillAttention
 from agentrl.inference.engine.batch import Prefill, plan_decode, plan_prefill
 from agentrl.inference.engine.fast_path import fast_path
 from agentrl.inference.engine.kept_prefixes import KeptPrefixes
@@ -162,7 +162,8 @@ class ModelRunner:
         batch = plan_decode(tokens, positions, shared, self.cache.length, dtype, device)
         self.decoded_rows += len(batch.tokens)
         if self.fast is not None:
-            logits = self.fast(batch.tokens, batch.positions, DecodeAttention(self.cache, batch))
+            attend = self.fast.operators.decode_attention(self.cache, batch)
+            logits = self.fast(batch.tokens, batch.positions, attend)
         else:
             logits = self._own.decode(batch)
         return logits.float() if batch.write_tokens is None else logits[batch.write_tokens].float()

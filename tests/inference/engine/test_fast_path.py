@@ -23,8 +23,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from agentrl.inference.engine import fast_path as fast_path_module
 from agentrl.inference.engine.fast_path import FastPath, fast_path, fits, largest_difference
 from agentrl.inference.engine.model import LoadedModel
+from agentrl.inference.engine.native.build import native
+from agentrl.inference.engine.operators import TorchOperators
 from agentrl.inference.engine.runner import ModelRunner
 
 SMALL: dict[str, Any] = {
@@ -86,11 +89,20 @@ def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
 
 
-@pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
-def test_prefill_and_decode_give_the_models_own_logits(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "operators"),
+    [(name, kind) for name in FAMILY for kind in ("torch", "compiled")] + [(name, "its own") for name in OTHERS],
+)
+def test_prefill_and_decode_give_the_models_own_logits(
+    name: str, operators: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if operators == "compiled" and native() is None:
+        pytest.skip("there is no C++ compiler here")
+    if operators == "torch":
+        monkeypatch.setattr(fast_path_module, "native", lambda: None)
     model = make(FAMILY.get(name) or OTHERS[name])
     runner = runner_of(model)
-    assert (runner.fast is not None) == (name in FAMILY)
+    assert (runner.fast.operators.name if runner.fast else "its own") == operators
     prompts = [[*list(range(20)), 7], [*list(range(20)), 9, 11], [250]]
     for turn in range(2):  # the second time from a kept prefix
         logits = runner.prefill(prompts, [[0, 1], [2], [3]])
@@ -140,7 +152,7 @@ def test_double_precision_is_left_alone() -> None:
 def test_a_model_that_says_something_else_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
     """The layout fits, but the forward was changed: tried and refused."""
     model = make(FAMILY["llama"])
-    assert largest_difference(FastPath(model), model) < 1e-3
+    assert largest_difference(FastPath(model, TorchOperators()), model) < 1e-3
     model.model.layers[1].register_forward_hook(lambda module, args, output: output * 1.5)
     with caplog.at_level(logging.WARNING):
         assert fast_path(model) is None

@@ -1,0 +1,1 @@
+"""Operators compiled on this machine: ``operators.cpp``, how it is built, and its functions for tensors."""

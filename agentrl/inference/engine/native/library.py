@@ -1,0 +1,121 @@
+"""The compiled operators as Python functions over tensors.
+
+Guarantees: nothing is copied but what is not contiguous; shapes are the caller's care, as for any raw pointer.
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MODES = {"none": 0, "swish": 1, "plus": 2, "times": 3}
+
+_INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_SIGNATURES = {
+    "pack": [_POINTER] * 2 + [_INT] * 2,
+    "multiply": [_POINTER] * 5 + [_INT] * 4,
+    "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT],
+    "rotate": [_POINTER] * 5 + [_INT] * 4 + [_FLOAT],
+    "store_and_attend": [_POINTER] * 4 + [_INT] * 2 + [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 4 + [_FLOAT],
+}
+
+
+class Native:
+    """The compiled library. All tensors are float32 on the CPU and contiguous, indices int64.
+
+    Args:
+        path: Shared library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Load it."""
+        self._library = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = arguments, None
+        self._library.panel_width.restype = _INT
+        self.panel = int(self._library.panel_width())
+
+    def pack(self, weight: Tensor, into: Tensor | None = None) -> Tensor:
+        """A weight ``[columns, depth]`` in panels, for :meth:`multiply`."""
+        columns, depth = weight.shape
+        packed = weight.new_empty(-(-columns // self.panel) * self.panel * depth) if into is None else into
+        self._library.pack(packed.data_ptr(), weight.contiguous().data_ptr(), columns, depth)
+        return packed
+
+    def multiply(
+        self, inputs: Tensor, packed: Tensor, columns: int, bias: Tensor | None, mode: str, other: Tensor | None = None
+    ) -> Tensor:
+        """``inputs`` ``[rows, depth]`` times a packed weight.
+
+        Args:
+            inputs: ``[rows, depth]``.
+            packed: From :meth:`pack`.
+            columns: Of the weight.
+            bias: ``[columns]``, padded to whole panels.
+            mode: ``none``, ``swish``, ``plus`` or ``times`` ``other``.
+            other: ``[rows, columns]``.
+
+        Returns:
+            ``[rows, columns]``.
+        """
+        rows, depth = inputs.shape
+        out = inputs.new_empty(rows, columns)
+        self._library.multiply(
+            out.data_ptr(), inputs.contiguous().data_ptr(), packed.data_ptr(), _at(bias), _at(other), rows, columns,
+            depth, MODES[mode],
+        )  # fmt: skip
+        return out
+
+    def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Root-mean-square norm of ``[rows, width]``."""
+        out = torch.empty_like(states)
+        rows, width = states.shape
+        self._library.rms_norm(out.data_ptr(), states.data_ptr(), weight.data_ptr(), rows, width, epsilon)
+        return out
+
+    def rotate(
+        self, mixed: Tensor, cosine: Tensor, sine: Tensor, norms: tuple[Tensor | None, Tensor | None], kv_heads: int,
+        epsilon: float,
+    ) -> None:  # fmt: skip
+        """Norm and rotate the queries and keys of ``mixed`` ``[tokens, heads + 2 * kv_heads, dim]`` in place."""
+        tokens, both, dim = mixed.shape
+        self._library.rotate(
+            mixed.data_ptr(), cosine.data_ptr(), sine.data_ptr(), _at(norms[0]), _at(norms[1]), tokens,
+            both - 2 * kv_heads, kv_heads, dim, epsilon,
+        )  # fmt: skip
+
+    def store_and_attend(
+        self, mixed: Tensor, keys: Tensor, values: Tensor, writes: tuple[Tensor, Tensor, Tensor], slots: Tensor,
+        lengths: Tensor, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """Store a token's keys and values in each slot that is written, then attend.
+
+        Args:
+            mixed: ``[rows, heads + 2 * kv_heads, dim]``.
+            keys: Of a layer, ``[slots, kv_heads, positions, dim]``.
+            values: The same.
+            writes: Slot, position and row of each write.
+            slots: That each row attends to.
+            lengths: How many positions of it.
+            scale: Of the scores.
+
+        Returns:
+            ``[rows, heads * dim]``.
+        """
+        rows, both, dim = mixed.shape
+        kv_heads = keys.shape[1]
+        heads = both - 2 * kv_heads
+        out = mixed.new_empty(rows, heads * dim)
+        slot, position, row = writes
+        self._library.store_and_attend(
+            out.data_ptr(), mixed.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
+            slot.data_ptr(), position.data_ptr(), row.data_ptr(), len(slot), slots.data_ptr(), lengths.data_ptr(), rows,
+            heads, kv_heads, dim, scale,
+        )  # fmt: skip
+        return out
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
