@@ -1,12 +1,13 @@
-"""Decode throughput of the embedded engine against transformers' ``generate``.
+"""Speed of the embedded engine against transformers' ``generate``, and against itself under other loads.
 
-Guarantees: both sides run in this process, interleaved, on the same prompts, dtype and threads, prefill included; the
-engine additionally returns a logprob for each token and ``generate`` does not, so the ratio never flatters the engine.
+Guarantees: all sides run in this process, interleaved, on the same prompts, dtype and threads, prefill included; the
+engine additionally returns a logprob for each token and ``generate`` does not, so no ratio flatters the engine.
 """
 
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.bench.report import default_model
@@ -14,14 +15,18 @@ from agentrl.bench.report import default_model
 if TYPE_CHECKING:
     from agentrl.inference.engine.engine import Engine
     from agentrl.inference.engine.model import LoadedModel
+    from agentrl.inference.engine.request import Request
 
-PROMPTS = 32
 PROMPT_TOKENS = (50, 64)  # 57 on average
-NEW_TOKENS = 64
+SLOTS, NEW_TOKENS = 32, 128  # against generate
+CROWD, CROWD_TOKENS = 128, 64  # of the larger batch
+RAGGED, RAGGED_TOKENS = 96, (10, 128)  # requests through 32 slots, and how long their answers are
+
+Prompt = tuple[int, ...]
 
 
 def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dict[str, list[float]]:
-    """Measure both sides ``repeats`` times.
+    """Measure everything ``repeats`` times.
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
@@ -29,65 +34,136 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
         device: ``auto`` or a torch device name.
 
     Returns:
-        ``decode_vs_generate`` (engine over generate, tokens per second) and both sides in tokens per second.
+        ``decode_vs_generate`` (without a compiler) and ``decode_vs_generate_compiled`` (where there is one), tokens per
+        second over those of ``generate``; ``throughput_128_vs_32``; ``ragged_cost``, seconds a token of ragged answers
+        over those of equal ones; ``first_token_s``, from a request's arrival beside 31 running ones; and tokens per
+        second.
     """
+    from agentrl.inference.engine.model import load_model
+
+    path = model or default_model()
+    plain = load_model(path, device=device)
+    bare = start(path, SLOTS, device, compiled=False)
+    best = start(path, CROWD, device, compiled=True)
+    compiled = best.runner.fast is not None and best.runner.fast.operators.name == "compiled"
+    figures: dict[str, list[float]] = {}
+
+    def note(**values: float) -> None:
+        for key, value in values.items():
+            figures.setdefault(key, []).append(value)
+
+    try:
+        for side in (bare, best):
+            tokens_a_second(side, make_prompts(plain.vocab_size, SLOTS, -1), [2] * SLOTS)
+        generate_speed(plain, make_prompts(plain.vocab_size, SLOTS, -1), 2)
+        for repeat in range(repeats):
+            prompts = make_prompts(plain.vocab_size, SLOTS, repeat)
+            theirs = generate_speed(plain, prompts, NEW_TOKENS)
+            ours = tokens_a_second(bare, prompts, [NEW_TOKENS] * SLOTS)
+            note(decode_vs_generate=ours / theirs, generate_tokens_s=theirs, engine_tokens_s=ours)
+            if compiled:
+                ours = tokens_a_second(best, prompts, [NEW_TOKENS] * SLOTS)
+                note(decode_vs_generate_compiled=ours / theirs, compiled_tokens_s=ours)
+            many = make_prompts(plain.vocab_size, CROWD, 1000 + repeat)
+            few = tokens_a_second(best, many[:SLOTS], [CROWD_TOKENS] * SLOTS)
+            note(throughput_128_vs_32=tokens_a_second(best, many, [CROWD_TOKENS] * CROWD) / few)
+            note(ragged_cost=ragged_cost(bare, plain.vocab_size, repeat))
+            note(first_token_s=first_token_seconds(bare, make_prompts(plain.vocab_size, SLOTS, 3000 + repeat)))
+    finally:
+        for side in (bare, best):
+            side.stop(timeout=60)
+    return figures
+
+
+def start(path: str, slots: int, device: str, *, compiled: bool) -> "Engine":
+    """A ready engine."""
     from agentrl.inference.engine.engine import Engine
     from agentrl.inference.engine.model import load_model
     from agentrl.inference.engine.runner import ModelRunner
 
-    path = model or default_model()
-    plain = load_model(path, device=device)
-    engine = Engine(lambda: ModelRunner(load_model(path, device=device), PROMPTS), seed=0).start()
+    def build() -> ModelRunner:
+        return ModelRunner(load_model(path, device=device), slots, compiled=compiled)
+
+    engine = Engine(build, max_running=slots, seed=0).start()
     engine.ready.result()
-    figures: dict[str, list[float]] = {"decode_vs_generate": [], "engine_tokens_s": [], "generate_tokens_s": []}
-    try:
-        for repeat in range(-1, repeats):
-            prompts = make_prompts(plain.vocab_size, repeat)
-            new_tokens = NEW_TOKENS if repeat >= 0 else 2  # the first round only warms up
-            theirs = generate_speed(plain, prompts, new_tokens)
-            ours = engine_speed(engine, prompts, new_tokens)
-            if repeat >= 0:
-                figures["decode_vs_generate"].append(ours / theirs)
-                figures["engine_tokens_s"].append(ours)
-                figures["generate_tokens_s"].append(theirs)
-    finally:
-        engine.stop(timeout=60)
-    return figures
+    return engine
 
 
-def make_prompts(vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+def make_prompts(vocab_size: int, count: int, seed: int) -> list[Prompt]:
     """Random prompts of ragged lengths."""
     rng = random.Random(seed)
-    return [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))) for _ in range(PROMPTS)]
+    return [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))) for _ in range(count)]
 
 
-def engine_speed(engine: "Engine", prompts: list[tuple[int, ...]], new_tokens: int) -> float:
-    """Tokens per second of the engine, sampling at temperature 1 with logprobs."""
-    from agentrl.inference.engine.params import SamplingParams
-    from agentrl.inference.engine.request import Request
-
+def tokens_a_second(engine: "Engine", prompts: Sequence[Prompt], lengths: Sequence[int]) -> float:
+    """New tokens per second of the engine, sampling at temperature 1 with logprobs."""
     ended = threading.Semaphore(0)
-    params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     requests = [
-        Request(
-            rid=f"bench-{index}",
-            prompt=prompt,
-            params=params,
-            limit=new_tokens,
-            stop_ids=frozenset(),
-            on_update=lambda request: ended.release(),
-            rng=random.Random(index),
-        )
-        for index, prompt in enumerate(prompts)
+        make_request(f"bench-{index}", prompt, length, lambda request: ended.release())
+        for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
-    start = time.perf_counter()
+    begun = time.perf_counter()
     engine.submit(requests)
     for _ in requests:
         ended.acquire()
-    return sum(len(request.logprobs) for request in requests) / (time.perf_counter() - start)
+    return sum(len(request.logprobs) for request in requests) / (time.perf_counter() - begun)
 
 
-def generate_speed(loaded: "LoadedModel", prompts: list[tuple[int, ...]], new_tokens: int) -> float:
+def make_request(
+    rid: str, prompt: Prompt, length: int, on_update: "Callable[[Request], None]", *, stream: bool = False
+) -> "Request":
+    """A request that runs to its full length."""
+    from agentrl.inference.engine.params import SamplingParams
+    from agentrl.inference.engine.request import Request
+
+    return Request(
+        rid=rid,
+        prompt=prompt,
+        params=SamplingParams(max_new_tokens=length, ignore_eos=True),
+        limit=length,
+        stop_ids=frozenset(),
+        on_update=on_update,
+        rng=random.Random(rid),
+        stream=stream,
+    )
+
+
+def ragged_cost(engine: "Engine", vocab_size: int, seed: int) -> float:
+    """Seconds a token of answers of 10 to 128 tokens over those of answers that all have the mean length."""
+    shortest, longest = RAGGED_TOKENS
+    lengths = [shortest + round(index * (longest - shortest) / (RAGGED - 1)) for index in range(RAGGED)]
+    random.Random(seed).shuffle(lengths)
+    even = [round(sum(lengths) / RAGGED)] * RAGGED
+    prompts = [make_prompts(vocab_size, RAGGED, 2000 + 2 * seed + side) for side in (0, 1)]
+    ragged_speed, even_speed = (
+        tokens_a_second(engine, prompts[side], counts) for side, counts in enumerate((lengths, even))
+    )
+    return even_speed / ragged_speed
+
+
+def first_token_seconds(engine: "Engine", prompts: Sequence[Prompt]) -> float:
+    """Seconds from a request's arrival to its first token, beside all other slots decoding."""
+    busy, came = threading.Event(), threading.Event()
+
+    def decoding(request: "Request") -> None:
+        if len(request.output) > 4:
+            busy.set()
+
+    others = [
+        make_request(f"other-{index}", prompt, 64, decoding, stream=True) for index, prompt in enumerate(prompts[1:])
+    ]
+    late = make_request("late", prompts[0], 2, lambda request: came.set(), stream=True)
+    engine.submit(others)
+    busy.wait()
+    begun = time.perf_counter()
+    engine.submit([late])
+    came.wait()
+    seconds = time.perf_counter() - begun
+    engine.abort(everything=True).result()
+    return seconds
+
+
+def generate_speed(loaded: "LoadedModel", prompts: Sequence[Prompt], new_tokens: int) -> float:
     """Tokens per second of ``generate`` on one left-padded batch, sampling at temperature 1."""
     import torch
 

@@ -169,7 +169,7 @@ async def server_info(http: HttpRequest) -> Response:
             "max_running_requests": engine.scheduler.max_running,
             "max_waiting_requests": engine.max_waiting,
             "packed_linears": len(runner.packed) if runner.packed is not None else 0,
-            "fast_path": runner.fast is not None,
+            "operators": runner.fast.operators.name if runner.fast is not None else "the model's own",
             "weight_version": engine.version,
             "paused": engine.paused,
             "running": len(engine.scheduler.running),

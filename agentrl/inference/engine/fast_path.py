@@ -125,12 +125,17 @@ def _qkv_biases_agree(layer: Any) -> bool:
     return len({linear.bias is None for linear in (attention.q_proj, attention.k_proj, attention.v_proj)}) == 1
 
 
-def fast_path(model: Any) -> FastPath | None:
-    """The fast path of a model; ``None`` where the layout is another, or where it does not give the same logits."""
+def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
+    """The fast path of a model; ``None`` where the layout is another, or where it does not give the same logits.
+
+    Args:
+        model: A causal language model.
+        compiled: Whether a compiler is used where there is one.
+    """
     if not fits(model):
         return None
-    compiled = native() if model.dtype == torch.float32 else None
-    path = FastPath(model, TorchOperators() if compiled is None else NativeOperators(compiled))
+    library = native() if compiled and model.dtype == torch.float32 else None
+    path = FastPath(model, TorchOperators() if library is None else NativeOperators(library))
     difference = largest_difference(path, model)
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not difference <= allowed:  # NaN too

@@ -31,12 +31,15 @@ class ModelRunner:
         loaded: The model.
         max_running: Number of slots.
         kept_tokens: Most tokens whose keys and values are kept for later prompts.
+        compiled: Whether a compiler is used where there is one.
     """
 
-    def __init__(self, loaded: LoadedModel, max_running: int, kept_tokens: int = 16384) -> None:
+    def __init__(
+        self, loaded: LoadedModel, max_running: int, kept_tokens: int = 16384, *, compiled: bool = True
+    ) -> None:
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
-        self.fast = fast_path(loaded.model)
+        self.fast = fast_path(loaded.model, compiled=compiled)
         self.packed = PackedLinears(loaded.model) if self.fast is None else None
         self.cache = SlotCache(layer_shapes(loaded.model, loaded.layers), max_running, loaded.context_length)
         self.kept = KeptPrefixes(self.cache, kept_tokens)

@@ -60,7 +60,7 @@ def test_interleavings(
     with monkeypatch.context() as patch:
         patch.setattr(engine_module, "CHUNK", LEAST)
         if path == "own forward":
-            patch.setattr(runner_module, "fast_path", lambda model: None)
+            patch.setattr(runner_module, "fast_path", lambda model, compiled: None)
         _run(steps, kept, most, folders, models)
 
 
