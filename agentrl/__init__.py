@@ -69,9 +69,15 @@ register("agent_env", "agentrl.core.agent_env:AgentEnvWorkflow", kind="workflow"
 register("openai/gsm8k", "agentrl.data.gsm8k:load", kind="dataset")
 register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
 register("calculation", "agentrl.data.calculation:load", kind="dataset")
-register("group", "agentrl.train.advantages:group", kind="advantage")
-register("clip", "agentrl.train.objective:clip", kind="objective")
+register("jsonl", "agentrl.data.plain:load_folder", kind="dataset")
+register("hub", "agentrl.data.plain:load_hub", kind="dataset")
+for _name in ("group", "leave_one_out", "reward"):
+    register(_name, f"agentrl.train.advantages:{_name}", kind="advantage")
+for _name in ("clip", "dual_clip", "cispo", "sapo", "policy_gradient"):
+    register(_name, f"agentrl.train.objective:{_name}", kind="objective")
 register("grpo", "agentrl.train.trainer:Trainer", kind="trainer")
+for _name in ("sft", "rm", "dpo"):
+    register(_name, f"agentrl.supervised.trainers:{_name}", kind="trainer")
 announce_all()  # to gymnasium, once it is loaded
 
 

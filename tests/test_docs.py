@@ -142,8 +142,18 @@ def test_server_commands_say_that_no_run_goes_on(line: str, tmp_path: Path) -> N
     assert "no run goes on" in result.stdout and "Traceback" not in result.stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl doctor")])
+def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
+    place = tmp_path / shlex.split(line)[2]
+    place.mkdir(parents=True)
+    (place / "metrics.jsonl").write_text(json.dumps({"rollout/episodes": 4.0, "rollout/failed": 3.0}) + "\n")
+    result = run(*shlex.split(line)[1:], cwd=tmp_path)
+    assert result.returncode == 1
+    assert "3 episodes of the batch failed" in result.stdout and "not judged" in result.stdout
+
+
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "eval", "servers", "serve", "bench", "--")
+    commands = ("recipe", "eval", "servers", "serve", "bench", "doctor", "--")
     known = ("make ", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -1,23 +1,24 @@
-"""How long a weight push into the embedded engine takes.
+"""How long a weight push into the embedded engine takes, beside a plain copy of the same bytes.
 
-Guarantees: a real server in its own process, spoken to over HTTP, and the whole transaction in the figure: pause,
-load, verify fingerprints, resume. Writing the file is outside of it (the trainer double-buffers), and so is the start.
-The sources alternate between two sets of weights, so every push changes every byte that the engine holds.
+Guarantees: a real server in its own process, spoken to over HTTP; the weights are written by the publisher that a
+trainer has, and differ from push to push, so every push changes every byte that the engine holds.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.bench.report import default_model
-from agentrl.core.weights import WEIGHTS_FILE, fingerprint, mismatches
+from agentrl.core.weights import mismatches
+
+if TYPE_CHECKING:
+    from agentrl.train.publish import WeightPublisher
 
 START_SECONDS = 300.0
 POLL_SECONDS = 0.1
@@ -28,48 +29,54 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
-        repeats: Measured pushes, after one that warms up.
+        repeats: Measured pushes, after two that warm up (the publisher has two buffers).
         dtype: Of the server and the files.
 
     Returns:
-        ``push_seconds``, ``load_seconds`` (of it, the server's load) and ``write_seconds`` (the files, outside of it).
+        ``push_vs_memcpy``: writing, pause, load and resume over the time of a copy of the same bytes in memory;
+        ``push_seconds``: pause, load, verification and resume; ``load_seconds`` (of it, the server's load),
+        ``write_seconds`` (the publisher's part) and ``memcpy_seconds``.
     """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from agentrl.train.publish import WeightPublisher
+
     path = model or default_model()
-    root = Path(tempfile.mkdtemp(prefix="agentrl-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    figures: dict[str, list[float]] = {"push_seconds": [], "load_seconds": [], "write_seconds": []}
-    try:
-        sources = [_write_source(Path(path), root / str(index), dtype, index) for index in range(2)]
-        figures["write_seconds"] = [seconds for _, _, seconds in sources]
-        process, url = _start(path, dtype, root / "ready.json")
+    figures: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
+        policy = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        publisher = WeightPublisher(
+            policy.named_parameters(), getattr(torch, dtype), "auto", Path(folder) / "weights", is_writer=True
+        )
+        process, url = _start(path, dtype, Path(folder) / "ready.json")
         try:
-            for repeat in range(repeats + 1):
-                folder, expected, _ = sources[repeat % 2]
-                total, load = _push(url, folder, expected, repeat)
-                if repeat:
-                    figures["push_seconds"].append(total)
-                    figures["load_seconds"].append(load)
+            for repeat in range(-2, repeats):
+                for parameter in policy.parameters():
+                    parameter.data.mul_(1.01)
+                measured = _push(url, publisher, repeat + 3)
+                measured["memcpy_seconds"] = _memcpy_seconds([p.data for p in policy.parameters()])
+                written = measured["write_seconds"] + measured["push_seconds"] - measured.pop("verify_seconds")
+                measured["push_vs_memcpy"] = written / measured["memcpy_seconds"]
+                for key, value in measured.items() if repeat >= 0 else ():
+                    figures.setdefault(key, []).append(value)
         finally:
             process.terminate()
             process.wait()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+            publisher.close()
     return figures
 
 
-def _write_source(model: Path, folder: Path, dtype: str, index: int) -> tuple[Path, dict[str, str], float]:
-    """A set of weights, scaled by ``index`` so that the sets differ; its fingerprints; seconds to write."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from agentrl.inference.engine.weights import raw_bytes
-
-    folder.mkdir(parents=True)
-    source = load_file(model / WEIGHTS_FILE)
-    tensors = {name: (tensor * (1 + 0.01 * index)).to(getattr(torch, dtype)) for name, tensor in source.items()}
-    expected = {name: fingerprint(raw_bytes(tensor)) for name, tensor in tensors.items()}
-    start = time.perf_counter()
-    save_file(tensors, folder / WEIGHTS_FILE)
-    return folder, expected, time.perf_counter() - start
+def _memcpy_seconds(tensors: list[Any]) -> float:
+    """A copy of the tensors into memory that was touched before; the faster of two."""
+    targets = [tensor.clone() for tensor in tensors]
+    seconds = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
 
 
 def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -85,17 +92,28 @@ def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes]
     return process, json.loads(ready.read_text())["url"]
 
 
-def _push(url: str, folder: Path, expected: dict[str, str], version: int) -> tuple[float, float]:
-    """One transaction; its seconds and the seconds of the load alone."""
-    start = time.perf_counter()
+def _push(url: str, publisher: "WeightPublisher", version: int) -> dict[str, float]:
+    """One transaction, and how long its parts took."""
+    begun = time.perf_counter()
+    manifest = publisher.write(version)
+    assert manifest is not None and manifest.path is not None
+    written = time.perf_counter()
     _post(url, "/pause_generation", {"mode": "retract"})
-    loaded = _post(url, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": str(version)})
+    folder = str(Path(manifest.path).parent) if manifest.path.endswith(".safetensors") else manifest.path
+    loaded = _post(url, "/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
+    checking = time.perf_counter()
     actual = _post(url, "/weights_checker", {"action": "fingerprint"})["fingerprints"]
-    wrong = mismatches(expected, actual)
+    wrong = mismatches(manifest.fingerprints, actual)
     if wrong:
         raise RuntimeError(f"{len(wrong)} fingerprints differ, the first is {wrong[0]}")
+    checked = time.perf_counter()
     _post(url, "/continue_generation", {})
-    return time.perf_counter() - start, loaded["seconds"]
+    return {
+        "push_seconds": time.perf_counter() - written,
+        "load_seconds": loaded["seconds"],
+        "write_seconds": written - begun,
+        "verify_seconds": checked - checking,
+    }
 
 
 def _post(url: str, path: str, body: dict[str, Any]) -> Any:

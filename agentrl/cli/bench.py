@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-_NOT_BENCHMARKS = {"__init__", "instant_server", "report"}
+_NOT_BENCHMARKS = {"__init__", "instant_server", "report", "step_sides"}
 
 
 def benchmark_names() -> list[str]:

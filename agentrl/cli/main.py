@@ -12,6 +12,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.bench import bench
+from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.recipe import app as recipe_app
@@ -34,6 +35,7 @@ app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
+app.command(name="doctor")(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -61,10 +61,16 @@ def list_recipes() -> None:
 
 @app.command()
 def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> None:
-    """Print a recipe as it would run here: every key, its value and its meaning."""
+    """Print a recipe as it would run here: every key, its value and its meaning, and the objective as a formula."""
+    from agentrl.config.formula import formula
     from agentrl.config.render import render
+    from agentrl.config.supervised import SUPERVISED, objective
 
-    typer.echo(render(_load(name, overrides, config)), nl=False)
+    recipe = _load(name, overrides, config)
+    typer.echo(render(recipe), nl=False)
+    lines = objective(recipe) if recipe.trainer.type in SUPERVISED else formula(recipe.trainer)
+    if recipe.trainer.type is not None:
+        typer.echo("\n".join(["", "# what is minimised", *(f"#   {line}" for line in lines)]))
 
 
 @app.command()

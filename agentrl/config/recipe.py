@@ -6,18 +6,14 @@ its range, or a combination that cannot work, is refused when the model is built
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.section import Positive, Section
+from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
+
 Seconds = Annotated[float, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16"]
-RewardScale = Literal["group", "mean", "none"]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelConfig(Section):
@@ -151,12 +147,12 @@ class EvalConfig(Section):
     samples: Positive = Field(default=1, description="Episodes per task.")
 
 
-class TrainerConfig(Section):
+class TrainerConfig(AlgorithmConfig):
     """The optimisation. Times are wall-clock seconds, lengths are tokens."""
 
-    type: str | None = Field(default="grpo", description="A trainer's id or path; null: no training, evaluate.")
-    advantage: str = Field(default="group", description="Id or path of the function that gives advantages.")
-    objective: str = Field(default="clip", description="Id or path of the loss per token.")
+    type: str | None = Field(
+        default="grpo", description="grpo, sft, rm, dpo, or a trainer's path; null: no training, evaluate."
+    )
     nproc: Positive = Field(default=1, description="torchrun ranks.")
     total_steps: Positive = 100
     epochs: Positive | None = Field(default=None, description="Stop after so many passes over the training tasks.")
@@ -172,18 +168,6 @@ class TrainerConfig(Section):
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
     adam_epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    clip_eps: float = Field(default=0.2, gt=0, lt=1)
-    clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; clip_eps where null.")
-    kl_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the k3 KL to the starting policy; 0: no reference model."
-    )
-    entropy_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy bonus, per token; keeps answers varied."
-    )
-    scale_rewards: RewardScale = Field(
-        default="group",
-        description="Divide centered rewards by the group's standard deviation, its mean (MaxRL) or nothing (none).",
-    )
     dtype: DType = Field(
         default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
     )
@@ -240,7 +224,7 @@ class Recipe(Section):
     model: ModelConfig
     train_dataset: DatasetConfig = DatasetConfig()
     valid_dataset: ValidDatasetConfig = ValidDatasetConfig()
-    env: ComponentConfig
+    env: ComponentConfig = ComponentConfig(id=NO_ENV)
     agent: ComponentConfig = ComponentConfig(id="chat")
     workflow: ComponentConfig = ComponentConfig(id="agent_env")
     reward: RewardConfig = RewardConfig()
@@ -249,6 +233,7 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
     trainer: TrainerConfig = TrainerConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
     weights: WeightsConfig = WeightsConfig()
     launch: LaunchConfig = LaunchConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -263,10 +248,23 @@ class Recipe(Section):
             )
         if self.inference.engine == "openai" and not self.inference.urls:
             raise ValueError("inference.engine=openai needs inference.urls=[URL]")
-        if self.trainer.type is None:
+        for problem in contradictions(self):
+            raise ValueError(problem)
+        if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        if self.rollout.group_size < 2:
-            raise ValueError("trainer.type=grpo compares episodes of one task: rollout.group_size must be at least 2")
+        if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
+            length = {"aggregation_length": self.sampling.max_new_tokens}
+            object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # frozen for everybody else
+        if self.rollout.group_size < 2 and self.trainer.advantage in ("group", "leave_one_out"):
+            raise ValueError(
+                f"trainer.advantage={self.trainer.advantage} compares episodes of one task: rollout.group_size must be "
+                "at least 2"
+            )
+        if self.rollout.batch_size % self.trainer.minibatches:
+            raise ValueError(
+                f"rollout.batch_size={self.rollout.batch_size} groups cannot be shared out to "
+                f"trainer.minibatches={self.trainer.minibatches}"
+            )
         if self.inference.engine == "openai":
             raise ValueError(
                 "trainer.type=grpo needs token ids and logprobs, which inference.engine=openai does not give; "

@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.recipe import Recipe
+from agentrl.observe.diagnosis import diagnose
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
 # KL between the server's logprobs and the trainer's on a step whose tokens the trained weights themselves sampled.
 # Rounding gives 1e-10 in float32 and about 2e-3 in bfloat16; other weights, or another temperature, far more.
-_KL_OF_ANOTHER_POLICY = 0.03
 
 
 class LiveView:
@@ -78,16 +78,22 @@ class LiveView:
         if any(name.startswith("eval/") for name in numbers):
             self._evaluation = numbers
             self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
-        if "reward/mean" in numbers:
+        if "reward/mean" not in numbers and "train/loss" in numbers:  # it learns from lines
+            self._steps.append(numbers)
+            self._state = (
+                f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
+            )
+            self._refresh(Text(f"[{self._elapsed()}] {loss_line(numbers, self._recipe.trainer.total_steps)}"))
+        elif "reward/mean" in numbers:
             self._steps.append(numbers)
             self._state = (
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            for kind, text in warnings(numbers).items():
-                if kind not in self._warnings:  # once is enough
-                    self._warnings[kind] = f"step {numbers.get('step', 0):.0f}: {text}"
-                    self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[kind]}", style="yellow"))
+            for finding in diagnose(self._steps, self._recipe.trainer.dtype):
+                if finding.kind not in self._warnings:  # once is enough
+                    self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
+                    self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))
 
     def _refresh(self, line: Text | None) -> None:
         if self._live is None and line is not None:
@@ -101,13 +107,20 @@ class LiveView:
         """The panel as it stands."""
         parts: list[Any] = [Text(f"{self._state}", style="bold")]
         if self._steps:
-            rewards = [record["reward/mean"] for record in self._steps]
-            parts += [Text(f"reward {sparkline(rewards, _CURVE_WIDTH)} {rewards[-1]:.3f}"), self._table()]
+            acts = "reward/mean" in self._steps[-1]
+            name, key = ("reward", "reward/mean") if acts else ("loss", "train/loss")
+            values = [record[key] for record in self._steps]
+            parts.append(Text(f"{name} {sparkline(values, _CURVE_WIDTH)} {values[-1]:.3f}"))
+            parts.append(self._table() if acts else self._losses())
         if self._evaluation:
             parts.append(Text(evaluation_line(self._evaluation)))
         parts += [Text(text, style="yellow") for text in self._warnings.values()]
         title = f"{escape(self._recipe.name)} · {escape(self._recipe.model.name)} · {self._elapsed()}"
         return Panel(Group(*parts), title=title, subtitle=escape(str(self._run_dir)), title_align="left")
+
+    def _losses(self) -> Group:
+        shown = self._steps[-_ROWS:]
+        return Group(*(Text(loss_line(record, self._recipe.trainer.total_steps)) for record in shown))
 
     def _table(self) -> Table:
         names = sorted({name for record in self._steps for name in record if name.startswith("metrics/")})
@@ -122,26 +135,22 @@ class LiveView:
         return table
 
 
-def warnings(record: Mapping[str, float]) -> dict[str, str]:
-    """What looks wrong in a step's metrics, by kind."""
-    found: dict[str, str] = {}
-    kl = record.get("train/kl_behavior", 0.0)
-    if record.get("staleness/max", 1.0) == 0 and kl > _KL_OF_ANOTHER_POLICY:
-        found["kl"] = (
-            f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step): it holds other "
-            "weights, or tells logprobs of another temperature or type"
-        )
-    if record.get("rollout/failed"):
-        found["failed"] = (
-            f"{record['rollout/failed']:.0f} episodes of the batch failed and are not trained on; logs/controller.log "
-            "has each kind of failure once. Failures that depend on the answer bias what is learned"
-        )
-    if record.get("drift/special", 0.0) > 0:
-        found["drift"] = (
-            f"in {record['drift/special']:.1%} of the episodes the special tokens are not those of the chat template: "
-            "what is trained is not how the model will be used"
-        )
-    return found
+def loss_line(record: Mapping[str, float], total: int) -> str:
+    """One step of a training that learns from lines."""
+    parts = [f"step {record.get('step', 0):.0f}/{total}", f"loss {record['train/loss']:.3f}"]
+    parts += [f"{label} {record[key]:.3f}" for key, label in _LEARNED if key in record]
+    if "train/tokens" in record:
+        parts.append(f"tokens {record['train/tokens']:.0f}")
+    if "time/step" in record:
+        parts.append(f"{record['time/step']:.1f} s")
+    return "  ".join(parts)
+
+
+_LEARNED = (
+    ("train/token_accuracy", "token_accuracy"),
+    ("train/pair_accuracy", "pair_accuracy"),
+    ("train/margin", "margin"),
+)
 
 
 def _shown(record: Mapping[str, float], key: str) -> str:
@@ -182,10 +191,13 @@ def evaluation_line(record: Mapping[str, float]) -> str:
     """One evaluation on one line."""
     names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid"}):
+    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/lines"}):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
         parts.append(text)
-    parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}")
+    if "eval/lines" in record:
+        parts.append(f"lines {record['eval/lines']:.0f}")
+    else:
+        parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}")
     return "  ".join(parts)

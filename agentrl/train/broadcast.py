@@ -109,6 +109,11 @@ class BroadcastPublisher:
         self._sender: Sender | None = None
         self._left = ""
 
+    @property
+    def unchanged(self) -> float | None:
+        """Known where files were written."""
+        return self._files.unchanged
+
     def publish(self, version: int, offer: Offer) -> None:
         """Broadcast a version, or write it; a collective. ``offer`` is called on rank 0."""
         ranks = self._ranks()

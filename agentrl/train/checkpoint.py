@@ -12,7 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -20,7 +25,13 @@ from agentrl.train.checkpoint_state import STATE_FILE, read_state
 
 
 def save_checkpoint(
-    folder: Path, step: int, policy: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int
+    folder: Path,
+    step: int,
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    keep: int,
+    reference: nn.Module | None = None,
 ) -> Path:
     """Write ``folder/step-N``; a collective over all ranks.
 
@@ -34,9 +45,8 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
     try:
-        save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(partial))
+        save(_tensors(policy, optimizer, reference), checkpoint_id=str(partial))
         if rank == 0:
             (partial / STATE_FILE).write_text(json.dumps({"step": step, **state}))
             shutil.rmtree(target, ignore_errors=True)
@@ -49,13 +59,24 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(checkpoint: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_checkpoint(
+    checkpoint: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None = None
+) -> dict[str, Any]:
     """Load tensors in place and return the saved state; a collective over all ranks."""
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    tensors = {"model": model_state, "optimizer": optimizer_state}
+    tensors = _tensors(policy, optimizer, reference)
     load(tensors, checkpoint_id=str(checkpoint))
     set_state_dict(policy, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+    if reference is not None:
+        set_model_state_dict(reference, tensors["reference"])
     return read_state(checkpoint)
+
+
+def _tensors(policy: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(policy, optimizer)
+    tensors: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    if reference is not None:  # one that moves
+        tensors["reference"] = get_model_state_dict(reference)
+    return tensors
 
 
 def _prune(folder: Path, keep: int) -> None:

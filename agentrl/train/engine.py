@@ -1,11 +1,12 @@
-"""One optimizer update over one batch, the same for any number of ranks and micro-batches.
+"""One trainer step over one batch, the same for any number of ranks and micro-batches.
 
-Guarantees: the loss is a sum over tokens divided by the global batch's token count, so packing, micro-batching and
-ranks change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update
+Guarantees: the loss is a weighted sum over tokens divided by a number of the global batch, so packing, micro-batching
+and ranks change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update
 and says so.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,17 @@ from torch.distributed.tensor import DTensor
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
-from agentrl.train.objective import Objective, kl_k3
-from agentrl.train.packing import Row, attention_span, build_rows, plan_microbatches
-from agentrl.train.policy import MicroBatch, Policy, accumulate, collate
+from agentrl.train.objective import (
+    Objective,
+    kl_divergence,
+    log_linear_proximal,
+    mismatch_weights,
+    second_moment_mask,
+    sequence_means,
+)
+from agentrl.train.packing import Row, TrainSequence, attention_span, build_rows, first_places, plan_microbatches
+from agentrl.train.policy import MicroBatch, Policy, accumulate, collate, reshard
+from agentrl.train.table import TokenTable
 
 
 @dataclass
@@ -30,10 +39,11 @@ class TokenSums:
     clipped: float = 0.0
     kl_behavior: float = 0.0
     kl_reference: float = 0.0
+    correction: float = 0.0
     tokens: float = 0.0
 
     def tensor(self) -> Tensor:
-        """``[6]`` float64."""
+        """``[7]`` float64."""
         return torch.tensor(list(vars(self).values()), dtype=torch.float64)
 
 
@@ -42,7 +52,7 @@ class TrainEngine:
 
     Args:
         policy: Sharded policy.
-        reference: Sharded frozen policy for the KL term; needed exactly when ``config.kl_coef > 0``.
+        reference: Sharded reference policy for the KL term; needed exactly when ``config.kl_coef > 0``.
         config: The recipe's trainer section.
         device: Where micro-batches go.
     """
@@ -64,62 +74,162 @@ class TrainEngine:
             fused=True,
         )
 
+    @property
+    def moving_reference(self) -> Policy | None:
+        """The reference where it is not the starting policy, and so belongs into a checkpoint."""
+        return None if self.config.reference == "frozen" else self.reference
+
     def update(self, batch: TrainBatch, learning_rate: float) -> dict[str, float]:
         """One step; a collective over all ranks, which pass the same batch.
 
         Returns:
             Metrics, the same on every rank.
         """
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        span = attention_span(self.policy.model.config.get_text_config().hidden_size)
-        rows = build_rows(batch.sequences, self.config.tokens_per_microbatch, span)
-        plan = plan_microbatches(rows, ranks, self.config.tokens_per_microbatch)[rank]
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        sums, deviation = TokenSums(), 0.0
+        table = self._table(batch)
+        sums, worst = TokenSums(), (0.0, -1)
+        metrics: dict[str, float] = {"train/microbatches": 0.0, "train/rows_tokens": 0.0}
+        applied: list[dict[str, float]] = []
         self.policy.train()
-        for index, rows_of_one in enumerate(plan):
-            accumulate(self.policy, last=index == len(plan) - 1)
-            deviation = max(deviation, self._backward(rows_of_one, batch.loss_tokens, ranks, sums))
-        metrics = {"train/learning_rate": learning_rate, "train/signal": batch.signal}
-        metrics |= self._apply_gradients(bool(plan))
-        metrics |= self._reduce(sums, deviation, batch.loss_tokens)
-        metrics["train/microbatches"] = float(len(plan))
-        metrics["train/rows_tokens"] = float(sum(len(row) for row in rows))
-        return metrics
+        firsts = first_places(batch.sequences)
+        parts = share_out(batch.sequences, self.config.minibatches)
+        for part in parts:
+            rows, plan = self._plan([batch.sequences[i] for i in part], [firsts[i] for i in part])
+            for index, rows_of_one in enumerate(plan):
+                accumulate(self.policy, last=index == len(plan) - 1)
+                scale = len(parts) / batch.normalizer
+                worst = max(worst, self._backward(rows_of_one, table, batch.version, scale, sums))
+            applied.append(self._apply_gradients(bool(plan)))
+            metrics["train/microbatches"] += len(plan)
+            metrics["train/rows_tokens"] += sum(len(row) for row in rows)
+        self._follow(batch.version + 1)
+        metrics |= {"train/learning_rate": learning_rate, "train/signal": batch.signal}
+        metrics |= {key: sum(one[key] for one in applied) / len(applied) for key in applied[0]}
+        if table.kept is not None:
+            metrics["train/masked"] = 1.0 - table.kept.float().mean().item() if len(table) else 0.0
+        return metrics | self._reduce(sums, worst, batch.normalizer)
 
-    def _backward(self, rows: list[Row], loss_tokens: int, ranks: int, sums: TokenSums) -> float:
-        """Accumulate one micro-batch's gradients; returns the largest ``|ratio - 1|`` in it."""
-        batch = collate(rows, self.device)
+    def penalties(self, sequences: Sequence[TrainSequence]) -> list[float]:
+        """What KL in the reward takes off for each sequence: ``kl_coef`` times its log ratio to the reference.
+
+        A collective over all ranks, which pass the same sequences.
+        """
+        assert self.reference is not None
+        table = TokenTable.of(sequences, self.device)
+        difference = table.behavior - self._scores(self.reference, sequences)
+        sums = difference.new_zeros(len(sequences)).index_add(0, table.sequences, difference)
+        return (sums * self.config.kl_coef).tolist()
+
+    def _table(self, batch: TrainBatch) -> TokenTable:
+        """The batch's tokens, with what the objective needs to know of all of them first."""
+        table = TokenTable.of(batch.sequences, self.device)
+        if self.config.proximal == "recomputed" or self.config.m2_threshold is not None:
+            table.proximal = self._scores(self.policy, batch.sequences)
+        if self.config.m2_threshold is not None:
+            assert table.proximal is not None
+            table.kept = second_moment_mask(table.proximal, table.behavior, self.config.m2_threshold)
+        return table
+
+    def _plan(
+        self, sequences: Sequence[TrainSequence], firsts: Sequence[int] | None = None
+    ) -> tuple[list[Row], list[list[Row]]]:
+        """All rows, and this rank's micro-batches."""
+        span = attention_span(self.policy.model.config.get_text_config().hidden_size)
+        budget = self.config.tokens_per_microbatch
+        rows = build_rows(sequences, budget, span, firsts)
+        return rows, plan_microbatches(rows, dist.get_world_size(), budget)[dist.get_rank()]
+
+    @torch.no_grad()
+    def _scores(self, policy: Policy, sequences: Sequence[TrainSequence]) -> Tensor:
+        """``[tokens]`` logprobs of all trained tokens under a policy, on every rank."""
+        found = torch.zeros(sum(sum(s.loss_mask) for s in sequences), device=self.device)
+        for rows in self._plan(sequences)[1]:
+            batch = collate(rows, self.device)
+            found[batch.origins] = policy(batch)[0]
+        dist.all_reduce(found)
+        return found
+
+    def _backward(
+        self, rows: list[Row], table: TokenTable, version: int, scale: float, sums: TokenSums
+    ) -> tuple[float, int]:
+        """Accumulate one micro-batch's gradients; returns the largest ``|ratio - 1|`` in it and the id of its token."""
+        batch, config = collate(rows, self.device), self.config
         logprobs, entropies = self.policy(batch)
-        loss, clipped = self.objective(logprobs, batch.logprobs, batch.advantages, self.config)
-        if loss.shape != logprobs.shape or clipped.shape != logprobs.shape:
-            raise ValueError(
-                f"trainer.objective={self.config.objective} gave shapes {tuple(loss.shape)} and {tuple(clipped.shape)} "
-                f"for {len(logprobs)} tokens: want a loss, and whether a bound cut it off, for each token"
-            )
-        if self.config.entropy_coef > 0:
-            loss = loss - self.config.entropy_coef * entropies
-        entropies = entropies.detach()
-        if self.reference is not None:
-            kl = self._reference_kl(batch, logprobs)
+        at = batch.origins
+        behavior = table.behavior[at]
+        loss, clipped, correction = self._policy_loss(logprobs, table, at, version)
+        if config.entropy_coef > 0:
+            loss = loss - config.entropy_coef * entropies
+        if self.reference is not None and config.kl_in == "loss":
+            kl = self._reference_kl(batch, logprobs, behavior)
             sums.kl_reference += kl.detach().sum().item()
-            loss = loss + self.config.kl_coef * kl
-        total = loss.sum() + logprobs.sum() * 0  # keeps the graph of an empty micro-batch
-        (total * (ranks / loss_tokens)).backward()  # FSDP averages over ranks; the loss is a global sum
-        log_ratio = logprobs.detach() - batch.logprobs
-        sums.loss += loss.detach().sum().item()
-        sums.entropy += entropies.sum().item()
+            loss = loss + config.kl_coef * kl
+        total = (loss * table.weights[at]).sum() + logprobs.sum() * 0  # keeps the graph of an empty micro-batch
+        (total * (scale * dist.get_world_size())).backward()  # FSDP averages over ranks; the loss is a global sum
+        log_ratio = logprobs.detach() - behavior
+        sums.loss += total.item()
+        sums.entropy += entropies.detach().sum().item()
         sums.clipped += clipped.sum().item()
+        sums.correction += correction.sum().item()
         sums.kl_behavior += (torch.expm1(log_ratio) - log_ratio).sum().item()
         sums.tokens += len(log_ratio)
-        return torch.expm1(log_ratio).abs().max().item() if len(log_ratio) else 0.0
+        if not len(log_ratio):
+            return 0.0, -1
+        deviation, place = torch.expm1(log_ratio).abs().max(0)
+        return deviation.item(), int(batch.targets[batch.trained[place]])
 
-    def _reference_kl(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
+    def _policy_loss(
+        self, logprobs: Tensor, table: TokenTable, at: Tensor, version: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``[tokens]`` loss, where a bound acted, and the weights of the correction."""
+        config, behavior, sequences = self.config, table.behavior[at], table.sequences[at]
+        match config.proximal:
+            case "recomputed":
+                assert table.proximal is not None
+                proximal = table.proximal[at]
+            case "log_linear":
+                proximal = log_linear_proximal(logprobs, behavior, table.versions[at], version)
+            case _:
+                proximal = behavior
+        current, old, advantages = logprobs, proximal, table.advantages[at]
+        if config.ratio == "sequence":
+            current, old = sequence_means(logprobs, sequences), sequence_means(proximal, sequences)
+            advantages = sequence_means(advantages, sequences)
+        loss, clipped = self.objective(current, old, advantages, config)
+        if loss.shape != logprobs.shape or clipped.shape != logprobs.shape:
+            raise ValueError(
+                f"trainer.objective={config.objective} gave shapes {tuple(loss.shape)} and {tuple(clipped.shape)} "
+                f"for {len(logprobs)} tokens: want a loss, and whether a bound acted, for each token"
+            )
+        correction = torch.ones_like(behavior)
+        if config.correction != "none":
+            correction = mismatch_weights(proximal, behavior, sequences, config)
+            loss = loss * correction
+        if table.kept is not None:
+            loss = loss * table.kept[at]
+        return loss, clipped, correction
+
+    def _reference_kl(self, batch: MicroBatch, logprobs: Tensor, behavior: Tensor) -> Tensor:
         assert self.reference is not None
         with torch.no_grad():
-            reference_logprobs, _ = self.reference(batch)
-        return kl_k3(logprobs, reference_logprobs)
+            reference, _ = self.reference(batch)
+        kl = kl_divergence(logprobs, reference, self.config.kl_estimator, self.config.kl_gradient)
+        return kl * torch.exp(logprobs - behavior) if self.config.kl_gradient == "weighted" else kl
+
+    @torch.no_grad()
+    def _follow(self, version: int) -> None:
+        """Move a reference that is not frozen; ``version`` is the policy's now."""
+        config = self.config
+        if self.reference is None or config.reference == "frozen":
+            return
+        if config.reference == "reset" and version % config.reference_every:
+            return
+        keep = config.reference_decay if config.reference == "ema" else 0.0
+        for policy in (self.reference, self.policy):
+            reshard(policy)
+        for old, new in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
+            old.lerp_(new.to(old.dtype), 1 - keep)
 
     def _apply_gradients(self, any_gradient: bool) -> dict[str, float]:
         """Clip and step; without any signal, or with a non-finite norm, leave the parameters alone."""
@@ -133,21 +243,39 @@ class TrainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         return {"train/grad_norm": value if finite else -1.0, "train/skipped": 0.0 if finite else 1.0}
 
-    def _reduce(self, sums: TokenSums, deviation: float, loss_tokens: int) -> dict[str, float]:
+    def _reduce(self, sums: TokenSums, worst: tuple[float, int], normalizer: float) -> dict[str, float]:
         total = sums.tensor().to(self.device)
-        largest = torch.tensor([deviation], dtype=torch.float64, device=self.device)
+        mine = torch.tensor(worst, dtype=torch.float64, device=self.device)
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_reduce(total)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        loss, entropy, clipped, kl_behavior, kl_reference, tokens = total.tolist()
+        dist.all_gather(every, mine)
+        deviation, token = max(tuple(one.tolist()) for one in every)
+        loss, entropy, clipped, kl_behavior, kl_reference, correction, tokens = total.tolist()
         count = max(tokens, 1.0)
         metrics = {
-            "train/loss": loss / loss_tokens,
+            "train/loss": loss / normalizer,
             "train/entropy": entropy / count,
             "train/clip_fraction": clipped / count,
             "train/kl_behavior": kl_behavior / count,
-            "train/ratio_deviation_max": largest.item(),
+            "train/ratio_deviation_max": deviation,
+            "train/ratio_deviation_token": token,
             "train/tokens": tokens,
         }
-        if self.reference is not None:
+        if self.config.correction != "none":
+            metrics["train/correction"] = correction / count
+        if self.reference is not None and self.config.kl_in == "loss":
             metrics["train/kl_reference"] = kl_reference / count
         return metrics
+
+
+def share_out(sequences: Sequence[TrainSequence], parts: int) -> list[list[int]]:
+    """Indices of sequences in up to ``parts`` shares (at least one) of whole groups, with about as many tokens each."""
+    sizes: dict[int, int] = {}
+    for sequence in sequences:
+        sizes[sequence.group] = sizes.get(sequence.group, 0) + len(sequence.token_ids)
+    loads = [0] * max(1, min(parts, len(sizes)))
+    share: dict[int, int] = {}
+    for group in sorted(sizes, key=lambda g: sizes[g], reverse=True):
+        share[group] = loads.index(min(loads))
+        loads[share[group]] += sizes[group]
+    return [[i for i, s in enumerate(sequences) if share[s.group] == number] for number in range(len(loads))]

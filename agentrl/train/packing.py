@@ -9,6 +9,7 @@ ranks changes no token's inputs; all ranks derive the same plan from the same se
 micro-batches (empty ones are filled up).
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,12 +25,18 @@ class TrainSequence:
         loss_mask: ``[tokens]`` 1 where the token is trained.
         logprobs: ``[tokens]`` behavior logprobs.
         advantage: Of the whole sequence.
+        weight: Of each of its tokens in the loss, before the batch's normalizer.
+        versions: ``[tokens]`` policy versions that sampled; may be empty where nothing asks for them.
+        group: Number of its group: an update takes whole groups.
     """
 
     token_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
     advantage: float
+    weight: float = 1.0
+    versions: Sequence[int] = ()
+    group: int = 0
 
 
 @dataclass
@@ -40,22 +47,20 @@ class Row:
         tree: Inputs, ``[length]``.
         predictions: ``[distinct]`` pairs of a node and the token that its hidden state predicts.
         trained: ``[trained]`` index into ``predictions`` of each trained token.
-        logprobs: ``[trained]`` behavior logprobs.
-        advantages: ``[trained]``.
+        origins: ``[trained]`` place of each in the batch's table of trained tokens.
     """
 
     tree: PrefixTree = field(default_factory=PrefixTree)
     predictions: list[tuple[int, int]] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
     _known: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.tree)
 
-    def add(self, sequence: TrainSequence, inputs: Sequence[int]) -> None:
-        """Add a sequence, of which only ``inputs`` are computed."""
+    def add(self, sequence: TrainSequence, inputs: Sequence[int], first: int) -> None:
+        """Add a sequence, of which only ``inputs`` are computed; its first trained token has place ``first``."""
         path = self.tree.add(inputs)
         for position, trained in enumerate(sequence.loss_mask):
             if trained:
@@ -64,8 +69,8 @@ class Row:
                 if index == len(self.predictions):
                     self.predictions.append(key)
                 self.trained.append(index)
-                self.logprobs.append(sequence.logprobs[position])
-                self.advantages.append(sequence.advantage)
+                self.origins.append(first)
+                first += 1
 
 
 def _inputs(sequence: TrainSequence) -> Sequence[int]:
@@ -74,7 +79,12 @@ def _inputs(sequence: TrainSequence) -> Sequence[int]:
     return sequence.token_ids[: len(mask) - 1 - mask[::-1].index(1)]
 
 
-def build_rows(sequences: Sequence[TrainSequence], max_tokens: int, attention_span: float = 4096.0) -> list[Row]:
+def build_rows(
+    sequences: Sequence[TrainSequence],
+    max_tokens: int,
+    attention_span: float = 4096.0,
+    firsts: Sequence[int] | None = None,
+) -> list[Row]:
     """Pack sequences into rows of at most ``max_tokens`` tokens (a longer sequence gets its own row).
 
     A row costs its length plus, because its attention is dense, its length squared over ``attention_span``. A sequence
@@ -85,13 +95,14 @@ def build_rows(sequences: Sequence[TrainSequence], max_tokens: int, attention_sp
         sequences: Those that train nothing are left out.
         max_tokens: Most tokens of a row.
         attention_span: Row length at which attention costs as much as all else; see :func:`attention_span`.
+        firsts: Place of each sequence's first trained token in the batch's table; by default one after the other.
     """
     useful = []
-    for sequence in sequences:
+    for sequence, first in zip(sequences, firsts or first_places(sequences), strict=True):
         if any(sequence.loss_mask):
             if sequence.loss_mask[0]:
                 raise ValueError("the first token of a sequence cannot be trained: nothing predicts it")
-            useful.append((_inputs(sequence), sequence))
+            useful.append((_inputs(sequence), sequence, first))
 
     def cost(length: int) -> float:
         return length + length * length / attention_span
@@ -101,11 +112,17 @@ def build_rows(sequences: Sequence[TrainSequence], max_tokens: int, attention_sp
         return grown <= max_tokens and cost(grown) - cost(len(row)) <= cost(len(inputs))
 
     rows: list[Row] = []
-    for inputs, sequence in sorted(useful, key=lambda pair: list(pair[0])):
+    for inputs, sequence, first in sorted(useful, key=lambda entry: list(entry[0])):
         if not rows or not joins(rows[-1], inputs):
             rows.append(Row())
-        rows[-1].add(sequence, inputs)
+        rows[-1].add(sequence, inputs, first)
     return rows
+
+
+def first_places(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Number of trained tokens before each sequence."""
+    counts = [sum(sequence.loss_mask) for sequence in sequences]
+    return [0, *itertools.accumulate(counts)][:-1]
 
 
 def attention_span(hidden_size: int) -> float:

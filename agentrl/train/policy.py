@@ -32,8 +32,7 @@ class MicroBatch:
         sources: ``[distinct]`` flat index into ``rows * length`` of the state that predicts each target.
         targets: ``[distinct]``.
         trained: ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
-        logprobs: ``[trained]`` behavior logprobs.
-        advantages: ``[trained]``.
+        origins: ``[trained]`` place of each in the batch's table of trained tokens.
     """
 
     token_ids: Tensor
@@ -42,8 +41,7 @@ class MicroBatch:
     sources: Tensor
     targets: Tensor
     trained: Tensor
-    logprobs: Tensor
-    advantages: Tensor
+    origins: Tensor
 
 
 def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
@@ -70,8 +68,7 @@ def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
         sources=torch.tensor(sources, dtype=torch.long, device=device),
         targets=torch.tensor(targets, dtype=torch.long, device=device),
         trained=torch.tensor(trained, dtype=torch.long, device=device),
-        logprobs=torch.tensor([p for row in rows for p in row.logprobs], dtype=torch.float32, device=device),
-        advantages=torch.tensor([a for row in rows for a in row.advantages], dtype=torch.float32, device=device),
+        origins=torch.tensor([o for row in rows for o in row.origins], dtype=torch.long, device=device),
     )
 
 
@@ -152,3 +149,10 @@ def accumulate(policy: nn.Module, *, last: bool) -> None:
         policy.set_requires_gradient_sync(last)
         policy.set_reshard_after_backward(last)
         policy.set_is_last_backward(last)
+
+
+def reshard(policy: nn.Module) -> None:
+    """Free what a forward pass without a backward one left gathered, so that parameters are shards again."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

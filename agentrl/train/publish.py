@@ -53,6 +53,11 @@ def choose_transport(transport: Literal["auto", "shm", "disk"], nbytes: int) -> 
 class Publisher(Protocol):
     """What the trainer needs of a way out for its weights."""
 
+    @property
+    def unchanged(self) -> float | None:
+        """Share of the tensors of the latest version that are the same as before, where that is known."""
+        ...
+
     def publish(self, version: int, offer: Offer) -> None:
         """Bring a version to the servers; a collective, ``offer`` is called on rank 0."""
         ...
@@ -90,6 +95,8 @@ class WeightPublisher:
         self.dtype = dtype
         self.specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in self._parameters]
         self._is_writer = is_writer
+        self._latest: dict[str, str] = {}  # fingerprints
+        self.unchanged: float | None = None
         itemsize = torch.empty((), dtype=dtype).element_size()
         self._nbytes = sum(p.numel() for _, p in self._parameters) * itemsize
         self._sampled = spread([n for n, p in self._parameters if p.dim() == 2], SAMPLED_PARAMETERS)
@@ -130,6 +137,9 @@ class WeightPublisher:
             if name in self._sampled:
                 samples[name] = _first_values(target)
             offset += nbytes
+        same = sum(self._latest.get(name) == value for name, value in fingerprints.items())
+        self.unchanged = same / len(fingerprints) if self._latest else None
+        self._latest = fingerprints
         return self.manifest(
             version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
         )

@@ -71,7 +71,7 @@ class Trainer:
         found = latest_checkpoint(self.checkpoints)
         if found is None:
             return
-        state = load_checkpoint(found, self.engine.policy, self.engine.optimizer)
+        state = load_checkpoint(found, self.engine.policy, self.engine.optimizer, self.engine.moving_reference)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
         self._publish({}, final=False)
 
@@ -124,7 +124,9 @@ class Trainer:
 
     def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
         episodes = [Episode.model_validate(e) for e in batch["episodes"]]
-        train_batch = make_train_batch(episodes, self.config, self.recipe.reward)
+        in_reward = self.config.kl_coef > 0 and self.config.kl_in == "reward"
+        penalty = self.engine.penalties if in_reward else None
+        train_batch = make_train_batch(episodes, self.config, self.recipe.reward, version=self.step, penalty=penalty)
         return self.engine.update(train_batch, plan["learning_rate"])
 
     def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
@@ -133,6 +135,8 @@ class Trainer:
         def offer(manifest: WeightManifest) -> None:
             assert self.client is not None
             metrics["time/gather"] = time.monotonic() - start
+            if self.publisher.unchanged is not None:
+                metrics["weights/unchanged"] = self.publisher.unchanged
             if began is not None:
                 metrics["time/before_publish"] = time.monotonic() - began
             self.client.publish(self.step, manifest, metrics, final=final)
@@ -152,7 +156,13 @@ class Trainer:
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
         state = {"elapsed": elapsed, "controller": controller}
         save_checkpoint(
-            self.checkpoints, self.step, self.engine.policy, self.engine.optimizer, state, self.config.keep_checkpoints
+            self.checkpoints,
+            self.step,
+            self.engine.policy,
+            self.engine.optimizer,
+            state,
+            self.config.keep_checkpoints,
+            self.engine.moving_reference,
         )
         self._last_save = time.monotonic()
 

@@ -95,7 +95,7 @@ def test_unknown_keys_in_files_name_the_file_even_in_the_unused_part(recipe_file
         ("trainer.time_budget=-1", ["a number or null"]),
         ("inference.engine=vlm", ["embedded or sglang"]),
         ("inference.args=3", ["a list of text"]),
-        ("trainer=5", ["a mapping with the keys type,"]),
+        ("trainer=5", ["a mapping with the keys preset,"]),
         ("launch.device=tpu", ["auto or cpu or cuda"]),
         ("model.name=null", ["model.name was null", "must be text"]),
     ],

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from agentrl.config.load import load_recipe
 from agentrl.observe.curve import draw_curve, moving_average
-from agentrl.observe.live import LiveView, sparkline, warnings
+from agentrl.observe.live import LiveView, sparkline
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.observe.summary import summary_table
 
@@ -73,10 +73,6 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     assert "step 4: the server's logprobs are not the trainer's (KL 0.500" in text
     assert "in 25.0% of the episodes the special tokens" in text
     assert "step 5: " not in text
-
-
-def test_rounding_in_bfloat16_is_no_reason_to_warn():
-    assert warnings({"staleness/max": 0.0, "train/kl_behavior": 2e-3, "drift/special": 0.0}) == {}
 
 
 def test_a_sparkline_spans_its_own_range():

@@ -1,10 +1,12 @@
 """Advantages against published values, and their dependence on group identity alone."""
 
 import random
+import statistics
 
 import pytest
 
-from agentrl.train.advantages import group_advantages
+from agentrl.config.recipe import TrainerConfig
+from agentrl.train.advantages import Scored, group_advantages, leave_one_out, reward, whitened
 
 
 def test_group_mean_and_unbiased_std_match_the_published_values() -> None:
@@ -42,3 +44,29 @@ def test_groups_of_different_sizes_in_one_shuffled_batch_are_each_right() -> Non
     mixed = group_advantages([e[2] for e in entries], [e[0] for e in entries])
     for (key, index, _), value in zip(entries, mixed, strict=True):
         assert value == alone[key, index]
+
+
+def scored(rewards: list[float], groups: list[str]) -> list[Scored]:
+    return [Scored((group, "x"), reward, (reward,), True) for reward, group in zip(rewards, groups, strict=True)]
+
+
+def test_leave_one_out_is_the_published_one_and_an_episode_alone_gets_zero() -> None:
+    config = TrainerConfig(preset="rloo")
+    assert leave_one_out(scored([1, 0, 0, 0], ["a"] * 4), config) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    mixed = leave_one_out(scored([1, 5, 0, 3, 3], ["a", "b", "a", "c", "c"]), config)
+    assert mixed == pytest.approx([1, 0, -1, 0, 0])
+
+
+def test_the_deviation_of_the_batch_is_that_of_all_rewards() -> None:
+    rewards, groups = [1.0, 0.0, 2.0, 2.0], ["a", "a", "b", "b"]
+    deviation = statistics.stdev(rewards)
+    found = group_advantages(rewards, groups, scale="batch", epsilon=0)
+    assert found == pytest.approx([0.5 / deviation, -0.5 / deviation, 0, 0])
+    config = TrainerConfig(advantage="reward", scale_rewards="batch")
+    assert reward(scored(rewards, groups), config) == pytest.approx([r / deviation for r in rewards], rel=1e-5)
+
+
+def test_whitening_weighs_entries_by_their_tokens() -> None:
+    assert whitened([1.0, 2.0], [2, 1], epsilon=0) == pytest.approx([-0.57735, 1.1547], abs=1e-5)
+    assert whitened([3.0, 3.0], [2, 5], epsilon=0) == [0.0, 0.0]
+    assert whitened([3.0], [1]) == [0.0]

@@ -32,13 +32,13 @@ def test_failed_episodes_enter_neither_the_baseline_nor_the_tokens() -> None:
     bad = [episode("g", None, [8]), episode("g", None, [9], stop_reason=StopReason.TIMEOUT)]
     with_bad = make_train_batch([*good, *bad], TrainerConfig())
     assert with_bad == make_train_batch(good, TrainerConfig())
-    assert with_bad.loss_tokens == 3
+    assert make_train_batch([*good, *bad], TrainerConfig(aggregation="token")).normalizer == 3
 
 
 def test_sequences_without_advantage_count_as_tokens_but_are_not_computed() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6]), episode("h", 1.0, [7, 7]), episode("h", 1.0, [8])]
-    batch = make_train_batch(episodes, TrainerConfig())
-    assert (len(batch.sequences), batch.loss_tokens, batch.signal) == (2, 5, 0.5)
+    batch = make_train_batch(episodes, TrainerConfig(aggregation="token"))
+    assert (len(batch.sequences), batch.normalizer, batch.signal) == (2, 5, 0.5)
     assert len(make_train_batch(episodes, TrainerConfig(kl_coef=0.1)).sequences) == 4
 
 
@@ -83,3 +83,47 @@ def test_an_advantage_of_ones_own_gets_step_rewards_and_the_kind_of_end(tmp_path
     for name in ("short", "broken"):
         with pytest.raises(ValueError, match=f"{name} gave"):
             make_train_batch(episodes, TrainerConfig(advantage=f"{file}:{name}"))
+
+
+def test_aggregation_decides_weights_and_normalizer() -> None:
+    episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6, 7, 8]), episode("h", 1.0, [7, 7]), episode("h", 0.0, [8])]
+    expected = {
+        "token": ([1, 1, 1, 1], 7),
+        "sequence": ([1, 1 / 3, 1 / 2, 1], 4),
+        "constant": ([1, 1, 1, 1], 4 * 10),
+        "sum": ([1, 1, 1, 1], 4),
+    }
+    for aggregation, (weights, normalizer) in expected.items():
+        config = TrainerConfig.model_validate({"aggregation": aggregation, "aggregation_length": 10})
+        batch = make_train_batch(episodes, config)
+        assert ([s.weight for s in batch.sequences], batch.normalizer) == (pytest.approx(weights), normalizer)
+        assert [s.group for s in batch.sequences] == [batch.sequences[0].group] * 2 + [batch.sequences[2].group] * 2
+
+
+def test_branches_share_the_weight_of_their_episode() -> None:
+    forked = episode("g", 1.0, [5, 5])
+    nodes = forked.trajectories["assistant"].nodes
+    nodes.append(nodes[1].model_copy(update={"token_ids": [6, 6], "parent": 0}))
+    batch = make_train_batch([forked, episode("g", 0.0, [7])], TrainerConfig())
+    assert [s.weight for s in batch.sequences] == [1 / 4, 1 / 4, 1] and batch.normalizer == 2
+
+
+def test_masked_episodes_count_in_the_baseline_only() -> None:
+    cut = episode("g", 0.0, [6, 7], stop_reason=StopReason.TRUNCATED)
+    batch = make_train_batch([episode("g", 1.0, [5]), cut], TrainerConfig(mask_truncated=True, aggregation="token"))
+    assert [list(s.token_ids) for s in batch.sequences] == [[1, 2, 5]] and batch.normalizer == 1
+    assert batch.sequences[0].advantage == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
+
+
+def test_whitening_is_over_the_tokens_of_the_batch() -> None:
+    """The published example: two tokens with 1, one with 2."""
+    config = TrainerConfig(preset="reinforce_pp")
+    batch = make_train_batch([episode("g", 1.0, [5, 5]), episode("h", 2.0, [6])], config)
+    assert [s.advantage for s in batch.sequences] == pytest.approx([-0.57735, 1.1547], abs=1e-4)
+
+
+def test_a_penalty_is_taken_off_before_the_baseline() -> None:
+    episodes = [episode("g", 1.0, [5]), episode("g", 1.0, [6, 6])]
+    config = TrainerConfig(kl_coef=0.1, kl_in="reward", scale_rewards="none")
+    batch = make_train_batch(episodes, config, penalty=lambda sequences: [0.1 * sum(s.loss_mask) for s in sequences])
+    assert [s.advantage for s in batch.sequences] == pytest.approx([0.05, -0.05])

@@ -1,39 +1,162 @@
-"""The policy objective against published values (see the reference figures of the project)."""
+"""Every surrogate, weight and estimator against published values (the project's reference figures)."""
+
+import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from agentrl.train.objective import ClipRange, clipped_policy_loss, kl_k3
+from agentrl.config.recipe import TrainerConfig
+from agentrl.train.objective import (
+    Objective,
+    cispo,
+    clip,
+    dual_clip,
+    kl_divergence,
+    log_linear_proximal,
+    mismatch_weights,
+    policy_gradient,
+    sapo,
+    second_moment_mask,
+    sequence_means,
+)
 
 LOGP = torch.tensor([[-1, -0.5, -2], [-0.7, -1.2, -0.3]])
 PROX = torch.tensor([[-1.2, -0.6, -1.5], [-0.7, -1, -0.9]])
+BEHAVE = torch.tensor([[-1.1, -0.9, -1.4], [-0.5, -1.3, -1]])
 ADVANTAGES = torch.tensor([[1.0, 1, -1], [-0.5, 2, 2]])
-MASK = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
+MASK = torch.tensor([[True, True, True], [True, True, False]])
+SEQUENCES = torch.tensor([[0, 0, 0], [1, 1, 1]])[MASK]
+LENGTHS = torch.tensor([[3.0] * 3, [2.0] * 3])[MASK]
 
 
-@pytest.mark.parametrize(("clip", "expected"), [(ClipRange(0.2, 0.2), -0.528526), (ClipRange(0.2, 0.28), -0.532807)])
-def test_clipped_loss_matches_the_published_values(clip: ClipRange, expected: float) -> None:
-    loss, _ = clipped_policy_loss(LOGP, PROX, ADVANTAGES, clip)
-    assert ((loss * MASK).sum() / MASK.sum()).item() == pytest.approx(expected, abs=1e-5)
+def per_token(
+    objective: Objective, config: TrainerConfig, logp: Tensor = LOGP, advantages: Tensor = ADVANTAGES
+) -> Tensor:
+    """Losses of the trained tokens."""
+    current, old, given = logp[MASK], PROX[MASK], advantages[MASK]
+    if config.ratio == "sequence":
+        current, old, given = (sequence_means(values, SEQUENCES) for values in (current, old, given))
+    return objective(current, old, given, config)[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "choices", "expected"),
+    [
+        (clip, {}, -0.528526),
+        (clip, {"clip_eps_high": 0.28}, -0.532807),
+        (clip, {"ratio": "sequence"}, -0.458553),
+        (sapo, {}, -1.098970),
+    ],
+)
+def test_the_mean_over_tokens_is_the_published_one(objective: Objective, choices: dict, expected: float) -> None:
+    config = TrainerConfig.model_validate({"clip_eps": 0.2, **choices})
+    assert per_token(objective, config).mean().item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "choices", "expected"), [(clip, {"ratio": "sequence"}, -0.495232), (sapo, {}, -1.139648)]
+)
+def test_the_mean_over_sequences_is_the_published_one(objective: Objective, choices: dict, expected: float) -> None:
+    losses = per_token(objective, TrainerConfig.model_validate({"clip_eps": 0.2, **choices}))
+    assert (losses / LENGTHS).sum().item() / 2 == pytest.approx(expected, abs=1e-5)
+
+
+def test_dual_clip_bounds_what_a_negative_advantage_can_do() -> None:
+    config = TrainerConfig(dual_clip=3.0)
+    losses = per_token(dual_clip, config, LOGP + 2, -ADVANTAGES.abs())
+    assert losses.mean().item() == pytest.approx(3.3, abs=1e-5)
+    assert torch.equal(
+        per_token(dual_clip, config, LOGP, ADVANTAGES.abs()), per_token(clip, config, LOGP, ADVANTAGES.abs())
+    )
+
+
+@pytest.mark.parametrize(
+    ("correction", "cap", "expected"),
+    [("truncate", 5.0, -0.730947), ("weight", 1.0, -0.730947), ("truncate", 1.2, -0.648746), ("mask", 1.2, 0.009486)],
+)
+def test_decoupled_loss_is_the_published_one(correction: str, cap: float, expected: float) -> None:
+    config = TrainerConfig.model_validate(
+        {"proximal": "recomputed", "correction": correction, "correction_cap": cap, "clip_eps": 0.2}
+    )
+    weights = mismatch_weights(PROX[MASK], BEHAVE[MASK], SEQUENCES, config)
+    assert (per_token(clip, config) * weights).mean().item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_weight_of_the_sequence_is_the_product_over_its_tokens() -> None:
+    config = TrainerConfig(proximal="recomputed", correction="weight", correction_level="sequence")
+    weights = mismatch_weights(PROX[MASK], BEHAVE[MASK], SEQUENCES, config)
+    by_hand = [math.exp(-1.2 - 0.6 - 1.5 + 1.1 + 0.9 + 1.4), math.exp(-0.7 - 1 + 0.5 + 1.3)]
+    assert weights.tolist() == pytest.approx([by_hand[0]] * 3 + [by_hand[1]] * 2, abs=1e-6)
+
+
+def test_cispo_keeps_the_gradient_of_every_token_and_bounds_its_weight() -> None:
+    logp = LOGP.clone().requires_grad_()
+    loss, bounded = cispo(logp, PROX, ADVANTAGES, TrainerConfig(objective="cispo", clip_eps_high=0.5))
+    loss.sum().backward()
+    ratio = torch.exp(LOGP - PROX)
+    torch.testing.assert_close(logp.grad, -ADVANTAGES * ratio.clamp(max=1.5))
+    assert torch.equal(bounded, ratio > 1.5) and bounded.any()
+
+
+@pytest.mark.parametrize("objective", [clip, dual_clip, cispo, sapo, policy_gradient])
+def test_at_ratio_one_every_surrogate_is_the_policy_gradient(objective: Objective) -> None:
+    logp = LOGP.clone().requires_grad_()
+    loss, bounded = objective(logp, LOGP, ADVANTAGES, TrainerConfig())
+    loss.sum().backward()
+    torch.testing.assert_close(logp.grad, -ADVANTAGES)
+    assert not bounded.any()
+    nothing, _ = objective(LOGP, PROX, torch.zeros_like(LOGP), TrainerConfig())
+    assert not nothing.any(), "it says that a token without advantage has no loss"
 
 
 def test_the_gradient_is_zero_exactly_where_the_clip_says_so() -> None:
-    logprobs = LOGP.clone().requires_grad_()
-    loss, clipped = clipped_policy_loss(logprobs, PROX, ADVANTAGES, ClipRange())
+    logp = LOGP.clone().requires_grad_()
+    loss, clipped = clip(logp, PROX, ADVANTAGES, TrainerConfig())
     loss.sum().backward()
-    assert logprobs.grad is not None
-    assert clipped.any()
-    assert torch.equal(logprobs.grad == 0, clipped)
+    assert logp.grad is not None and clipped.any()
+    assert torch.equal(logp.grad == 0, clipped)
 
 
-def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
-    logprobs = LOGP.clone().requires_grad_()
-    loss, clipped = clipped_policy_loss(logprobs, LOGP, ADVANTAGES, ClipRange())
-    loss.sum().backward()
-    assert torch.equal(logprobs.grad, -ADVANTAGES)  # type: ignore[arg-type]
-    assert not clipped.any()
+def test_a_sequence_ratio_moves_every_token_of_the_sequence() -> None:
+    logp = LOGP[MASK].clone().requires_grad_()
+    means = sequence_means(logp, SEQUENCES)
+    advantages = torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0])
+    loss, _ = policy_gradient(means, sequence_means(PROX[MASK], SEQUENCES), advantages, TrainerConfig())
+    (loss / LENGTHS).sum().backward()
+    ratio = torch.exp(means - sequence_means(PROX[MASK], SEQUENCES)).detach()
+    torch.testing.assert_close(logp.grad, -advantages * ratio / LENGTHS)
 
 
-def test_k3_matches_the_published_values() -> None:
-    values = kl_k3(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))
-    assert values.tolist() == pytest.approx([0.106531, 0.718282], abs=1e-5)
+def test_the_log_linear_guess_is_the_published_one() -> None:
+    logprobs, behavior = torch.full((4,), -0.5), torch.full((4,), -1.0)
+    guess = log_linear_proximal(logprobs, behavior, torch.tensor([5, 2, 4, 5]), step=5)
+    assert guess.tolist() == pytest.approx([-1, -0.625, -0.75, -1], abs=1e-6)
+
+
+def test_the_second_moment_mask_drops_the_largest_log_ratios_first() -> None:
+    proximal, behavior = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.1, -3.0, -0.7, -1.0])
+    assert second_moment_mask(proximal, behavior, 10.0).all()
+    assert second_moment_mask(proximal, behavior, 0.04).tolist() == [True, False, True, True]
+    assert second_moment_mask(proximal, behavior, 0.01).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", [0.5, -1]), ("k2", [0.125, 0.5]), ("k3", [0.106531, 0.718282])]
+)
+@pytest.mark.parametrize("gradient", ["plain", "unbiased"])
+def test_kl_estimators_are_the_published_ones(estimator: str, expected: list[float], gradient: str) -> None:
+    values = kl_divergence(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]), estimator, gradient)
+    assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_gradient_is_that_of_the_kl_itself(estimator: str) -> None:
+    """Over the exact distribution: no sampling, so nothing to tolerate."""
+    reference = torch.tensor([0.2, -0.3, 1.0, 0.0]).log_softmax(-1)
+    logits = torch.tensor([0.5, 0.1, -0.7, 0.3], requires_grad=True)
+    logprobs = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    estimate = (logprobs.detach().exp() * kl_divergence(logprobs, reference, estimator, "unbiased")).sum()
+    (got,) = torch.autograd.grad(estimate, logits)
+    torch.testing.assert_close(got, exact)

@@ -3,8 +3,10 @@
 import random
 
 import pytest
+import torch
 
 from agentrl.train.packing import Row, TrainSequence, build_rows, plan_microbatches
+from agentrl.train.table import TokenTable
 
 
 def sequence(prompt: list[int], answer: list[int], advantage: float = 1.0) -> TrainSequence:
@@ -24,12 +26,13 @@ def random_sequences(seed: int, groups: int) -> list[TrainSequence]:
     return found
 
 
-def trained(rows: list[Row]) -> list[tuple[int, float, float]]:
+def trained(rows: list[Row], sequences: list[TrainSequence]) -> list[tuple[int, float, float]]:
     """Target, logprob and advantage of each trained token."""
+    table = TokenTable.of(sequences, torch.device("cpu"))
     return sorted(
-        (row.predictions[index][1], logprob, advantage)
+        (row.predictions[index][1], float(table.behavior[origin]), float(table.advantages[origin]))
         for row in rows
-        for index, logprob, advantage in zip(row.trained, row.logprobs, row.advantages, strict=True)
+        for index, origin in zip(row.trained, row.origins, strict=True)
     )
 
 
@@ -40,7 +43,7 @@ def test_what_sequences_begin_with_in_common_is_stored_once() -> None:
     assert row.tree.token_ids == [1, 2, 3, 7]  # 8 and 9 are targets only: nothing trained comes after them
     assert row.tree.positions == [0, 1, 2, 3]
     assert row.predictions == [(2, 7), (3, 8), (3, 9)]
-    assert (row.trained, row.advantages) == ([0, 1, 0, 2], [1.0, 1.0, -1.0, -1.0])
+    assert (row.trained, row.origins) == ([0, 1, 0, 2], [0, 1, 2, 3])
 
 
 def test_tokens_between_answers_stay_inputs_and_are_not_trained() -> None:
@@ -48,7 +51,7 @@ def test_tokens_between_answers_stay_inputs_and_are_not_trained() -> None:
     row = build_rows([turn], 100)[0]
     assert row.tree.token_ids == [1, 2, 5, 6]
     assert row.predictions == [(0, 2), (3, 8)]
-    assert row.logprobs == [-1, -2]
+    assert trained([row], [turn]) == [(2, -1, 0.5), (8, -2, 0.5)]
 
 
 def test_a_token_trained_in_one_sequence_and_given_in_another() -> None:
@@ -56,7 +59,7 @@ def test_a_token_trained_in_one_sequence_and_given_in_another() -> None:
     sampled = TrainSequence([1, 2, 3], [0, 1, 1], [0, -2, -3], -1.0)
     row = build_rows([given, sampled], 100)[0]
     assert row.tree.token_ids == [1, 2]
-    assert trained([row]) == [(2, -2, -1.0), (3, -3, -1.0), (3, -3, 1.0)]
+    assert trained([row], [given, sampled]) == [(2, -2, -1.0), (3, -3, -1.0), (3, -3, 1.0)]
 
 
 def test_long_answers_do_not_share_a_row_for_the_sake_of_a_short_prompt() -> None:
@@ -69,9 +72,9 @@ def test_long_answers_do_not_share_a_row_for_the_sake_of_a_short_prompt() -> Non
 @pytest.mark.parametrize("max_tokens", [1, 17, 64, 10_000])
 def test_any_budget_trains_the_same_tokens(max_tokens: int) -> None:
     sequences = random_sequences(1, 12)
-    expected = trained(build_rows(sequences, 10_000))
+    expected = trained(build_rows(sequences, 10_000), sequences)
     rows = build_rows(sequences, max_tokens)
-    assert trained(rows) == expected
+    assert trained(rows, sequences) == expected
     assert len(expected) == sum(sum(s.loss_mask) for s in sequences)
     longest = max(len(s.token_ids) for s in sequences)
     assert all(len(row) <= max(max_tokens, longest) for row in rows)

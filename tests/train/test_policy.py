@@ -1,9 +1,14 @@
 """The sharded policy against the plain model: trees, splits, heads."""
 
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -11,9 +16,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine
+from agentrl.train.engine import TrainEngine, share_out
 from agentrl.train.packing import TrainSequence, build_rows
-from agentrl.train.policy import Policy, check_head, collate, load_model, shard
+from agentrl.train.policy import Policy, check_head, collate, load_model, reshard, shard
+from agentrl.train.table import TokenTable
 from tests.train.test_packing import random_sequences
 
 CPU = torch.device("cpu")
@@ -55,23 +61,75 @@ def test_a_packed_tree_gives_the_logprobs_of_the_plain_model(
     batch = collate(rows, CPU)
     with torch.no_grad():
         logprobs, _ = make_policy(tiny_model, mesh)(batch)
-    torch.testing.assert_close(logprobs, batch.logprobs, atol=1e-5, rtol=0)
+    behavior = TokenTable.of(sequences, CPU).behavior[batch.origins]
+    torch.testing.assert_close(logprobs, behavior, atol=1e-5, rtol=0)
 
 
-def gradients(folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], budget: int) -> tuple[float, Tensor]:
-    config = TrainerConfig(tokens_per_microbatch=budget, learning_rate=1.0, logprob_chunk=16)
-    engine = TrainEngine(make_policy(folder, mesh), None, config, CPU)
+def gradients(
+    folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], budget: int, choices: dict[str, Any] | None = None
+) -> tuple[float, Tensor]:
+    """The loss of a step, and the gradients of all its updates, which change nothing."""
+    given = {"tokens_per_microbatch": budget, "learning_rate": 1.0, "logprob_chunk": 16, **(choices or {})}
+    config = TrainerConfig.model_validate(given)
+    reference = make_policy(folder, mesh).requires_grad_(False) if config.kl_coef else None
+    engine = TrainEngine(make_policy(folder, mesh), reference, config, CPU)
     captured: list[Tensor] = []
 
     def capture(_: bool) -> dict[str, float]:
         grads = [p.grad for p in engine.policy.parameters() if p.grad is not None]
         captured.append(torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).flatten() for g in grads]))
+        engine.optimizer.zero_grad()
         return {}
 
     engine._apply_gradients = capture  # type: ignore[method-assign]
     tokens = sum(sum(s.loss_mask) for s in sequences)
-    metrics = engine.update(TrainBatch(sequences, tokens, 1.0), 1e-3)
-    return metrics["train/loss"], captured[0]
+    metrics = engine.update(TrainBatch(sequences, tokens, 1.0, version=4), 1e-3)
+    return metrics["train/loss"], torch.cat(captured)
+
+
+choices = st.fixed_dictionaries(
+    {
+        "objective": st.sampled_from(["clip", "dual_clip", "cispo", "sapo", "policy_gradient"]),
+        "ratio": st.sampled_from(["token", "sequence"]),
+        "proximal": st.sampled_from(["behavior", "recomputed", "log_linear"]),
+        "correction": st.sampled_from(["none", "weight", "truncate", "mask"]),
+        "correction_level": st.sampled_from(["token", "sequence"]),
+        "correction_cap": st.sampled_from([1.0, 1.3]),
+        "m2_threshold": st.sampled_from([None, 0.02]),
+        "kl_coef": st.sampled_from([0.0, 0.3]),
+        "kl_estimator": st.sampled_from(["k1", "k2", "k3"]),
+        "kl_gradient": st.sampled_from(["unbiased", "weighted", "plain"]),
+        "entropy_coef": st.sampled_from([0.0, 0.2]),
+        "minibatches": st.sampled_from([1, 3]),
+        "clip_eps": st.sampled_from([0.05, 0.2]),
+    }
+)
+
+
+@settings(
+    max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+)  # fmt: skip
+@given(given=choices, budget=st.sampled_from([1, 50, 120]), seed=st.integers(0, 100))
+def test_no_choice_of_the_objective_depends_on_the_micro_batches(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence], given: dict[str, Any], budget: int, seed: int
+) -> None:
+    try:
+        TrainerConfig.model_validate(given)
+    except ValidationError:
+        assume(False)
+    rng = random.Random(seed)
+    shifted = [  # away from ratio 1, of several versions, groups and weights
+        TrainSequence(
+            s.token_ids, s.loss_mask, [p + rng.gauss(0, 0.2) for p in s.logprobs], rng.gauss(0, 1), rng.random(),
+            [rng.randrange(5) for _ in s.token_ids], index // 3,
+        )
+        for index, s in enumerate(sequences)
+    ]  # fmt: skip
+    loss, gradient = gradients(tiny_model, mesh, shifted, budget, given)
+    whole_loss, whole_gradient = gradients(tiny_model, mesh, shifted, 100_000, given)
+    assert loss == pytest.approx(whole_loss, abs=1e-5)
+    torch.testing.assert_close(gradient, whole_gradient, atol=2e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("budget", [1, 60, 150])
@@ -133,6 +191,57 @@ def test_kl_to_the_reference_is_zero_at_first_and_pulls_back_later(
     batch = TrainBatch(sequences, 100, 1.0)
     assert engine.update(batch, 1e-2)["train/kl_reference"] == pytest.approx(0, abs=1e-6)
     assert engine.update(batch, 1e-2)["train/kl_reference"] > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["frozen", "ema", "reset"])
+def test_a_reference_stays_follows_or_is_renewed(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence], kind: str
+) -> None:
+    config = TrainerConfig.model_validate(
+        {"kl_coef": 0.1, "reference": kind, "reference_decay": 0.75, "reference_every": 2, "learning_rate": 1e-2}
+    )
+    reference = make_policy(tiny_model, mesh).requires_grad_(False)
+    engine = TrainEngine(make_policy(tiny_model, mesh), reference, config, CPU)
+    assert (engine.moving_reference is None) == (kind == "frozen")
+
+    def weights(policy: Policy) -> Tensor:
+        reshard(policy)
+        return torch.cat([p.detach().to_local().flatten().clone() for p in policy.parameters()])  # type: ignore[attr-defined]
+
+    start = weights(reference)
+    engine.update(TrainBatch(sequences, 100, 1.0, version=0), 1e-2)
+    first = weights(engine.policy)
+    expected = {"frozen": start, "ema": 0.75 * start + 0.25 * first, "reset": start}[kind]
+    torch.testing.assert_close(weights(reference), expected)
+    engine.update(TrainBatch(sequences, 100, 1.0, version=1), 1e-2)
+    if kind == "reset":
+        torch.testing.assert_close(weights(reference), weights(engine.policy))
+
+
+def test_kl_in_the_reward_is_the_log_ratio_of_each_answer(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
+) -> None:
+    config = TrainerConfig(kl_coef=0.5, kl_in="reward", tokens_per_microbatch=60)
+    engine = TrainEngine(make_policy(tiny_model, mesh), make_policy(tiny_model, mesh), config, CPU)
+    assert engine.penalties(sequences) == pytest.approx([0.0] * len(sequences), abs=1e-4), "its own answers"
+    shifted = [
+        TrainSequence(
+            s.token_ids, s.loss_mask, [p + 0.1 * m for p, m in zip(s.logprobs, s.loss_mask, strict=True)], 0.0
+        )
+        for s in sequences
+    ]
+    assert engine.penalties(shifted) == pytest.approx([0.5 * 0.1 * sum(s.loss_mask) for s in sequences], abs=1e-4)
+
+
+def test_minibatches_take_whole_groups_and_each_sequence_once() -> None:
+    groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
+    sequences = [TrainSequence([1] * (5 + group), [0, 1], [0, 0], 1.0, group=group) for group in groups]
+    parts = share_out(sequences, 2)
+    assert sorted(index for part in parts for index in part) == list(range(10))
+    assert all(len({n for n, part in enumerate(parts) if any(groups[i] == g for i in part)}) == 1 for g in range(4))
+    sizes = [sum(len(sequences[i].token_ids) for i in part) for part in parts]
+    assert max(sizes) - min(sizes) <= 32
+    assert share_out(sequences[:1], 4) == [[0]] and share_out([], 3) == [[]]
 
 
 def test_an_entropy_bonus_alone_raises_the_entropy(

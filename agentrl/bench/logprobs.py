@@ -1,0 +1,71 @@
+"""Chunked logprobs with their backward pass against a plain ``log_softmax``: extra memory and time.
+
+Guarantees: 4,096 tokens, 49,152 words and 576 hidden units in float32, as in the 135M model; both sides in processes of
+their own, interleaved; extra memory is the peak above what stood before the call.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+TOKENS, VOCABULARY, HIDDEN = 4096, 49152, 576
+
+
+def run(repeats: int = 5) -> dict[str, list[float]]:
+    """Measure both sides ``repeats`` times.
+
+    Returns:
+        ``extra_mib`` and ``plain_extra_mib``, forward and backward, gradients of both inputs left out; and
+        ``time_vs_plain``.
+    """
+    figures: dict[str, list[float]] = {"extra_mib": [], "plain_extra_mib": [], "time_vs_plain": []}
+    for _ in range(repeats):
+        ours, plain = (
+            json.loads(
+                subprocess.run(
+                    [sys.executable, "-m", "agentrl.bench.logprobs", side], capture_output=True, text=True, check=True
+                ).stdout
+            )
+            for side in ("chunked", "plain")
+        )
+        figures["extra_mib"].append(ours["mib"])
+        figures["plain_extra_mib"].append(plain["mib"])
+        figures["time_vs_plain"].append(ours["seconds"] / plain["seconds"])
+    return figures
+
+
+def measure(side: str) -> dict[str, float]:
+    """Extra MiB and seconds of one side, in this process."""
+    import torch
+
+    from agentrl.train.logprobs import chunked_logprobs
+
+    torch.manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    weight = torch.randn(VOCABULARY, HIDDEN, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (TOKENS,))
+    hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)  # both sides need them
+
+    def once(rows: int) -> float:
+        begun = time.perf_counter()
+        if side == "chunked":
+            logprobs, _ = chunked_logprobs(hidden[:rows], weight, targets[:rows], chunk=256)
+        else:
+            logprobs = (hidden[:rows] @ weight.t()).log_softmax(-1).gather(-1, targets[:rows, None])
+        logprobs.sum().backward()
+        return time.perf_counter() - begun
+
+    once(8)  # threads, kernels and the gradient of the weight, which backward makes anew
+    before = _peak_kib()
+    seconds = once(TOKENS)
+    return {"mib": (_peak_kib() - before) / 1024, "seconds": seconds}
+
+
+def _peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))

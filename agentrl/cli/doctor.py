@@ -1,0 +1,31 @@
+"""``agentrl doctor``: what looks wrong in a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/gsm8k_grpo, or its name below runs/.")],
+) -> None:
+    """Look through a run for what usually goes wrong; each finding has its cause and a remedy.
+
+    Exit code 1 where something was found.
+    """
+    from rich.console import Console
+
+    from agentrl.observe.doctor import examine
+
+    folder = run if run.is_dir() else Path("runs") / run
+    found, unjudged = examine(folder)
+    console = Console(highlight=False)
+    for finding in found:
+        console.print(f"[bold yellow]{finding.kind}[/]  {finding.symptom}", soft_wrap=True)
+        console.print(f"  cause   {finding.cause}", markup=False, soft_wrap=True)
+        console.print(f"  remedy  {finding.remedy}", markup=False, soft_wrap=True)
+    for text in unjudged:
+        console.print(f"not judged: {text}", markup=False, soft_wrap=True)
+    if found:
+        raise typer.Exit(1)
+    console.print(f"nothing found in {folder}", markup=False)

@@ -1,0 +1,177 @@
+"""The objective as orthogonal choices, and the published algorithms as presets over them.
+
+Guarantees: a preset only fills in what is not set; every choice can be changed by itself; choices that contradict each
+other are refused with both keys named, before anything starts.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agentrl.config.section import Positive, Section
+
+RewardScale = Literal["group", "batch", "mean", "none"]
+Level = Literal["token", "sequence"]
+
+# What a published algorithm sets; the source of each stands in PRESET_SOURCES.
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"scale_rewards": "none", "aggregation": "constant"},
+    "dapo": {"clip_eps_high": 0.28, "aggregation": "token", "mask_truncated": True},
+    "gspo": {"ratio": "sequence", "clip_eps": 3e-4, "clip_eps_high": 4e-4},
+    "rloo": {
+        "advantage": "leave_one_out", "scale_rewards": "none", "objective": "policy_gradient", "aggregation": "sum",
+    },
+    "reinforce": {"advantage": "reward", "scale_rewards": "none", "objective": "policy_gradient", "aggregation": "sum"},
+    "reinforce_pp": {"advantage": "reward", "scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
+    "reinforce_pp_baseline": {"scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
+    "lite_ppo": {"scale_rewards": "batch", "aggregation": "token"},
+    "cispo": {"objective": "cispo", "clip_eps_high": 4.0, "aggregation": "token"},
+    "sapo": {"objective": "sapo"},
+    "m2po": {"objective": "policy_gradient", "m2_threshold": 0.04, "aggregation": "token"},
+    "maxrl": {"scale_rewards": "mean", "aggregation": "token"},
+    "decoupled": {
+        "proximal": "recomputed", "correction": "truncate", "correction_cap": 5.0, "minibatches": 4,
+        "aggregation": "token",
+    },
+}  # fmt: skip
+PRESET_SOURCES = {
+    "grpo": "Shao et al. 2024, arXiv:2402.03300",
+    "dr_grpo": "Liu et al. 2025, arXiv:2503.20783",
+    "dapo": "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
+    "gspo": "Zheng et al. 2025, arXiv:2507.18071",
+    "rloo": "Ahmadian et al. 2024, arXiv:2402.14740",
+    "reinforce": "Williams 1992",
+    "reinforce_pp": "Hu et al. 2025, arXiv:2501.03262",
+    "reinforce_pp_baseline": "Hu et al. 2025, arXiv:2501.03262",
+    "lite_ppo": "Liu et al. 2025, arXiv:2508.08221",
+    "cispo": "MiniMax 2025, arXiv:2506.13585",
+    "sapo": "Gao et al. 2025, arXiv:2511.20347",
+    "m2po": "Zheng et al. 2025, arXiv:2510.01161",
+    "maxrl": "Tajwar et al. 2026, arXiv:2602.02710",
+    "decoupled": "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
+}
+
+
+class AlgorithmConfig(Section):
+    """What is optimised. A preset fills in what is not set."""
+
+    preset: str = Field(default="grpo", description=f"A published combination: {', '.join(PRESETS)}.")
+    advantage: str = Field(
+        default="group", description="group, leave_one_out, reward, or a path: the function that gives advantages."
+    )
+    scale_rewards: RewardScale = Field(
+        default="group",
+        description="Divide centered rewards by the standard deviation of the group or the batch, by the group's mean "
+        "(MaxRL), or by nothing (none).",
+    )
+    whiten: Literal["none", "batch"] = Field(
+        default="none", description="Bring the advantages of all tokens of the global batch to mean 0 and deviation 1."
+    )
+    objective: str = Field(
+        default="clip", description="clip, dual_clip, cispo, sapo, policy_gradient, or a path: the loss per token."
+    )
+    ratio: Level = Field(
+        default="token", description="Probability ratio of a token, or the mean of its sequence (GSPO)."
+    )
+    proximal: Literal["behavior", "recomputed", "log_linear"] = Field(
+        default="behavior",
+        description="What the ratio is taken to: the policy that sampled, the one that the step starts from (one more "
+        "forward pass), or a guess at that one from the tokens' versions.",
+    )
+    minibatches: Positive = Field(
+        default=1, description="Optimizer updates per batch, each over a share of its groups."
+    )
+    clip_eps: float = Field(default=0.2, gt=0, lt=1)
+    clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; clip_eps where null.")
+    dual_clip: float = Field(default=3.0, gt=1, description="Largest ratio that counts for a negative advantage.")
+    sapo_temperature: float = Field(default=1.0, gt=0, description="How soft SAPO's gate is for positive advantages.")
+    sapo_temperature_negative: float = Field(default=1.05, gt=0, description="The same for negative ones.")
+    m2_threshold: float | None = Field(
+        default=None, gt=0, description="Leave out the tokens that drive the mean squared log ratio above this (M2PO)."
+    )
+    correction: Literal["none", "weight", "truncate", "mask"] = Field(
+        default="none",
+        description="Weigh tokens by the proximal over the behavior probability: as it is, at most correction_cap, or "
+        "not at all above it.",
+    )
+    correction_level: Level = Field(default="token", description="Weight of a token, or the product over its sequence.")
+    correction_cap: float = Field(default=2.0, ge=1)
+    aggregation: Literal["token", "sequence", "constant", "sum"] = Field(
+        default="sequence",
+        description="Mean over all tokens, mean over sequences of their means, or sum over tokens and mean over "
+        "sequences, divided by a constant (aggregation_length) or not.",
+    )
+    aggregation_length: Positive | None = Field(
+        default=None, description="For aggregation=constant; sampling.max_new_tokens where null."
+    )
+    mask_truncated: bool = Field(default=False, description="Do not train on episodes that were cut off (DAPO).")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to a reference policy; 0: no reference model."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_gradient: Literal["unbiased", "weighted", "plain"] = Field(
+        default="unbiased",
+        description="Gradient of the KL itself on fresh samples (k2's), of the estimator weighed by the ratio "
+        "(unbiased for older samples too, but noisier), or of the estimator.",
+    )
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss",
+        description="A term of the loss, or taken off the reward before the advantage (k1 of the answer).",
+    )
+    reference: Literal["frozen", "ema", "reset"] = Field(
+        default="frozen", description="The starting policy, a moving average of the policy, or its copy now and then."
+    )
+    reference_decay: float = Field(default=0.99, gt=0, lt=1, description="For reference=ema: what stays at a step.")
+    reference_every: Positive = Field(default=100, description="For reference=reset: steps between copies.")
+    entropy_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus, per token; keeps answers varied."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, data: Any) -> Any:
+        """Defaults of the preset, below what is set."""
+        if not isinstance(data, dict):
+            return data
+        preset = data.get("preset", "grpo")
+        if preset not in PRESETS:
+            from agentrl.core.registry import nearest
+
+            known = ", ".join(PRESETS)
+            raise ValueError(
+                f"trainer.preset={preset!r} is unknown{nearest(str(preset), list(PRESETS)) or '.'} Known: {known}"
+            )
+        return PRESETS[preset] | data
+
+    @model_validator(mode="after")
+    def check_algorithm(self) -> Self:
+        """Refuse choices that contradict each other."""
+        given = self.model_fields_set
+        if self.correction != "none" and self.proximal == "behavior":
+            raise ValueError(
+                f"trainer.correction={self.correction} weighs by the proximal over the behavior policy, and with "
+                "trainer.proximal=behavior they are the same: it could not act; use proximal=recomputed or log_linear"
+            )
+        if self.m2_threshold is not None and self.proximal == "log_linear":
+            raise ValueError(
+                "trainer.m2_threshold needs real log ratios: trainer.proximal=log_linear only guesses them"
+            )
+        if self.ratio == "sequence" and self.objective == "cispo":
+            raise ValueError("trainer.objective=cispo weighs each token's own logprob: trainer.ratio must be token")
+        if self.kl_coef == 0:
+            for key in ("kl_in", "reference"):
+                if key in given and getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"trainer.{key}={getattr(self, key)} does nothing with trainer.kl_coef=0")
+        if self.kl_in == "reward" and self.advantage == "reward" and self.scale_rewards == "mean":
+            raise ValueError(
+                "trainer.scale_rewards=mean needs rewards of at least 0, and trainer.kl_in=reward lowers them"
+            )
+        if self.advantage == "reward" and self.scale_rewards in ("group", "mean"):
+            raise ValueError(
+                f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; "
+                "use none or batch"
+            )
+        if self.advantage == "leave_one_out" and self.scale_rewards == "mean":
+            raise ValueError("trainer.advantage=leave_one_out: trainer.scale_rewards=mean divides by another baseline")
+        return self

@@ -1,0 +1,13 @@
+"""What all sections of a recipe have in common."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())

@@ -1,0 +1,111 @@
+"""SFT, reward models and DPO: what they need beside the trainer section, and what has no meaning to them.
+
+Guarantees: a key that such a trainer would not read is refused with both keys named, before anything starts.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.section import Positive, Section
+
+if TYPE_CHECKING:
+    from agentrl.config.recipe import Recipe
+
+SUPERVISED = ("sft", "rm", "dpo")
+"""Values of trainer.type that learn from lines, not from episodes: TRL's SFT, reward and DPO trainers."""
+
+NO_ENV = "none"
+"""env.id where no environment is named; the lines must hold the texts then."""
+
+_FOR_EPISODES: dict[str, tuple[str, ...]] = {
+    "rollout": ("batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups"),
+    "reward": ("scale", "bias", "clip"),
+    "weights": ("transport", "pause_mode", "lease_seconds"),
+    "trainer": (*AlgorithmConfig.model_fields, "logprob_chunk"),
+}
+_FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}
+
+
+class SupervisedConfig(Section):
+    """For trainer.type=sft, rm and dpo, which learn from lines of a dataset."""
+
+    batch_size: Positive = Field(default=8, description="Lines a trainer step consumes, over all ranks.")
+    max_length: Positive = Field(
+        default=1024, description="Tokens of a line, prompt and completion; longer lines are left out and counted."
+    )
+    completion_only: bool = Field(
+        default=True, description="sft: train on the completion and its end of turn alone, or on the prompt too."
+    )
+    beta: float = Field(default=0.1, gt=0, description="dpo: how much holds the policy to the one it started from.")
+    loss_type: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down"] = Field(
+        default="sigmoid", description="dpo: TRL's name of the loss."
+    )
+    evaluate: bool = Field(
+        default=True, description="sft, dpo: run the environment's held-out tasks before and after, as grpo does."
+    )
+
+
+def contradictions(recipe: "Recipe") -> Iterator[str]:
+    """What cannot work together in a recipe, where it concerns this section."""
+    kind, own = recipe.trainer.type, recipe.supervised
+    if kind not in SUPERVISED:
+        if kind is not None and recipe.env.id == NO_ENV:
+            yield f"env.id is missing: trainer.type={kind} learns by acting in an environment"
+        if kind is None and recipe.env.id == NO_ENV:
+            yield "env.id is missing: trainer.type=null evaluates in an environment"
+        if kind == "grpo":
+            for name in _changed(own, tuple(SupervisedConfig.model_fields)):
+                yield f"supervised.{name} does nothing with trainer.type=grpo: it is for {', '.join(SUPERVISED)}"
+        return
+    if recipe.env.id == NO_ENV and recipe.train_dataset.name == "env" and recipe.train_dataset.path is None:
+        yield f"trainer.type={kind} has nothing to learn from: set train_dataset.name or train_dataset.path, or env.id"
+    for section, names in _FOR_EPISODES.items():
+        for name in _changed(getattr(recipe, section), names):
+            yield f"{section}.{name} does nothing with trainer.type={kind}, which learns from lines, not from episodes"
+    for name in _changed(own, tuple(_FOR_ONE)):
+        if _FOR_ONE[name] != kind:
+            yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"
+    if own.batch_size % recipe.trainer.nproc:
+        yield f"supervised.batch_size={own.batch_size} cannot be shared out to trainer.nproc={recipe.trainer.nproc}"
+    if evaluates(recipe) and (recipe.inference.engine == "openai" or recipe.inference.urls):
+        what = "engine=openai" if recipe.inference.engine == "openai" else "urls"
+        yield (
+            f"inference.{what}: trainer.type={kind} evaluates what it trained, on a server that it starts itself; take "
+            "that key out, or set supervised.evaluate=false"
+        )
+
+
+def evaluates(recipe: "Recipe") -> bool:
+    """Whether the environment's held-out tasks are run before and after such a training."""
+    return recipe.supervised.evaluate and recipe.trainer.type in ("sft", "dpo") and recipe.env.id != NO_ENV
+
+
+def objective(recipe: "Recipe") -> list[str]:
+    """Lines of what is minimised, as a formula."""
+    own, kind = recipe.supervised, recipe.trainer.type
+    if kind == "sft":
+        over = "of the completions and their ends of turn" if own.completion_only else "of the lines"
+        return [f"loss = -1 / (tokens) * sum_t log pi(t), over all tokens {over} in the batch"]
+    if kind == "rm":
+        return ["loss = -1 / (pairs) * sum log sigmoid(score(chosen) - score(rejected)), the score of the last token"]
+    formulas = {
+        "sigmoid": "-log sigmoid(beta * (d(chosen) - d(rejected)))",
+        "sigmoid_norm": "-log sigmoid(beta * (d(chosen) / |chosen| - d(rejected) / |rejected|))",
+        "hinge": "max(0, 1 - beta * (d(chosen) - d(rejected)))",
+        "ipo": "(d(chosen) / |chosen| - d(rejected) / |rejected| - 1 / (2 beta))^2",
+        "apo_zero": "1 - sigmoid(beta * d(chosen)) + sigmoid(beta * d(rejected))",
+        "apo_down": "sigmoid(beta * d(chosen)) + 1 - sigmoid(beta * (d(chosen) - d(rejected)))",
+    }
+    return [
+        f"loss = 1 / (pairs) * sum {formulas[own.loss_type]}, beta = {own.beta:g}",
+        "d(answer) = log pi(answer) - log reference(answer), |answer| its tokens; the reference is the starting model",
+    ]
+
+
+def _changed(section: Section, names: tuple[str, ...]) -> Iterator[str]:
+    """Names whose values are not the section's defaults; what a file merely repeats is no contradiction."""
+    fresh: Any = type(section)()
+    return (name for name in names if getattr(section, name) != getattr(fresh, name))

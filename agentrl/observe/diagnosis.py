@@ -1,0 +1,240 @@
+"""What looks wrong in a run, from its metrics: each finding with its likely cause and a remedy.
+
+Guarantees: every rule is a function of the step records alone, so the live view and ``agentrl doctor`` say the same; a
+rule that lacks its numbers says nothing. Thresholds stand here, with what they were chosen by.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+Record = Mapping[str, float]
+
+KL_OF_ANOTHER_POLICY = 0.03  # float32 gives 1e-10, bfloat16 1e-3
+RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 1.0}  # float32 gives 1e-4; in bfloat16 single tokens round by 0.3
+FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
+UNCHANGED = 0.5  # share of tensors that a push left as they were
+CREEP = 1.5  # growth of the answers' length that should come with a growing reward
+RECENT = 3  # steps that a slow symptom must last
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to look at.
+
+    Attributes:
+        kind: Short name, the same for the same symptom.
+        symptom: What the numbers show.
+        cause: What it usually comes from.
+        remedy: What to do about it.
+    """
+
+    kind: str
+    symptom: str
+    cause: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.symptom}. {self.cause} {self.remedy}"
+
+
+def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]:
+    """All findings of a run so far.
+
+    Args:
+        records: Its training steps, in order.
+        dtype: The trainer's compute type.
+    """
+    steps = [record for record in records if is_step(record)]
+    if not steps:
+        return []
+    found = [rule(steps) for rule in _RULES]
+    return [finding for finding in [_ratio(steps, dtype), *found] if finding is not None]
+
+
+def is_step(record: Mapping[str, object]) -> bool:
+    """Whether a line of ``metrics.jsonl`` is a training step."""
+    return "reward/mean" in record or "rollout/episodes" in record
+
+
+def _recent(steps: Sequence[Record], key: str) -> float | None:
+    """Mean over the last steps; ``None`` before there are enough."""
+    values = [step[key] for step in steps[-RECENT:] if key in step]
+    return fmean(values) if len(values) == RECENT else None
+
+
+def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
+    fresh = [s for s in steps if s.get("staleness/max", 1.0) == 0 and "train/ratio_deviation_max" in s]
+    allowed = RATIO_AT_FIRST.get(dtype, RATIO_AT_FIRST["float32"])
+    if not fresh or fresh[-1]["train/ratio_deviation_max"] <= allowed:
+        return None
+    gap, token = fresh[-1]["train/ratio_deviation_max"], fresh[-1].get("train/ratio_deviation_token")
+    at = f", the largest at token id {token:.0f}" if token is not None and token >= 0 else ""
+    return Finding(
+        "ratio",
+        f"the ratio of an on-policy step is off 1 by {gap:.2g}{at}",
+        "Server and trainer compute different probabilities for the same tokens.",
+        "Compare their dtype (inference.dtype, trainer.dtype) and the temperature; with a server of another kind see "
+        "that it tells processed logprobs.",
+    )
+
+
+def _other_policy(steps: Sequence[Record]) -> Finding | None:
+    last = steps[-1]
+    kl = last.get("train/kl_behavior", 0.0)
+    if last.get("staleness/max", 1.0) != 0 or kl <= KL_OF_ANOTHER_POLICY:
+        return None
+    return Finding(
+        "kl",
+        f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step)",
+        "It holds other weights, or tells logprobs of another temperature or type.",
+        "See that the push is confirmed (logs/controller.log), and that the server was started with this model.",
+    )
+
+
+def _masks(steps: Sequence[Record]) -> Finding | None:
+    last = steps[-1]
+    if last.get("train/tokens", 1.0) > 0 or last.get("train/signal", 0.0) == 0:
+        return None
+    return Finding(
+        "masks",
+        "no token of the batch was trained, though episodes have advantages",
+        "All loss masks are zero: the answers were not sampled through the session that the episode was given.",
+        "Call the `llm` that the workflow or agent gets, not a client of your own.",
+    )
+
+
+def _signal(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "rollout/groups_with_signal")
+    if share is None or share >= FEW_SIGNALS:
+        return None
+    return Finding(
+        "signal",
+        f"only {share:.0%} of the groups have answers of different reward",
+        "The tasks are too easy or too hard for the policy now; nothing is learned from such groups.",
+        "Take other tasks, more answers per task (rollout.group_size), a reward with steps in between, or "
+        "rollout.skip_uniform_groups=true. Near the end of a good run this is what success looks like.",
+    )
+
+
+def _truncation(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "tokens/truncated")
+    if share is None or share <= MANY_CUT:
+        return None
+    return Finding(
+        "truncation",
+        f"{share:.0%} of the answers reach the length limit",
+        "sampling.max_new_tokens is too small for what the model writes, or it does not end its answers.",
+        "Raise the limit, penalise overlong answers (agentrl.rewards), or trainer.mask_truncated=true; harmless where "
+        "the reward needs the beginning only.",
+    )
+
+
+def _creep(steps: Sequence[Record]) -> Finding | None:
+    quarter = len(steps) // 4
+    if quarter < RECENT or not all("tokens/completion_mean" in s and "reward/mean" in s for s in steps):
+        return None
+    (old_length, old_reward), (length, reward) = (
+        (fmean(s["tokens/completion_mean"] for s in part), fmean(s["reward/mean"] for s in part))
+        for part in (steps[:quarter], steps[-quarter:])
+    )
+    if length < CREEP * old_length or reward > old_reward:
+        return None
+    return Finding(
+        "length",
+        f"answers grew from {old_length:.0f} to {length:.0f} tokens while the reward went from {old_reward:.3f} to "
+        f"{reward:.3f}",
+        "Length pays by itself: a mean over each sequence makes long wrong answers cheap.",
+        "Use trainer.aggregation=token or constant (Dr. GRPO), or a length penalty.",
+    )
+
+
+def _drift(steps: Sequence[Record]) -> Finding | None:
+    share = steps[-1].get("drift/special", 0.0)
+    if share <= 0:
+        return None
+    return Finding(
+        "drift",
+        f"in {share:.1%} of the episodes the special tokens are not those of the chat template",
+        "What is trained is not how the model will be used.",
+        "See model.chat_template and inference.history; `agentrl env play` shows the ids.",
+    )
+
+
+def _failed(steps: Sequence[Record]) -> Finding | None:
+    failed = steps[-1].get("rollout/failed", 0.0)
+    if not failed:
+        return None
+    return Finding(
+        "failed",
+        f"{failed:.0f} episodes of the batch failed and are not trained on",
+        "Failures that depend on the answer bias what is learned.",
+        "logs/controller.log has each kind of failure once.",
+    )
+
+
+def _unchanged(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "weights/unchanged")
+    moved = any(step.get("train/skipped", 1.0) == 0 for step in steps[-RECENT:])
+    if share is None or share <= UNCHANGED or not moved:
+        return None
+    return Finding(
+        "weights",
+        f"{share:.0%} of the tensors that were pushed are the same as before",
+        "The updates are smaller than the servers' dtype can hold, or parameters are frozen.",
+        "Raise trainer.learning_rate, or serve in float32 (inference.dtype).",
+    )
+
+
+def _skipped(steps: Sequence[Record]) -> Finding | None:
+    broken = sum(step.get("train/grad_norm", 0.0) < 0 for step in steps)
+    if not broken:
+        return None
+    return Finding(
+        "skipped",
+        f"{broken} of {len(steps)} updates were skipped: the gradient was not finite",
+        "A loss or a weight overflowed.",
+        "Lower trainer.learning_rate, or see whether rewards or logprobs of a batch are extreme (episodes.jsonl).",
+    )
+
+
+def _entropy(steps: Sequence[Record]) -> Finding | None:
+    entropy, share = _recent(steps, "train/entropy"), _recent(steps, "rollout/groups_with_signal")
+    if entropy is None or share is None or entropy >= LOW_ENTROPY or share >= FEW_SIGNALS:
+        return None
+    return Finding(
+        "entropy",
+        f"the entropy is down to {entropy:.3f} nats a token",
+        "The policy says always the same, so groups no longer differ.",
+        "A lower learning rate, trainer.clip_eps_high=0.28, trainer.entropy_coef or a KL term keep it open longer.",
+    )
+
+
+def _clipped(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "train/clip_fraction")
+    if share is None or share <= MUCH_CLIPPED:
+        return None
+    return Finding(
+        "clip",
+        f"{share:.0%} of the tokens are out of the clip range",
+        "The data are too old, or the steps too large, for the trust region.",
+        "Lower rollout.max_staleness or the learning rate, or take preset decoupled, cispo or m2po.",
+    )
+
+
+def _overhead(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "time/overhead_share")
+    if share is None or share <= MUCH_OVERHEAD:
+        return None
+    return Finding(
+        "overhead",
+        f"{share:.0%} of a step is neither sampling nor updating",
+        "Pushing weights or reading batches takes long beside small batches.",
+        "Larger batches, weights.transport=shm on one host, or weights.pause_mode=in_place.",
+    )
+
+
+_RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
+    _other_policy, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _creep, _clipped,
+    _overhead,
+)  # fmt: skip

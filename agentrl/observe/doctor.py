@@ -1,0 +1,77 @@
+"""``agentrl doctor``: a finished or running run's folder, looked through for what usually goes wrong.
+
+Guarantees: reads only; a half-written last line of a file is passed over; what cannot be judged is said, not skipped.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.errors import UserError
+from agentrl.observe.diagnosis import Finding, diagnose, is_step
+
+METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
+
+
+def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
+    """Findings, and what could not be judged.
+
+    Raises:
+        UserError: The folder is no run.
+    """
+    if not (run_dir / METRICS).is_file():
+        raise UserError(f"{run_dir} is no run: it has no {METRICS}")
+    records = [record for record in lines(run_dir / METRICS) if is_step(record)]
+    config = json.loads((run_dir / CONFIG).read_text()) if (run_dir / CONFIG).is_file() else {}
+    dtype = (config.get("trainer") or {}).get("dtype", "auto")
+    numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
+    found = diagnose(numbers, "float32" if dtype == "auto" else dtype)
+    unjudged = [] if records else [f"{METRICS} has no training step yet"]
+    overlap, reason = overlapping_tasks(run_dir)
+    if reason:
+        unjudged.append(reason)
+    if overlap:
+        found.append(
+            Finding(
+                "overlap",
+                f"{len(overlap)} tasks are both trained on and evaluated, e.g. {overlap[0]!r:.100}",
+                "The evaluation does not measure what it seems to.",
+                "Take another split for valid_dataset, or remove the tasks from training.",
+            )
+        )
+    return found, unjudged
+
+
+def overlapping_tasks(run_dir: Path) -> tuple[list[str], str]:
+    """Prompts that were trained on and evaluated, and why that cannot be told where it cannot."""
+    for name in (EPISODES, EVAL_EPISODES):
+        if not (run_dir / name).is_file():
+            return [], f"overlap of training and evaluation: there is no {name} (logging.episodes, eval)"
+    trained = {prompt for episode in lines(run_dir / EPISODES) if (prompt := first_prompt(episode))}
+    evaluated = {prompt for episode in lines(run_dir / EVAL_EPISODES) if (prompt := first_prompt(episode))}
+    return sorted(trained & evaluated), ""
+
+
+def first_prompt(episode: dict[str, Any]) -> str:
+    """The messages before the first answer, as one text."""
+    for trajectory in (episode.get("trajectories") or {}).values():
+        parts = []
+        for node in trajectory.get("nodes", ()):
+            if any(node.get("loss_mask", ())):
+                break
+            parts.append(str(node["message"].get("content")))
+        return "\n".join(parts)
+    return ""
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one per line; a line that is being written is passed over."""
+    with file.open() as opened:
+        for line in opened:
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(value, dict):
+                yield value

@@ -1,0 +1,68 @@
+"""Presets, choices over them, contradictions, and the formula that is shown."""
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.config.algorithm import PRESET_SOURCES, PRESETS, AlgorithmConfig
+from agentrl.config.formula import formula
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import TrainerConfig
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
+    made = TrainerConfig.model_validate({"preset": name})
+    plain = TrainerConfig()
+    for key in AlgorithmConfig.model_fields:
+        if key != "preset":
+            assert getattr(made, key) == PRESETS[name].get(key, getattr(plain, key)), key
+    changed = TrainerConfig.model_validate({"preset": name, "aggregation": "constant", "clip_eps": 0.11})
+    assert (changed.aggregation, changed.clip_eps) == ("constant", 0.11)
+    assert TrainerConfig.model_validate(made.model_dump()) == made, "what is resolved loads again"
+    assert PRESET_SOURCES.keys() == PRESETS.keys()
+
+
+@pytest.mark.parametrize(
+    ("choices", "named"),
+    [
+        ({"preset": "gpro"}, ["trainer.preset", "grpo"]),
+        ({"correction": "truncate"}, ["trainer.correction", "trainer.proximal"]),
+        ({"m2_threshold": 0.04, "proximal": "log_linear"}, ["trainer.m2_threshold", "trainer.proximal"]),
+        ({"ratio": "sequence", "objective": "cispo"}, ["trainer.ratio", "trainer.objective"]),
+        ({"kl_in": "reward"}, ["trainer.kl_in", "trainer.kl_coef"]),
+        ({"reference": "ema"}, ["trainer.reference", "trainer.kl_coef"]),
+        ({"advantage": "reward"}, ["trainer.advantage", "trainer.scale_rewards"]),
+        ({"advantage": "leave_one_out", "scale_rewards": "mean"}, ["trainer.advantage", "trainer.scale_rewards"]),
+    ],
+)
+def test_contradictions_are_refused_with_both_keys(choices: dict, named: list[str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TrainerConfig.model_validate(choices)
+    assert all(key in str(caught.value) for key in named), caught.value
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused() -> None:
+    with pytest.raises(Exception, match=r"rollout\.batch_size.*trainer\.minibatches"):
+        load_recipe("arithmetic_grpo", ["trainer.minibatches=3"])
+
+
+def test_the_constant_of_dr_grpo_is_the_longest_answer() -> None:
+    recipe = load_recipe("arithmetic_grpo", ["trainer.preset=dr_grpo", "trainer.aggregation=constant"])
+    assert recipe.trainer.aggregation_length == recipe.sampling.max_new_tokens
+
+
+def test_the_formula_names_every_part_that_acts() -> None:
+    shown = "\n".join(formula(TrainerConfig(preset="dapo", kl_coef=0.01, entropy_coef=0.1, minibatches=2)))
+    for part in ("clamp(r_t, 0.8, 1.28)", "0.01 * k3", "- 0.1 * H_t", "tokens of the batch", "cut off", "2503.14476"):
+        assert part in shown, shown
+    assert "reference = the starting policy" in shown and "2 updates" in shown
+    decoupled = "\n".join(formula(TrainerConfig(preset="decoupled")))
+    assert "w_t = pi_proximal(t) / pi_behavior(t), at most 5" in decoupled
+    m2po = "\n".join(formula(TrainerConfig(preset="m2po")))
+    assert "m_t" in m2po and "-r_t A_i" in m2po
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_formula(name: str) -> None:
+    lines = formula(TrainerConfig(preset=name))
+    assert lines[0].startswith("loss = ") and PRESET_SOURCES[name] in lines[-1]

@@ -1,0 +1,109 @@
+"""Each fault seen in the numbers it leaves, and nothing seen in a healthy run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrl.cli.main import app
+from agentrl.observe.diagnosis import diagnose
+from agentrl.observe.doctor import examine
+
+HEALTHY = {
+    "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
+    "drift/special": 0.0, "tokens/completion_mean": 50.0, "tokens/truncated": 0.1, "staleness/max": 0.0,
+    "train/signal": 0.8, "train/grad_norm": 0.5, "train/skipped": 0.0, "train/entropy": 0.7,
+    "train/clip_fraction": 0.05, "train/kl_behavior": 1e-9, "train/ratio_deviation_max": 1e-4,
+    "train/ratio_deviation_token": 17.0,
+    "train/tokens": 900.0, "weights/unchanged": 0.0, "time/overhead_share": 0.1,
+}  # fmt: skip
+FAULTS: list[tuple[str, dict[str, float], str]] = [
+    ("ratio", {"train/ratio_deviation_max": 0.4}, "token id 17"),
+    ("kl", {"train/kl_behavior": 0.5}, "KL 0.500"),
+    ("masks", {"train/tokens": 0.0}, "no token"),
+    ("failed", {"rollout/failed": 7.0}, "7 episodes"),
+    ("drift", {"drift/special": 0.25}, "25.0%"),
+    ("weights", {"weights/unchanged": 0.9}, "90%"),
+    ("skipped", {"train/grad_norm": -1.0}, "not finite"),
+    ("signal", {"rollout/groups_with_signal": 0.05}, "5% of the groups"),
+    ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
+    ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),
+    ("clip", {"train/clip_fraction": 0.7}, "70% of the tokens"),
+    ("overhead", {"time/overhead_share": 0.5}, "50% of a step"),
+]
+
+
+def test_a_healthy_run_has_no_findings() -> None:
+    assert diagnose([HEALTHY] * 20) == []
+    assert diagnose([]) == [] and diagnose([{"eval/n": 3.0}]) == []
+
+
+@pytest.mark.parametrize(("kind", "changes", "words"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_with_cause_and_remedy(kind: str, changes: dict[str, float], words: str) -> None:
+    found = {finding.kind: finding for finding in diagnose([HEALTHY] * 5 + [{**HEALTHY, **changes}] * 3)}
+    assert kind in found and words in found[kind].symptom
+    assert set(found) <= {kind, "signal"}, "one fault, one finding"
+    assert found[kind].cause and found[kind].remedy
+
+
+def test_a_slow_symptom_must_last() -> None:
+    assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
+
+
+def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> None:
+    def run(gain: float) -> list[dict[str, float]]:
+        return [{**HEALTHY, "tokens/completion_mean": 50.0 + 5 * n, "reward/mean": 0.5 + gain * n} for n in range(20)]
+
+    assert [finding.kind for finding in diagnose(run(0.0))] == ["length"]
+    assert diagnose(run(0.01)) == []
+
+
+def test_what_two_types_round_differently_is_no_fault() -> None:
+    rounded = {**HEALTHY, "train/ratio_deviation_max": 0.4, "train/kl_behavior": 2e-3}
+    assert diagnose([rounded], "bfloat16") == []
+    stale = {**HEALTHY, "staleness/max": 2.0, "train/ratio_deviation_max": 0.4, "train/kl_behavior": 0.2}
+    assert diagnose([stale]) == [], "older weights sampled: the ratio is not 1"
+
+
+def episode(prompt: str) -> str:
+    nodes = [
+        {"message": {"role": "user", "content": prompt}, "loss_mask": [0]},
+        {"message": {"role": "assistant", "content": "4"}, "loss_mask": [1]},
+    ]
+    return json.dumps({"trajectories": {"assistant": {"nodes": nodes}}})
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, **HEALTHY}) + "\n" for n in range(5)) + '{"st'
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"trainer": {"dtype": "auto"}}))
+    (tmp_path / "episodes.jsonl").write_text(episode("2+2") + "\n" + episode("3+3") + "\n")
+    (tmp_path / "eval-episodes.jsonl").write_text(episode("4+4") + "\n")
+    return tmp_path
+
+
+def test_the_command_says_that_nothing_was_found(run_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 0 and "nothing found" in result.output
+
+
+def test_tasks_that_are_trained_on_and_evaluated_are_found(run_dir: Path) -> None:
+    (run_dir / "eval-episodes.jsonl").write_text(episode("4+4") + "\n" + episode("3+3") + "\n")
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 1 and "overlap" in result.output and "3+3" in result.output
+    assert "remedy" in result.output
+
+
+def test_what_cannot_be_judged_is_said(run_dir: Path) -> None:
+    (run_dir / "eval-episodes.jsonl").unlink()
+    (run_dir / "metrics.jsonl").write_text("")
+    _, unjudged = examine(run_dir)
+    assert len(unjudged) == 2 and "eval-episodes" in unjudged[1]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="is no run"):
+        examine(tmp_path)

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.supervised.lines import Pair, Sample
+from agentrl.supervised.tokens import Encoder
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "the\nuser"},
+    {"role": "assistant", "content": "one\n\n"},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": " two, ä"},
+]
+
+
+@pytest.fixture(scope="module")
+def template(tiny_model: Path) -> ChatTemplate:
+    return ChatTemplate.from_folder(tiny_model)
+
+
+def spoken(template: ChatTemplate, ids: list[int], learned: list[bool]) -> list[str]:
+    """The runs of learned tokens as text."""
+    runs: list[list[int]] = []
+    for place, (token, is_learned) in enumerate(zip(ids, learned, strict=True)):
+        if is_learned:
+            if place == 0 or not learned[place - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [template.tokenizer.decode(run) for run in runs]
+
+
+def test_the_words_and_the_end_of_turn_are_learned_and_nothing_else(template: ChatTemplate):
+    encoded = Encoder(template).sample(Sample(TALK, 4))
+    assert spoken(template, encoded.ids, encoded.learned) == [" two, ä<|im_end|>"]
+    assert encoded.learned[-1] and encoded.ids[-1] == template.eos_id
+    prompt = template.first(TALK[:4])
+    assert encoded.ids[: len(prompt)] == prompt, "the ids that a session sends"
+    assert encoded.labels == [-100] * len(prompt) + encoded.ids[len(prompt) :]
+
+
+def test_every_assistant_turn_of_messages_is_learned(template: ChatTemplate):
+    encoded = Encoder(template).sample(Sample(TALK, 0))
+    assert spoken(template, encoded.ids, encoded.learned) == ["one\n\n<|im_end|>", " two, ä<|im_end|>"]
+    assert template.tokenizer.decode(encoded.ids) + "\n" == template.tokenizer.decode(template.canonical(TALK))
+
+
+def test_what_follows_the_last_assistant_turn_is_left_out(template: ChatTemplate):
+    assert Encoder(template).sample(Sample(TALK[:4], 0)) == Encoder(template).sample(Sample(TALK[:3], 0))
+
+
+def test_the_whole_line_is_learned_where_the_recipe_says_so(template: ChatTemplate):
+    encoded = Encoder(template).sample(Sample(TALK, 4), completion_only=False)
+    assert all(encoded.learned)
+    assert encoded.ids == Encoder(template).sample(Sample(TALK, 4)).ids
+
+
+def test_the_mask_is_that_of_trl_without_the_line_break_behind_the_turn(template: ChatTemplate):
+    from trl.data_utils import is_conversational
+
+    line = {"prompt": TALK[:4], "completion": TALK[4:]}
+    assert is_conversational(line)
+    tokenizer = template.tokenizer
+    prompt = tokenizer.apply_chat_template(line["prompt"], add_generation_prompt=True, return_dict=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(TALK, return_dict=True)["input_ids"]
+    ours = Encoder(template).sample(Sample(TALK, 4))
+    assert whole[:-1] == ours.ids and tokenizer.decode(whole[-1:]) == "\n"
+    assert ours.learned == [False] * len(prompt) + [True] * (len(whole) - 1 - len(prompt))
+
+
+def test_a_pair_shares_its_prompt(template: ChatTemplate):
+    pair = Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"})
+    prompt, chosen, rejected = Encoder(template).pair(pair)
+    assert prompt == template.first(TALK[:4])
+    assert template.tokenizer.decode(chosen) == " two, ä<|im_end|>"
+    assert template.tokenizer.decode(rejected) == "no<|im_end|>"
+
+
+def test_a_template_that_forgets_earlier_turns_is_refused(tiny_model: Path, tmp_path: Path):
+    forgets = tmp_path / "forgets.jinja"
+    forgets.write_text(
+        "{% for m in messages %}{% if m.role != 'assistant' or loop.last %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    encoder = Encoder(ChatTemplate.from_folder(tiny_model, source=str(forgets)))
+    encoder.sample(Sample(TALK[:3], 0))
+    with pytest.raises(TemplateError, match="renders earlier turns differently"):
+        encoder.sample(Sample(TALK, 0))
+
+
+def test_a_template_without_an_end_of_turn_is_refused(tiny_model: Path, tmp_path: Path):
+    endless = tmp_path / "endless.jinja"
+    endless.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    encoder = Encoder(ChatTemplate.from_folder(tiny_model, source=str(endless)))
+    with pytest.raises(TemplateError, match="could not learn to stop"):
+        encoder.sample(Sample([TALK[1], TALK[2]], 0))
