@@ -1,12 +1,15 @@
 """GSM8K: grade-school math with a verified numeric answer.
 
 Guarantees: the answer's number and its format are judged and logged apart; only a right number earns the main reward.
+What it demonstrates earns all of its own reward, and what it demonstrates wrongly only that for the format.
 """
 
+import random
+import re
 from typing import Any
 
 from agentrl import Message, SingleTurnEnvironment
-from agentrl.rewards.numeric import has_answer_line, numeric_reward
+from agentrl.rewards.numeric import final_number, has_answer_line, numeric_reward
 
 EXAMPLES = (
     (
@@ -18,6 +21,8 @@ EXAMPLES = (
         "2 tickets cost 2 * 8 = 16 dollars. With the drink it is 16 + 5 = 21 dollars.\n#### 21",
     ),
 )
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # the dataset's notes for a calculator, as in 48/2 = <<48/2=24>>24
+_WRONG_BY = (1, 2, 3, 5, 10)
 INSTRUCTION = "Reason briefly, step by step. Then finish with a last line of the form: #### <number>"
 
 
@@ -52,6 +57,32 @@ class GSM8K(SingleTurnEnvironment):
         accuracy = numeric_reward(answer, task["answer"])
         well_formed = float(has_answer_line(answer))
         return accuracy + self.format_reward * well_formed, {"accuracy": accuracy, "format": well_formed}
+
+    def demonstration(self, task: dict[str, Any]) -> str:
+        """The dataset's own solution in the form that the prompt asks for."""
+        reasoning, number = solution(task)
+        return f"{reasoning}\n#### {number}".lstrip("\n")
+
+    def wrong_demonstration(self, task: dict[str, Any], rng: random.Random) -> str:
+        """The same solution with another number at its end, off by little."""
+        reasoning, number = solution(task)
+        right = final_number(number) or 0
+        off = rng.choice(_WRONG_BY) * rng.choice((1, -1))
+        wrong = right - off if right + off < 0 <= right else right + off  # a negative count would be too easy to tell
+        return f"{reasoning}\n#### {wrong}".lstrip("\n")
+
+
+def solution(task: dict[str, Any]) -> tuple[str, str]:
+    """The reasoning of a dataset's answer without its notes for a calculator, and the number without thousands' commas.
+
+    Raises:
+        ValueError: The answer does not end in ``#### <number>``.
+    """
+    reasoning, marks, number = task["answer"].rpartition("####")
+    if not marks or final_number(number) is None:
+        raise ValueError(f"the answer does not end in '#### <number>': {task['answer'][-40:]!r}")
+    lines = [" ".join(line.split()) for line in _CALCULATION.sub("", reasoning).splitlines()]
+    return "\n".join(line for line in lines if line), number.strip().replace(",", "")
 
 
 def put(question: str) -> Message:

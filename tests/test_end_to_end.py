@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -210,7 +211,7 @@ def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs
         added = run("servers", "add", url, *where)
         assert added.returncode == 0 and added.stdout.count("serving") == 2, added.stdout
         for line in process.stdout:  # the next push must reach the new server as well
-            if "step " in line and int(line.split("step ")[1].split("/")[0]) >= 4:
+            if (found := re.search(r"\] step (\d+)/", line)) and int(found[1]) >= 4:
                 break
         version = int(httpx.get(f"{url}/model_info", timeout=SECONDS).json()["weight_version"])
         assert version >= 3

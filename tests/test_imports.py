@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALL = {
     *("core", "config", "inference", "rollout", "train", "rewards", "evaluate", "data", "observe", "launch", "bench"),
     "envcheck",
+    "supervised",
     "wrappers",
 }
 # Every package may read the recipe's typed sections (config), which import core alone.
@@ -23,6 +24,7 @@ ALLOWED = {
     "rewards": {"core", "inference"},
     "evaluate": {"core", "config", "inference", "rollout", "rewards", "data"},
     "data": {"core", "config"},
+    "supervised": {"core", "config", "data", "inference", "train", "evaluate", "observe"},
     "bench": ALL,
     "envcheck": {"core"},
     "wrappers": {"core"},
@@ -31,8 +33,8 @@ ALLOWED = {
     "cli": ALL,
 }
 USER_CODE = ("envs", "agents", "recipes")
-PRIVATE_TO_USERS = {"agentrl.launch", "agentrl.cli", "agentrl.train", "agentrl.rollout", "agentrl.bench"}
-HEAVY = {"torch", "transformers", "gymnasium", "openai", "scipy", "pydantic", "datasets", "matplotlib"}
+PRIVATE_TO_USERS = {f"agentrl.{name}" for name in ("launch", "cli", "train", "supervised", "rollout", "bench")}
+HEAVY = {"torch", "transformers", "trl", "gymnasium", "openai", "scipy", "pydantic", "datasets", "matplotlib"}
 
 
 def real_imports(file: Path) -> set[str]:

@@ -121,3 +121,16 @@ def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, res
         *("--controller", controller_url),
     ]
     return [*command, "--resume"] if resume else command
+
+
+def lines_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
+    """Torchrun and its ranks for a trainer that learns from lines."""
+    command = [
+        *(sys.executable, "-m", "agentrl.launch.torchrun"),
+        *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),
+        *("--module", "agentrl.supervised"),
+        *("--run-dir", str(run_dir)),
+        *("--model", str(model)),
+        *("--ready-file", str(ready_file)),
+    ]
+    return [*command, "--resume"] if resume else command

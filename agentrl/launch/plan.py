@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED, evaluates
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -78,7 +79,8 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     device = recipe.launch.device
     inference, trainer = recipe.inference, recipe.trainer
     items: list[MemoryItem] = []
-    if inference.engine != "openai" and not inference.urls:
+    serves = trainer.type not in SUPERVISED or evaluates(recipe)
+    if serves and inference.engine != "openai" and not inference.urls:
         width = _BYTES[resolved_dtype(inference.dtype, device)]
         cache = inference.max_running * inference.context_length * 2 * shape.layers * shape.kv_width * width
         items.append(MemoryItem("server", f"weights, {width} bytes each", shape.parameters * width))
@@ -90,6 +92,8 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     if trainer.type is None:
         return items
     width = _BYTES[resolved_dtype(trainer.dtype, device)]
+    if trainer.type in SUPERVISED:
+        return items + _lines_memory(recipe, shape, width)
     share = -(-shape.parameters // trainer.nproc)
     items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
     if width != 4:
@@ -99,6 +103,19 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
     items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
     items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * 2 * shape.parameters))
+    return items
+
+
+def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
+    """Of a trainer that learns from lines: each rank holds the whole model."""
+    who, parameters = "trainer rank", shape.parameters
+    items = [MemoryItem(who, "parameters, gradients, two Adam moments in float32", 16 * parameters)]
+    if width != 4:
+        items.append(MemoryItem(who, "parameters in bfloat16 for compute", 2 * parameters))
+    if recipe.trainer.nproc > 1:
+        items.append(MemoryItem(who, "gradients on their way to the other ranks", 4 * parameters))
+    if recipe.trainer.type == "dpo":
+        items.append(MemoryItem(who, "reference model", 4 * parameters))
     return items
 
 
@@ -130,6 +147,8 @@ def _processes(recipe: Recipe) -> list[str]:
     inference, trainer, device = recipe.inference, recipe.trainer, recipe.launch.device
     where = f"{platform.machine()} CPU" if device == "cpu" else "CUDA GPU"
     found: list[str] = []
+    if trainer.type in SUPERVISED:
+        return _lines_processes(recipe, where)
     if inference.urls:
         found.append(f"inference server, running already: {', '.join(inference.urls)}")
     else:
@@ -147,24 +166,61 @@ def _processes(recipe: Recipe) -> list[str]:
     return found
 
 
+def _lines_processes(recipe: Recipe, where: str) -> list[str]:
+    trainer, inference = recipe.trainer, recipe.inference
+    dtype = resolved_dtype(trainer.dtype, recipe.launch.device)
+    text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, computes in {dtype} on float32 parameters"
+    if not evaluates(recipe):
+        return [text]
+    served = resolved_dtype(inference.dtype, recipe.launch.device)
+    server = f"{inference.servers} x inference server, {inference.engine}, {where}, {served}"
+    return [f"{server}, before and after", f"{text}, in between"]
+
+
+def _lines_tokens(recipe: Recipe) -> list[str]:
+    own, trainer = recipe.supervised, recipe.trainer
+    kind = "lines" if trainer.type == "sft" else "pairs"
+    held_out = f"held-out {kind}, at most {recipe.eval.tasks or 'all'}, "
+    every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
+    lines = [
+        f"step       {own.batch_size} {kind}, none longer than {own.max_length:,} tokens",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens",
+        f"length     {' or '.join(_limits(recipe))}",
+        f"evaluation {held_out}{every}before and after",
+    ]
+    if evaluates(recipe):
+        episodes = f"{recipe.eval.tasks or 'all'} tasks x {recipe.eval.samples} episodes"
+        lines.append(f"evaluation {episodes} of {recipe.env.id}, before and after")
+    return lines
+
+
+def _limits(recipe: Recipe) -> list[str]:
+    trainer = recipe.trainer
+    limits = [f"{trainer.total_steps} steps"]
+    if trainer.epochs:
+        limits.append(f"{trainer.epochs} passes over the data")
+    if trainer.time_budget:
+        limits.append(f"{trainer.time_budget:g} s")
+    return limits
+
+
 def _tokens(recipe: Recipe) -> list[str]:
     rollout, sampling, trainer = recipe.rollout, recipe.sampling, recipe.trainer
+    if trainer.type in SUPERVISED:
+        return _lines_tokens(recipe)
     tasks = recipe.eval.tasks or "all"
     evaluation = f"evaluation {tasks} tasks x {recipe.eval.samples} episodes"
     if trainer.type is None:
         return [evaluation]
     episodes = rollout.batch_size * rollout.group_size
     every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
-    limits = [f"{trainer.total_steps} steps"]
-    if trainer.time_budget:
-        limits.append(f"{trainer.time_budget:g} s")
     return [
         f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
         f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, "
         f"{episodes * recipe.inference.context_length:,} in all",
         f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, staleness at most "
         f"{rollout.max_staleness}",
-        f"length     {' or '.join(limits)}",
+        f"length     {' or '.join(_limits(recipe))}",
         f"{evaluation}, {every}before and after",
     ]
 

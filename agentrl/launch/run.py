@@ -5,19 +5,17 @@ Ctrl-C) leaves no process, port or shared memory behind; outputs stand in ``runs
 """
 
 import itertools
-import json
 import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.core.process import write_json
 from agentrl.core.registry import nearest, require
 from agentrl.core.weights import sweep_stale
@@ -26,10 +24,13 @@ from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.follow import MetricsTail
 from agentrl.launch.servers import find_model, server_python, start_servers
+from agentrl.launch.supervised import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
+from agentrl.observe.sinks import read_metrics
 from agentrl.observe.summary import summary_table
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
@@ -57,6 +58,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         RunError: The run cannot start.
     """
     check_components(recipe)
+    if recipe.trainer.type in SUPERVISED:
+        check_lines(recipe)
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
@@ -91,13 +94,14 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     supervisor = Supervisor(run_dir / "logs")
     try:
         with LiveView(recipe, run_dir, console) as view:
-            _train(recipe, model.path, run_dir, supervisor, view, resume=resume)
+            train = train_on_lines if recipe.trainer.type in SUPERVISED else _train
+            train(recipe, model.path, run_dir, supervisor, view, resume=resume)
     finally:
         supervisor.stop()
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
-            draw_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=recipe.name)
-    _report(run_dir, console, time.monotonic() - started)
+            draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
+    _report(recipe, run_dir, console, time.monotonic() - started)
     return 0
 
 
@@ -165,7 +169,8 @@ def check_names(recipe: Recipe) -> None:
         RunError: A name is unknown, a file does not import, or arguments do not fit.
     """
     try:
-        make_workflow(recipe)
+        if recipe.env.id != NO_ENV:
+            make_workflow(recipe)
         if recipe.trainer.type is not None:  # imported by the trainer alone: they may need torch
             require("trainer", recipe.trainer.type)
             require("advantage", recipe.trainer.advantage)
@@ -234,33 +239,18 @@ def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, v
     poll()
 
 
-class MetricsTail:
-    """Reads a growing ``metrics.jsonl``.
-
-    Args:
-        path: The file; it may not exist yet. What stands in it already is skipped.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.is_file() else 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Records that were completed since the last call."""
-        if not self._path.is_file():
-            return
-        with open(self._path, encoding="utf-8") as file:
-            file.seek(self._offset)
-            while (line := file.readline()).endswith("\n"):
-                self._offset = file.tell()
-                yield json.loads(line)
+def _picture(recipe: Recipe) -> str:
+    return "loss.png" if recipe.trainer.type in SUPERVISED else "reward.png"
 
 
-def _report(run_dir: Path, console: Console, seconds: float) -> None:
-    evaluations = sorted(run_dir.glob("eval-[0-9]*.json"))
+def _report(recipe: Recipe, run_dir: Path, console: Console, seconds: float) -> None:
+    evaluations = [
+        {name: value for name, value in record.items() if name.startswith("eval/")}
+        for record in read_metrics(run_dir / "metrics.jsonl")
+    ]
+    evaluations = [record for record in evaluations if record]
     if len(evaluations) >= 2:
-        before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
-        console.print(summary_table(before, after))
-    console.print(
-        f"done in {seconds / 60:.1f} min; outputs in {run_dir}: reward.png, metrics.jsonl, episodes.jsonl, model/"
-    )
+        console.print(summary_table(evaluations[0], evaluations[-1]))
+    files = [_picture(recipe), "metrics.jsonl", "episodes.jsonl", "model/"]
+    there = ", ".join(name for name in files if (run_dir / name).exists())
+    console.print(f"done in {seconds / 60:.1f} min; outputs in {run_dir}: {there}")

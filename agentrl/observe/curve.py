@@ -32,8 +32,10 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
     """
     records = read_metrics(metrics_file)
     training = [record for record in records if "reward/mean" in record]
-    evaluations = [record for record in records if "eval/n" in record or "eval/accuracy" in record]
-    if not training and not evaluations:
+    losses = [] if training else [record for record in records if "train/loss" in record or "eval/loss" in record]
+    shares = ("eval/n", "eval/accuracy", "eval/pair_accuracy")
+    evaluations = [record for record in records if any(name in record for name in shares)]
+    if not training and not evaluations and not losses:
         return False
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +45,7 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     rows: list[tuple[Any, list[Record]]] = [
-        (part, found) for part, found in ((_training, training), (_evaluation, evaluations)) if found
+        (part, found) for part, found in ((_training, training), (_losses, losses), (_evaluation, evaluations)) if found
     ]
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (part, found) in zip(axes, rows, strict=True):
@@ -78,6 +80,21 @@ def _training(axis: Any, records: list[Record]) -> None:
         axis.plot([step for step, _ in found], smooth, color=colour, linewidth=1.4, label=label)
     axis.set_title("training (sampled)", fontsize=10)
     axis.set_ylabel("per episode")
+
+
+def _losses(axis: Any, records: list[Record]) -> None:
+    """A training that learns from lines: its loss on each batch, and on the held-out lines."""
+    steps = [record["step"] for record in records if "train/loss" in record]
+    values = [record["train/loss"] for record in records if "train/loss" in record]
+    window = max(3, len(values) // 10)
+    axis.plot(steps, values, color=_COLOURS[0], alpha=0.25, linewidth=1, label="loss of a batch")
+    label = f"loss, mean of {window} steps"
+    axis.plot(steps, moving_average(values, window), color=_COLOURS[0], linewidth=2.2, label=label)
+    held_out = [record for record in records if "eval/loss" in record]
+    points = [record["eval/loss"] for record in held_out]
+    axis.plot([r["step"] for r in held_out], points, color=_COLOURS[1], marker="o", label="loss of the held-out lines")
+    axis.set_title("training", fontsize=10)
+    axis.set_ylabel("loss")
 
 
 def _evaluation(axis: Any, records: list[Record]) -> None:

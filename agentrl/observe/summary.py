@@ -8,8 +8,13 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-_LABELS = {"accuracy": "test accuracy", "format": "format rate", "tool_used": "calls a tool well"}
-_SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy"}
+_LABELS = {
+    "accuracy": "test accuracy",
+    "format": "format rate",
+    "tool_used": "calls a tool well",
+    "pair_accuracy": "pairs told apart",
+}
+_SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy", "token_accuracy", "pair_accuracy"}
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
 
@@ -34,7 +39,7 @@ def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Names of what was measured, without ``eval/``, bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid")]
+    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid", "lines")]
 
 
 def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
@@ -80,6 +85,8 @@ def _number(value: float) -> str:
 
 
 def _caption(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    if "eval/lines" in after and "eval/n" not in after:
+        return f"{after['eval/lines']:.0f} held-out lines"
     counts = [
         f"{when}: {metrics.get('eval/n', 0):.0f} judged, {metrics.get('eval/invalid', 0):.0f} invalid"
         for when, metrics in (("before", before), ("after", after))

@@ -46,7 +46,7 @@ class TokenTable:
             behavior += [sequence.logprobs[position] for position in positions]
             versions += [sequence.versions[position] if sequence.versions else 0 for position in positions]
             counts.append(len(positions))
-        repeats = torch.tensor(counts, device=device)
+        repeats = torch.tensor(counts, dtype=torch.long, device=device)
 
         def spread(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device).repeat_interleave(repeats)

@@ -4,7 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agentrl import SingleTurnEnvironment
+
 LETTERS = "abcdefgh"
+
+
+class Say(SingleTurnEnvironment):
+    """Puts a line's prompt, and judges the answer by its completion."""
+
+    def prompt(self, task):
+        """The line's own."""
+        return [{"role": "user", "content": task["prompt"]}]
+
+    def judge(self, task, answer):
+        """Right or wrong."""
+        right = float(answer == task["completion"])
+        return right, {"accuracy": right}
 
 
 def write_lines(folder: Path) -> Path:

@@ -82,6 +82,18 @@ def test_a_folder_needs_no_environment_and_no_name(tmp_path: Path):
     assert load_held_out(bare) is None
 
 
+def test_tasks_that_nobody_answers_are_for_the_evaluation_alone(tmp_path: Path):
+    path = folder(tmp_path, '{"prompt": "hi", "completion": "ho"}')
+    lines = [f"train_dataset.path={path}", "train_dataset.name=jsonl"]
+    valid = ["env.id=arithmetic", "valid_dataset.name=arithmetic"]
+    recipe = load_recipe("gsm8k_sft", [*lines, *valid], device="cpu")
+    assert len(load_lines(recipe, recipe.train_dataset).lines) == 1
+    assert load_held_out(recipe) is None
+    unused = load_recipe("gsm8k_sft", [*lines, *valid, "supervised.evaluate=false"], device="cpu")
+    with pytest.raises(DataError, match=r"env\.id=arithmetic does not say them"):
+        load_held_out(unused)
+
+
 def test_lines_that_are_no_objects_are_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"train\.jsonl:2 is not JSON"):
         load_folder("train", str(folder(tmp_path, "{}", "{")))
@@ -126,7 +138,9 @@ def test_a_wrong_solution_differs_in_its_number_alone_and_follows_from_the_seed(
 def test_gsm8k_recipes_give_the_prompt_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = folder(tmp_path, '{"question": "How many?", "answer": "2 + 5 = <<2+5=7>>7\\n#### 7"}')
     monkeypatch.setenv("AGENTRL_GSM8K", str(path))
-    recipe = load_recipe("gsm8k_sft", ["env.kwargs.examples=1", "agent.kwargs.system=Be brief."], device="cpu")
+    recipe = load_recipe(
+        "gsm8k_sft", ["env.kwargs.examples=1", "agent={id: chat, kwargs: {system: Be brief.}}"], device="cpu"
+    )
     (sample,) = load_lines(recipe, recipe.train_dataset).lines
     assert isinstance(sample, Sample)
     assert sample.messages[:-1] == [{"role": "system", "content": "Be brief."}, *GSM8K(examples=1).prompt(TASK)]

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,17 +57,19 @@ def test_the_whole_line_is_learned_where_the_recipe_says_so(template: ChatTempla
     assert encoded.ids == Encoder(template).sample(Sample(TALK, 4)).ids
 
 
-def test_the_mask_is_that_of_trl_without_the_line_break_behind_the_turn(template: ChatTemplate):
-    from trl.data_utils import is_conversational
+def test_the_mask_is_that_of_trl_without_the_line_break_behind_the_turn(
+    template: ChatTemplate, tiny_model: Path, tmp_path: Path
+):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
 
-    line = {"prompt": TALK[:4], "completion": TALK[4:]}
-    assert is_conversational(line)
-    tokenizer = template.tokenizer
-    prompt = tokenizer.apply_chat_template(line["prompt"], add_generation_prompt=True, return_dict=True)["input_ids"]
-    whole = tokenizer.apply_chat_template(TALK, return_dict=True)["input_ids"]
+    args = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", completion_only_loss=True)
+    lines = Dataset.from_list([{"prompt": TALK[:4], "completion": TALK[4:]}])
+    tokenizer: Any = template.tokenizer
+    theirs = SFTTrainer(str(tiny_model), args, train_dataset=lines, processing_class=tokenizer).train_dataset[0]
     ours = Encoder(template).sample(Sample(TALK, 4))
-    assert whole[:-1] == ours.ids and tokenizer.decode(whole[-1:]) == "\n"
-    assert ours.learned == [False] * len(prompt) + [True] * (len(whole) - 1 - len(prompt))
+    assert theirs["input_ids"][:-1] == ours.ids and tokenizer.decode(theirs["input_ids"][-1:]) == "\n"
+    assert theirs["labels"][:-1] == ours.labels
 
 
 def test_a_pair_shares_its_prompt(template: ChatTemplate):

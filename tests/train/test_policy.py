@@ -182,6 +182,13 @@ def test_a_non_finite_gradient_leaves_the_parameters_alone(
         assert torch.equal(old.to_local(), new.detach().to_local())
 
 
+@pytest.mark.parametrize("choices", [{}, {"preset": "m2po"}, {"preset": "decoupled"}])
+def test_a_batch_without_signal_changes_nothing(tiny_model: Path, mesh: DeviceMesh, choices: dict[str, Any]) -> None:
+    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig.model_validate(choices), CPU)
+    metrics = engine.update(TrainBatch([], 1.0, 0.0), 1e-3)
+    assert (metrics["train/skipped"], metrics["train/tokens"]) == (1.0, 0.0)
+
+
 def test_kl_to_the_reference_is_zero_at_first_and_pulls_back_later(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
