@@ -1,0 +1,73 @@
+"""Lines as they stand in a folder's JSON files or in a dataset of the hub; what they mean is the reader's business.
+
+Guarantees: a line that is not a JSON object is refused with its file and number; the sentence that comes back says
+which source was taken.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.config.errors import DataError
+from agentrl.data.hub import endpoint, unreachable
+
+
+def load_folder(split: str, path: str | None) -> tuple[list[dict[str, Any]], str]:
+    """The lines of ``<path>/<split>.jsonl``.
+
+    Raises:
+        DataError: There is no such file, or a line is no JSON object.
+    """
+    if path is None:
+        raise DataError("dataset 'jsonl' reads a folder: name it with path")
+    file = Path(path).expanduser() / f"{split}.jsonl"
+    if not file.is_file():
+        state = "the folder is there, the file is not" if file.parent.is_dir() else "there is no such folder"
+        raise DataError(f"no {file.resolve()} (path={path}; {state})")
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(file.read_bytes().split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{file}:{number} is not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise DataError(f"{file}:{number} is no JSON object: {str(line)[:80]}")
+        lines.append(line)
+    return lines, f"{file.resolve()}"
+
+
+def load_hub(
+    split: str, path: str | None, id: str = "", config: str | None = None
+) -> tuple[Iterable[dict[str, Any]], str]:
+    """The lines of a dataset of the hub, through ``datasets`` and its cache.
+
+    Args:
+        split: As the dataset names it.
+        path: Must be ``None``.
+        id: ``owner/name``.
+        config: The dataset's configuration, where it has several.
+
+    Raises:
+        DataError: It cannot be had; the message says why.
+    """
+    if path is not None:
+        raise DataError(f"dataset {id!r} comes from the hub and reads no path, but path was {path!r}")
+    try:
+        from datasets import config as settings
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise DataError(f"dataset {id!r} needs the package 'datasets': pip install 'agentrl[train]'") from error
+    reason = unreachable()  # its cache is looked into all the same
+    if reason is not None:
+        settings.HF_HUB_OFFLINE = True
+    try:
+        table = load_dataset(id, config, split=split)
+    except (OSError, ValueError, DatasetsError) as error:
+        what = str(error).strip().splitlines()[0]
+        raise DataError(f"dataset {id!r}, split {split!r}: hub {endpoint()}: {reason or what}") from error
+    return (dict(row) for row in table), f"{id}: from the hub, through datasets"

@@ -1,0 +1,126 @@
+"""A run that learns from lines: the environment's evaluation around one supervised torchrun child.
+
+Guarantees: the trainer has the machine for itself: no server or controller runs beside it; the evaluation before and
+after is the one of a run that learns from episodes, on the same tasks and with the same keys in the same files.
+"""
+
+import asyncio
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import evaluates
+from agentrl.core.process import write_json
+from agentrl.evaluate.metrics import EvalSummary
+from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.inference.backend import Backend
+from agentrl.inference.router import Router
+from agentrl.launch import commands
+from agentrl.launch.follow import MetricsTail
+from agentrl.launch.servers import start_servers
+from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.observe.live import LiveView
+from agentrl.observe.sinks import MetricsWriter, read_metrics
+from agentrl.rollout.journal import Journal
+from agentrl.supervised.lines import load_held_out, load_lines, named
+
+ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def check_lines(recipe: Recipe) -> None:
+    """Read all lines once, so that one without the texts that are needed is told before anything starts.
+
+    Raises:
+        DataError: There is one.
+    """
+    load_lines(recipe, recipe.train_dataset)
+    load_held_out(recipe)
+
+
+def train_on_lines(
+    recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, view: LiveView, *, resume: bool
+) -> None:
+    """Evaluate, train, evaluate."""
+    processes = run_dir / "processes"
+    shutil.rmtree(processes, ignore_errors=True)
+    processes.mkdir()
+    follow = MetricsTail(run_dir / "metrics.jsonl")
+    data = processes / "trainer.json"
+    told = False
+
+    def poll() -> None:
+        nonlocal told
+        if not told and data.is_file():
+            told = True
+            view.state(json.loads(data.read_text())["data"])
+        for record in follow.new():
+            view.update(record)
+
+    if evaluates(recipe) and not resume:
+        view.state("evaluating before the training, on an inference server")
+        evaluate_weights(recipe, model, run_dir, supervisor, 0)
+        poll()
+    view.state("starting the trainer")
+    child = supervisor.start(
+        "trainer", commands.lines_trainer(recipe, model, run_dir, data, resume), env={**ENV, **commands.CPU_ENV}
+    )
+    supervisor.wait([child], poll)
+    poll()
+    if evaluates(recipe):
+        supervisor.stop()
+        view.state("evaluating what was trained")
+        step = max(int(record["step"]) for record in read_metrics(run_dir / "metrics.jsonl"))
+        evaluate_weights(recipe, run_dir / "model", run_dir, supervisor, step)
+        poll()
+
+
+def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, step: int) -> None:
+    """Run the held-out tasks on a server of the run's own, which is stopped again.
+
+    Args:
+        recipe: As for training.
+        model: Folder to serve.
+        run_dir: Gets the episodes, ``eval-<step>.json`` and a record of ``metrics.jsonl``.
+        supervisor: Owns the server.
+        step: Trainer steps done.
+
+    Raises:
+        ChildFailed: The server did not come up, or no episode could be judged.
+    """
+    recipe = recipe.model_copy(update={"valid_dataset": named(recipe.valid_dataset)})
+    (run_dir / "processes" / "server-0.json").unlink(missing_ok=True)  # of the evaluation before
+    urls = start_servers(recipe, model, run_dir / "processes", supervisor)
+    journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    try:
+        summary, failures = asyncio.run(_episodes(recipe, model, urls, journal, step))
+    finally:
+        journal.close()
+        supervisor.stop()
+    if not summary.n:
+        raise ChildFailed(f"no held-out task could be judged: {failures}")
+    metrics = summary.as_metrics()
+    write_json(run_dir / f"eval-{step:06d}.json", metrics)
+    writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
+    writer.write(step, metrics)
+    writer.close()
+
+
+async def _episodes(
+    recipe: Recipe, model: Path, urls: list[str], journal: Journal, step: int
+) -> tuple[EvalSummary, str]:
+    client = make_client(recipe, model, urls)
+    client.router.rejoin = partial(_take_back, client.router)
+    client.router.start()
+    try:
+        evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
+        summary = await evaluator.run(step)
+    finally:
+        await client.router.close()
+    return summary, "; ".join(text[-300:] for text, _ in evaluator.failures.most_common(3))
+
+
+async def _take_back(router: Router, backend: Backend) -> None:
+    """A server that is back serves what it served before."""
+    router.admit(backend)

@@ -1,0 +1,101 @@
+"""The course of a training on TRL's trainers: learning rate, end, checkpoints, evaluations.
+
+Guarantees: rank 0 reads the clock and every rank acts on what it read, so all of them stop, save and evaluate in the
+same step and have the same learning rate; ``trainer.time_budget``, ``schedule``, ``save_every`` and the rest mean what
+they mean in a run that learns from episodes.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from agentrl.config.recipe import Recipe
+from agentrl.train.schedule import learning_rate_factor, progress
+
+
+class Course(TrainerCallback):
+    """Decides after each step what comes next.
+
+    Args:
+        recipe: For ``trainer`` and ``eval``.
+        total_steps: Steps of the whole training.
+        steps_per_epoch: Steps of a pass over the lines.
+        elapsed: Seconds of training before this process, in a run that is resumed.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        total_steps: int,
+        steps_per_epoch: int,
+        elapsed: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = recipe.trainer
+        self._evaluate_every = recipe.eval.every
+        self.total_steps = total_steps
+        self._steps_per_epoch = steps_per_epoch
+        self._before = elapsed
+        self._clock = clock
+        self._started = self._last_save = clock()
+        self.elapsed = elapsed
+        self.step_seconds = 0.0
+
+    def factor(self, step: int) -> float:
+        """Factor on ``trainer.learning_rate`` for the update number ``step``, from 0."""
+        config = self._config
+        return learning_rate_factor(
+            step,
+            progress(step, self.total_steps, self.elapsed, config.time_budget),
+            warmup_steps=config.warmup_steps,
+            schedule=config.schedule,
+            floor=config.min_learning_rate_ratio,
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        """The clock starts with the first step."""
+        self._started = self._last_save = self._clock()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        """Read the clock, before the next learning rate is set."""
+        now = shared(self._before + self._clock() - self._started, args.device)
+        self.step_seconds, self.elapsed = now - self.elapsed, now
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        """Set what TRL's loop does now: stop, save, evaluate."""
+        config, step = self._config, state.global_step
+        budget = config.time_budget
+        final = step >= self.total_steps or (budget is not None and self.elapsed + self.step_seconds >= budget)
+        control.should_training_stop = final
+        control.should_save = final or self._save_due(step)
+        control.should_evaluate = self._evaluate_every > 0 and step % self._evaluate_every == 0 and not final
+
+    def _save_due(self, step: int) -> bool:
+        config = self._config
+        since = self._before + self._last_save - self._started
+        by_step = config.save_every > 0 and step % config.save_every == 0
+        by_time = config.save_seconds is not None and self.elapsed - since >= config.save_seconds
+        by_epoch = config.save_epochs is not None and step % (self._steps_per_epoch * config.save_epochs) == 0
+        return by_step or by_time or by_epoch
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        """The time to the next checkpoint starts."""
+        self._last_save = self._started + self.elapsed - self._before
+
+
+def shared(seconds: float, device: torch.device) -> float:
+    """Rank 0's number, on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return seconds
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.broadcast(value, src=0)
+    return float(value.item())

@@ -1,0 +1,127 @@
+"""TRL's SFT, reward and DPO trainers, set up from a recipe.
+
+Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing anew; what
+decides a run's course is :class:`~agentrl.supervised.course.Course`, TRL's own schedules are switched off; parameters
+are float32, whatever they are computed in. Sources: Ouyang et al. 2022, arXiv:2203.02155 (SFT and reward model);
+Rafailov et al. 2023, arXiv:2305.18290 (DPO).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from agentrl.config.recipe import Recipe
+from agentrl.supervised.course import Course
+
+Columns = dict[str, list[Any]]
+
+
+class OnCourse:
+    """For a TRL trainer: its learning rate follows the run's course, and it writes no model card."""
+
+    course: Course
+    optimizer: Any
+    lr_scheduler: Any
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """The course's factor on the learning rate."""
+        if self.lr_scheduler is None:
+            course = self.course
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: course.factor(step))
+        return self.lr_scheduler
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None: the run's folder says what it is."""
+
+
+class SFT(OnCourse, SFTTrainer):
+    """On ``input_ids`` and ``labels``."""
+
+
+class Reward(OnCourse, RewardTrainer):
+    """On ``chosen_ids`` and ``rejected_ids``."""
+
+
+class DPO(OnCourse, DPOTrainer):
+    """On ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset  # encoded already, which this trainer of TRL's has no other way to be told
+
+
+def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> SFT:
+    """Cross-entropy on the learned tokens, averaged over the batch's."""
+    args = SFTConfig(**common, completion_only_loss=False)  # the labels say what is learned
+    return SFT(model=_causal(model), args=args, **parts)
+
+
+def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
+    """A score at the last token: -log sigmoid(score of the chosen - score of the rejected)."""
+    scoring = AutoModelForSequenceClassification.from_pretrained(
+        str(model), num_labels=1, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return Reward(model=scoring, args=RewardConfig(**common), **parts)
+
+
+def dpo(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> DPO:
+    """Against a frozen copy of the model that it starts from."""
+    own = recipe.supervised
+    args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type])
+    return DPO(model=_causal(model), ref_model=_causal(model).requires_grad_(False), args=args, **parts)
+
+
+def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int, bfloat16: bool) -> dict[str, Any]:
+    """What the three trainers' arguments have in common.
+
+    Args:
+        recipe: Resolved recipe.
+        output_dir: Where checkpoints go.
+        micro: Lines that a rank computes at one time.
+        total_steps: Steps of the whole training.
+        bfloat16: Compute in bfloat16.
+    """
+    config = recipe.trainer
+    return {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": micro,
+        "per_device_eval_batch_size": micro,
+        "gradient_accumulation_steps": recipe.supervised.batch_size // (micro * config.nproc),
+        "max_steps": total_steps,
+        "max_length": None,  # longer lines are out already
+        "learning_rate": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "adam_beta1": config.adam_beta1,
+        "adam_beta2": config.adam_beta2,
+        "adam_epsilon": config.adam_epsilon,
+        "max_grad_norm": config.max_grad_norm,
+        "bf16": bfloat16,
+        "use_cpu": recipe.launch.device == "cpu",
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "seed": recipe.seed,
+        "logging_steps": 1,
+        "save_strategy": "no",  # the course says when
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": recipe.launch.device != "cpu",
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def dataset(columns: Columns) -> Dataset:
+    """Columns of ids as TRL wants them."""
+    return Dataset.from_dict(columns)
+
+
+def _causal(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32, attn_implementation="sdpa")

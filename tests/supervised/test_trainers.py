@@ -1,0 +1,106 @@
+"""TRL's losses as the recipes set them up, and what goes into a batch."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config.errors import DataError
+from agentrl.config.load import load_recipe
+from agentrl.inference.template import ChatTemplate
+from agentrl.supervised.batches import encode, encode_all, even_batch, micro_batch, pad_token, step_count
+from agentrl.supervised.tokens import Encoder
+from agentrl.supervised.trainers import arguments, dataset, dpo
+from tests.supervised.lines import settings, write_lines
+
+
+@pytest.fixture(scope="module")
+def template(tiny_model: Path) -> ChatTemplate:
+    return ChatTemplate.from_folder(tiny_model)
+
+
+def recipe_of(name: str, tiny_model: Path, tmp_path: Path, *more: str) -> Any:
+    lines = write_lines(tmp_path / "lines")
+    return load_recipe(f"gsm8k_{name}", settings(tiny_model, tmp_path, "x", lines, *more), device="cpu")
+
+
+def outputs(chosen: float, rejected: float) -> Any:
+    """What a policy says whose answers of one token have these log probabilities."""
+    log_probs = torch.tensor([[0.0, chosen], [0.0, rejected]], requires_grad=True)
+    zeros = torch.zeros(2, 2)
+    return SimpleNamespace(log_probs=log_probs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "margin", "published"),
+    [("sigmoid", 1.0, 0.644397), ("sigmoid", -1.0, 0.744397), ("ipo", 1.0, 16.0), ("ipo", 5.0, 0.0)],
+)
+def test_dpo_has_its_published_losses(
+    loss_type: str, margin: float, published: float, tiny_model: Path, tmp_path: Path, template: ChatTemplate
+):
+    recipe = recipe_of("dpo", tiny_model, tmp_path, "supervised.beta=0.1", f"supervised.loss_type={loss_type}")
+    common = arguments(recipe, tmp_path, micro=1, total_steps=1, bfloat16=False)
+    lines = encode_all(recipe, template)
+    parts = {"train_dataset": dataset(lines.train.data), "processing_class": template.tokenizer}
+    trainer = dpo(recipe, tiny_model, common, parts)
+    trainer.precompute_ref_logps = True  # the reference's come with the batch
+    batch = {
+        "input_ids": torch.ones(2, 3, dtype=torch.long),
+        "attention_mask": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": torch.tensor([[0, 0, 1], [0, 0, 1]]),
+        "ref_chosen_logps": torch.tensor([-3.0]),
+        "ref_rejected_logps": torch.tensor([-2.0]),
+    }
+
+    def policy(**inputs: Any) -> Any:
+        return outputs(-3.0 + margin, -2.0)
+
+    assert float(trainer.compute_loss(policy, batch).detach()) == pytest.approx(published, abs=1e-6)
+
+
+def test_a_dpo_batch_learns_the_answers_and_their_ends(tiny_model: Path, tmp_path: Path, template: ChatTemplate):
+    recipe = recipe_of("dpo", tiny_model, tmp_path)
+    lines = encode_all(recipe, template)
+    common = arguments(recipe, tmp_path, micro=1, total_steps=1, bfloat16=False)
+    parts = {"train_dataset": dataset(lines.train.data), "processing_class": template.tokenizer}
+    batch = next(iter(dpo(recipe, tiny_model, common, parts).get_train_dataloader()))
+    learned = [
+        template.tokenizer.decode(ids[mask.bool()].tolist())
+        for ids, mask in zip(batch["input_ids"], batch["completion_mask"], strict=True)
+    ]
+    assert learned[0][0] * 3 + "<|im_end|>" == learned[0]
+    assert learned[1] == "zzz<|im_end|>"
+
+
+def test_longer_lines_are_left_out_and_counted(tiny_model: Path, tmp_path: Path, template: ChatTemplate):
+    recipe = recipe_of("sft", tiny_model, tmp_path, "supervised.max_length=25")
+    from agentrl.supervised.lines import Sample
+
+    short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    long = [{"role": "user", "content": "a" * 30}, short[1]]
+    encoder = Encoder(template)
+    columns = encode([Sample(short, 1), Sample(long, 1), Sample(short, 1)], recipe, encoder, what="train")
+    assert len(columns) == 2 and columns.left_out == 1 and columns.longest <= 25
+    with pytest.raises(DataError, match=r"no train line fits supervised.max_length=25: the shortest of 1 has \d+"):
+        encode([Sample(long, 1)], recipe, encoder, what="train")
+
+
+def test_a_reward_model_pads_with_a_token_that_no_line_has(tiny_model: Path, tmp_path: Path):
+    template = ChatTemplate.from_folder(tiny_model)
+    tokenizer: Any = template.tokenizer
+    recipe = recipe_of("rm", tiny_model, tmp_path)
+    tokenizer.pad_token = tokenizer.eos_token
+    assert pad_token(template, encode_all(recipe, template)) == "<|endoftext|>"
+
+
+def test_a_batch_is_shared_out_without_a_rest(tiny_model: Path, tmp_path: Path):
+    recipe = recipe_of("sft", tiny_model, tmp_path, "supervised.batch_size=12", "trainer.nproc=2")
+    recipe = recipe.model_copy(
+        update={"trainer": recipe.trainer.model_copy(update={"tokens_per_microbatch": 500, "epochs": 2})}
+    )
+    assert micro_batch(recipe, 100) == 3, "at most 5 fit, and 6 are a rank's"
+    assert micro_batch(recipe, 5000) == 1
+    assert even_batch(48, 5) == 4
+    assert step_count(recipe, 25) == (6, 3)
