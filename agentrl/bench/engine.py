@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl.inference.engine.request import Request
 
 PROMPT_TOKENS = (50, 64)  # 57 on average
+SHORT_PROMPT = (4, 12)  # where decoding is meant, not prefilling
 SLOTS, NEW_TOKENS = 32, 128  # against generate
 CROWD, CROWD_TOKENS = 128, 64  # of the larger batch
 RAGGED, RAGGED_TOKENS = 96, (10, 128)  # requests through 32 slots, and how long their answers are
@@ -35,9 +36,9 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
 
     Returns:
         ``decode_vs_generate`` (without a compiler) and ``decode_vs_generate_compiled`` (where there is one), tokens per
-        second over those of ``generate``; ``throughput_128_vs_32``; ``ragged_cost``, seconds a token of ragged answers
-        over those of equal ones; ``first_token_s``, from a request's arrival beside 31 running ones; and tokens per
-        second.
+        second over those of ``generate`` with prompts of a few tokens; ``answers_vs_generate`` and its like with
+        prompts of 57; ``throughput_128_vs_32``; ``ragged_cost``, seconds a token of ragged answers over those of equal
+        ones; ``first_token_s``, from a request's arrival beside 31 running ones; and tokens per second.
     """
     from agentrl.inference.engine.model import load_model
 
@@ -57,13 +58,15 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
             tokens_a_second(side, make_prompts(plain.vocab_size, SLOTS, -1), [2] * SLOTS)
         generate_speed(plain, make_prompts(plain.vocab_size, SLOTS, -1), 2)
         for repeat in range(repeats):
-            prompts = make_prompts(plain.vocab_size, SLOTS, repeat)
-            theirs = generate_speed(plain, prompts, NEW_TOKENS)
-            ours = tokens_a_second(bare, prompts, [NEW_TOKENS] * SLOTS)
-            note(decode_vs_generate=ours / theirs, generate_tokens_s=theirs, engine_tokens_s=ours)
-            if compiled:
-                ours = tokens_a_second(best, prompts, [NEW_TOKENS] * SLOTS)
-                note(decode_vs_generate_compiled=ours / theirs, compiled_tokens_s=ours)
+            for what, lengths in (("decode", SHORT_PROMPT), ("answers", PROMPT_TOKENS)):
+                prompts = make_prompts(plain.vocab_size, SLOTS, repeat, lengths)
+                theirs = generate_speed(plain, prompts, NEW_TOKENS)
+                ours = tokens_a_second(bare, prompts, [NEW_TOKENS] * SLOTS)
+                note(**{f"{what}_vs_generate": ours / theirs, f"{what}_tokens_s": ours})
+                note(**{f"{what}_generate_tokens_s": theirs})
+                if compiled:
+                    ours = tokens_a_second(best, prompts, [NEW_TOKENS] * SLOTS)
+                    note(**{f"{what}_vs_generate_compiled": ours / theirs, f"{what}_compiled_tokens_s": ours})
             many = make_prompts(plain.vocab_size, CROWD, 1000 + repeat)
             few = tokens_a_second(best, many[:SLOTS], [CROWD_TOKENS] * SLOTS)
             note(throughput_128_vs_32=tokens_a_second(best, many, [CROWD_TOKENS] * CROWD) / few)
@@ -89,10 +92,10 @@ def start(path: str, slots: int, device: str, *, compiled: bool) -> "Engine":
     return engine
 
 
-def make_prompts(vocab_size: int, count: int, seed: int) -> list[Prompt]:
+def make_prompts(vocab_size: int, count: int, seed: int, lengths: tuple[int, int] = PROMPT_TOKENS) -> list[Prompt]:
     """Random prompts of ragged lengths."""
     rng = random.Random(seed)
-    return [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(*PROMPT_TOKENS))) for _ in range(count)]
+    return [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(*lengths))) for _ in range(count)]
 
 
 def tokens_a_second(engine: "Engine", prompts: Sequence[Prompt], lengths: Sequence[int]) -> float:

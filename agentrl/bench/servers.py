@@ -30,12 +30,15 @@ class _Server:
     process: "psutil.Process"
 
 
-def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
+def run(
+    model: str | None = None, repeats: int = 5, engines: tuple[str, ...] = ("embedded", "vllm", "sglang")
+) -> dict[str, list[float]]:
     """Measure all servers ``repeats`` times.
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
         repeats: Interleaved measurements, after one that warms up.
+        engines: Which to start, where they are installed.
 
     Returns:
         ``decode_vs_vllm`` and ``decode_vs_sglang`` where there are such, our tokens per second over theirs;
@@ -46,13 +49,13 @@ def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         supervisor = Supervisor(Path(folder) / "logs")
         try:
-            servers = _start(Path(model or default_model()), Path(folder), supervisor)
+            servers = _start(Path(model or default_model()), Path(folder), supervisor, engines)
             return asyncio.run(_measure(servers, repeats))
         finally:
             supervisor.stop()
 
 
-def _start(model: Path, folder: Path, supervisor: "Supervisor") -> dict[str, _Server]:
+def _start(model: Path, folder: Path, supervisor: "Supervisor", engines: tuple[str, ...]) -> dict[str, _Server]:
     import psutil
 
     from agentrl.config.errors import UserError
@@ -61,7 +64,7 @@ def _start(model: Path, folder: Path, supervisor: "Supervisor") -> dict[str, _Se
     from agentrl.launch.servers import server_python, start_servers
 
     found: dict[str, _Server] = {}
-    for engine in ("embedded", "vllm", "sglang"):
+    for engine in engines:
         settings = {
             "model": {"name": MODEL},
             "env": {"id": "arithmetic"},

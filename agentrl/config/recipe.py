@@ -168,6 +168,9 @@ class TrainerConfig(AlgorithmConfig):
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
     adam_epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    max_nonfinite: Positive = Field(
+        default=5, description="Steps in a row with a gradient that is not finite, after which the run stops."
+    )
     dtype: DType = Field(
         default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
     )

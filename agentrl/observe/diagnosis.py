@@ -187,14 +187,14 @@ def _unchanged(steps: Sequence[Record]) -> Finding | None:
 
 
 def _skipped(steps: Sequence[Record]) -> Finding | None:
-    broken = sum(step.get("train/grad_norm", 0.0) < 0 for step in steps)
+    broken = sum(step.get("train/nonfinite", 0.0) > 0 for step in steps)
     if not broken:
         return None
     return Finding(
         "skipped",
-        f"{broken} of {len(steps)} updates were skipped: the gradient was not finite",
+        f"in {broken} of {len(steps)} steps the gradient was not finite, and no update was made",
         "A loss or a weight overflowed.",
-        "Lower trainer.learning_rate, or see whether rewards or logprobs of a batch are extreme (episodes.jsonl).",
+        "Lower trainer.learning_rate, or see whether rewards or logprobs of such a batch are extreme (nonfinite/).",
     )
 
 

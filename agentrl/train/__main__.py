@@ -22,7 +22,7 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.publish import Publisher, WeightPublisher
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import Trainer, TrainingStopped
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.resume:
             trainer.resume()
         trainer.run()
-    except ControllerError as error:
+    except (ControllerError, TrainingStopped) as error:
         print(error, file=sys.stderr)
         return 1
     finally:

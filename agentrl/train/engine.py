@@ -29,6 +29,9 @@ from agentrl.train.packing import Row, TrainSequence, attention_span, build_rows
 from agentrl.train.policy import MicroBatch, Policy, accumulate, collate, reshard
 from agentrl.train.table import TokenTable
 
+# Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
+_OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
+
 
 @dataclass
 class TokenSums:
@@ -105,7 +108,7 @@ class TrainEngine:
             metrics["train/rows_tokens"] += sum(len(row) for row in rows)
         self._follow(batch.version + 1)
         metrics |= {"train/learning_rate": learning_rate, "train/signal": batch.signal}
-        metrics |= {key: sum(one[key] for one in applied) / len(applied) for key in applied[0]}
+        metrics |= {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _OF_AN_UPDATE}
         if table.kept is not None:
             metrics["train/masked"] = 1.0 - table.kept.float().mean().item() if len(table) else 0.0
         return metrics | self._reduce(sums, worst, batch.normalizer)
@@ -234,14 +237,14 @@ class TrainEngine:
     def _apply_gradients(self, any_gradient: bool) -> dict[str, float]:
         """Clip and step; without any signal, or with a non-finite norm, leave the parameters alone."""
         if not any_gradient:
-            return {"train/grad_norm": 0.0, "train/skipped": 1.0}
+            return {"train/skipped": 1.0}
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         finite = math.isfinite(value)
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return {"train/grad_norm": value if finite else -1.0, "train/skipped": 0.0 if finite else 1.0}
+        return {"train/grad_norm": value} if finite else {"train/skipped": 1.0, "train/nonfinite": 1.0}
 
     def _reduce(self, sums: TokenSums, worst: tuple[float, int], normalizer: float) -> dict[str, float]:
         total = sums.tensor().to(self.device)

@@ -22,12 +22,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         normalizers = torch.empty_like(logprobs)
+        room = _room(2, min(chunk, tokens), weight)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, temperature, room[0])
             top = logits.amax(-1, keepdim=True)
             logits.sub_(top)
-            exponentials = logits.exp()
+            exponentials = torch.exp(logits, out=room[1, : len(logits)])
             total = exponentials.sum(-1)
             normalizer = total.log()
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
@@ -46,9 +47,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(normalizers)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
+        room = _room(1, min(ctx.chunk, hidden.shape[0]), weight)
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = _logits(hidden[part], weight, ctx.temperature)
+            logits = _logits(hidden[part], weight, ctx.temperature, room[0])
             upstream = grad_logprobs[part] / ctx.temperature
             all_logprobs = logits.sub_(normalizers[part, None])
             if grad_entropies is None:
@@ -65,9 +67,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """``[rows, vocab]`` in float32, in memory of its own."""
-    logits = (hidden @ weight.t()).float()
+def _room(count: int, rows: int, weight: Tensor) -> Tensor:
+    """``[count, rows, vocab]`` float32 for all chunks: memory taken anew for each costs as much as its arithmetic."""
+    return torch.empty(count, rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, room: Tensor) -> Tensor:
+    """``[rows, vocab]`` in float32, in ``room``."""
+    logits = room[: len(hidden)]
+    if hidden.dtype == torch.float32:
+        torch.mm(hidden, weight.t(), out=logits)
+    else:
+        logits.copy_(hidden @ weight.t())
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -28,6 +28,10 @@ from agentrl.train.publish import Publisher
 from agentrl.train.schedule import learning_rate_factor, progress
 
 
+class TrainingStopped(RuntimeError):
+    """Going on would be of no use; the message says why."""
+
+
 class Trainer:
     """Runs a recipe's training on this rank.
 
@@ -59,6 +63,7 @@ class Trainer:
         self.step = 0
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
+        self._nonfinite = 0  # steps in a row
         self._step_seconds = 0.0  # of the latest step, by which the end of the time budget is foreseen
 
     @property
@@ -87,6 +92,7 @@ class Trainer:
                 break
             final = plan["final"]
             metrics = self._update(batch, plan)
+            self._watch(metrics, batch)
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
@@ -128,6 +134,25 @@ class Trainer:
         penalty = self.engine.penalties if in_reward else None
         train_batch = make_train_batch(episodes, self.config, self.recipe.reward, version=self.step, penalty=penalty)
         return self.engine.update(train_batch, plan["learning_rate"])
+
+    def _watch(self, metrics: dict[str, float], batch: dict[str, Any]) -> None:
+        """Keep a batch whose gradient was not finite, and stop after several in a row.
+
+        Raises:
+            TrainingStopped: ``trainer.max_nonfinite`` of them.
+        """
+        self._nonfinite = self._nonfinite + 1 if metrics["train/nonfinite"] else 0
+        if not self._nonfinite:
+            return
+        file = self.run_dir / "nonfinite" / f"step-{self.step:06d}.json"
+        if self.client is not None:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(batch))
+        if self._nonfinite >= self.config.max_nonfinite:
+            raise TrainingStopped(
+                f"the gradient was not finite in {self._nonfinite} steps in a row (trainer.max_nonfinite); the batches "
+                f"are in {file.parent}. Lower trainer.learning_rate, or look for extreme rewards or logprobs in them"
+            )
 
     def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
         start = time.monotonic()

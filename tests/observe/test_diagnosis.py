@@ -25,7 +25,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("failed", {"rollout/failed": 7.0}, "7 episodes"),
     ("drift", {"drift/special": 0.25}, "25.0%"),
     ("weights", {"weights/unchanged": 0.9}, "90%"),
-    ("skipped", {"train/grad_norm": -1.0}, "not finite"),
+    ("skipped", {"train/nonfinite": 1.0}, "not finite"),
     ("signal", {"rollout/groups_with_signal": 0.05}, "5% of the groups"),
     ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
     ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),

@@ -177,7 +177,7 @@ def test_a_non_finite_gradient_leaves_the_parameters_alone(
     before = [p.detach().clone() for p in engine.policy.parameters()]
     bad = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, float("nan")) for s in sequences]
     metrics = engine.update(TrainBatch(bad, 100, 1.0), 1e-3)
-    assert metrics["train/skipped"] == 1.0
+    assert metrics["train/skipped"] == metrics["train/nonfinite"] == 1.0
     for old, new in zip(before, engine.policy.parameters(), strict=True):
         assert torch.equal(old.to_local(), new.detach().to_local())
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BACKLOG = 1024
+CHUNK_TOKENS, LEAST_CHUNK = 512, 16
 KEPT_TOKENS = 16384  # 750 MB for a 135M model in float32
 KEEP_ALIVE = 120  # seconds: longer than a client's pause between two turns
 STOP_SECONDS = 2.0
@@ -45,6 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, help="of all running requests together; default: slots x context")
     parser.add_argument(
         "--kept-tokens", type=int, default=KEPT_TOKENS, help="whose keys and values are kept for later prompts"
+    )
+    parser.add_argument(
+        "--prefill-chunk", type=int, default=CHUNK_TOKENS, help="of a long prompt, computed between two decode steps"
     )
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
     parser.add_argument("--seed", type=int, help="seeds requests that bring no sampling_seed")
@@ -96,7 +100,15 @@ def main(argv: list[str] | None = None) -> int:
         0 after a signal, 1 if the model cannot be served, 2 for wrong arguments or a port in use.
     """
     args = build_parser().parse_args(argv)
-    least = {"max_running": 1, "max_tokens": 2, "context_length": 2, "max_waiting": 0, "kept_tokens": 0, "threads": 0}
+    least = {
+        "max_running": 1,
+        "max_tokens": 2,
+        "context_length": 2,
+        "max_waiting": 0,
+        "kept_tokens": 0,
+        "threads": 0,
+        "prefill_chunk": LEAST_CHUNK,
+    }
     for name, smallest in least.items():
         value = getattr(args, name)
         if value is not None and value < smallest:
@@ -191,6 +203,7 @@ def _start_service(args: argparse.Namespace) -> "Service":
         max_running=args.max_running,
         max_waiting=args.max_waiting,
         max_tokens=args.max_tokens,
+        prefill_chunk=args.prefill_chunk,
         seed=args.seed,
         version=args.weight_version,
         threads=args.threads,

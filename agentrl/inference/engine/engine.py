@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentrl.inference.engine.admission import CHUNK, Admission, plain
 from agentrl.inference.engine.request import Finish, Request
 from agentrl.inference.engine.runner import ModelRunner
 from agentrl.inference.engine.sampling import sample
@@ -27,9 +28,6 @@ from agentrl.inference.engine.scheduler import Scheduler
 from agentrl.inference.engine.weights import copy_weights, load_weights
 
 T = TypeVar("T")
-PREFILLS_PER_STEP = 32  # prompts between two decode steps: running requests wait for them
-PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that have to be computed
-CHUNK = 512  # tokens of a longer prompt that are computed between two decode steps
 GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
 GATHER_GAP = 0.004  # a pause in the arrivals as long as this ends the wait
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -48,6 +46,7 @@ class Engine:
         max_running: Slots.
         max_waiting: Most requests beyond the slots.
         max_tokens: Most tokens of all running requests together; ``None``: slots times context.
+        prefill_chunk: Tokens of a long prompt that are computed between two decode steps.
         seed: Seed of the stream that seeds requests without an own seed.
         version: Weight version at the start.
         threads: Torch threads of the loop; 0 leaves torch's choice.
@@ -60,6 +59,7 @@ class Engine:
         max_running: int = 64,
         max_waiting: int = 4096,
         max_tokens: int | None = None,
+        prefill_chunk: int = CHUNK,
         seed: int | None = None,
         version: str = "0",
         threads: int = 0,
@@ -77,7 +77,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._weights = 0  # counts changes
-        self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it
+        self._admission = Admission(self.scheduler, prefill_chunk)
         self._twins = itertools.count()  # names of sets of requests with equal caches
         self._live: set[str] = set()
         self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
@@ -216,45 +216,16 @@ class Engine:
             self._commands.get()()
 
     def _step(self) -> None:
-        groups = self._next_groups()
+        groups, long = self._admission.next(self.runner)
+        if long:
+            slot, tokens = len(self.scheduler.running), self._admission.chunk
+            self._guarded(long, partial(self.runner.prefill_part, long[0].prefix, slot, tokens))
         if groups:
             self._guarded([request for group in groups for request in group], lambda: self._admit(groups))
+        if groups or long:
             self._obey(block=False)
         if self.scheduler.running and not self.paused and not self._stopping:
             self._guarded(list(self.scheduler.running), self._decode)
-
-    def _next_groups(self) -> list[list[Request]]:
-        """Groups to prefill before the next decode step, in one forward pass; one that is scored comes alone.
-
-        Of a long prompt at the head, a part is computed instead; it stays in the queue.
-        """
-        groups: list[list[Request]] = []
-        taken: list[Request] = []
-        tokens = 0
-        while len(groups) < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
-            group = self.scheduler.next_group(taken=taken, plain_only=bool(groups))
-            if not group:
-                break
-            prefix = group[0].prefix
-            new = len(prefix) - self.runner.kept.shared(prefix)
-            if new > CHUNK and _plain(group) and self._parts_pay(group[0], new):
-                self.scheduler.put_back(group)
-                if not groups:
-                    self._guarded(group, partial(self.runner.prefill_part, prefix, len(self.scheduler.running), CHUNK))
-                break
-            groups.append(group)
-            taken += group
-            tokens += new
-            if not _plain(group):
-                break
-        return groups
-
-    def _parts_pay(self, request: Request, new: int) -> bool:
-        """Whether a long prompt is computed in parts: it must fit into what is kept, and come nearer to its end."""
-        before, self._part_of = self._part_of, (request, new)
-        if before[0] is request and new >= before[1]:
-            return False
-        return len(request.prefix) <= self.runner.kept.capacity
 
     def _guarded(self, involved: Sequence[Request], step: Callable[[], object]) -> None:
         """The engine-loop boundary: an exception of a step becomes the error of its requests."""
@@ -277,7 +248,7 @@ class Engine:
         for group in groups:
             slots.append(range(first, first + len(group)))
             first += len(group)
-        if _plain(groups[0]):
+        if plain(groups[0]):
             logits = self.runner.prefill([group[0].prefix for group in groups], slots)
         else:
             logits = self._prefill_scored(groups[0], slots[0])
@@ -392,11 +363,6 @@ class Engine:
         self._stopping = True
         if self.ready.done() and self.ready.exception() is None:
             self._abort(lambda request: True, "the server is stopping")
-
-
-def _plain(group: Sequence[Request]) -> bool:
-    """Whether nobody in the group wants prompt logprobs."""
-    return not any(request.needs_prompt_logprobs for request in group)
 
 
 def _settle(future: "Future[Any]", function: Callable[[], Any]) -> None:

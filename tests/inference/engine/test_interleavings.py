@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from agentrl.inference.engine import engine as engine_module
 from agentrl.inference.engine import runner as runner_module
 from agentrl.inference.engine.engine import Engine
 from agentrl.inference.engine.kept_prefixes import LEAST
@@ -58,7 +57,6 @@ def test_interleavings(
     folders: list[Path], models: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "CHUNK", LEAST)
         if path == "own forward":
             patch.setattr(runner_module, "fast_path", lambda model, compiled: None)
         _run(steps, kept, most, folders, models)
@@ -68,12 +66,18 @@ def _run(
     steps: list[tuple[Any, ...]], kept: int, most: int | None, folders: list[Path], models: list[torch.nn.Module]
 ) -> None:
     loaded = load_model(str(folders[0]), device="cpu")
-    engine = Engine(lambda: ModelRunner(loaded, 4, kept), max_running=4, max_tokens=most, version="0")
+    engine = Engine(lambda: ModelRunner(loaded, 4, kept), max_running=4, max_tokens=most, prefill_chunk=LEAST)
     engine.build()
     driver = Driver(engine)
-    weights, modes = [0], ["start"]  # of each version
+    weights = [0]  # of each version
     requests: list[Request] = []
-    mode = "none"
+    cuts: dict[str, set[int]] = {}  # where a request's cache was computed anew, in tokens of its output
+    paused = False
+
+    def cut() -> None:
+        for request in engine.scheduler.running:
+            cuts.setdefault(request.rid, set()).add(len(request.output))
+
     for name, *args in steps:
         match name:
             case "submit":
@@ -87,14 +91,17 @@ def _run(
             case "abort" if requests:
                 engine.abort(requests[args[0] % len(requests)].rid)
             case "pause":
-                mode = args[0]
-                engine.pause(mode)
+                paused = True
+                if args[0] == "retract":
+                    cut()
+                engine.pause(args[0])
             case "resume":
-                mode = "none"
+                paused = False
                 engine.resume()
             case "load":
+                if not paused:
+                    cut()
                 weights.append(args[0])
-                modes.append(mode)
                 engine.load(str(folders[args[0]]), str(len(weights) - 1))
         engine.turn()
     engine.resume()
@@ -106,28 +113,26 @@ def _run(
         assert request.finish is not None, "a request was forgotten"
         if request.finish.kind != "abort":
             assert len(request.output) == request.limit
-        _check(request, [models[number] for number in weights], modes)
+        _check(request, [models[number] for number in weights], cuts.get(request.rid, set()))
 
 
-def _check(request: Request, models: list[Any], modes: list[str]) -> None:
-    """Each token is the best one under its weights, over a cache that only ``in_place`` carries over."""
+def _check(request: Request, models: list[Any], cuts: set[int]) -> None:
+    """Each token is the best one under its weights, over a cache that survives until it is cut."""
     versions = [int(span.version) for span in request.spans for _ in range(span.end - span.start)]
-    ids, cache, before = list(request.prompt), DynamicCache(), None
-    for token, version, logprob in zip(request.output, versions, request.logprobs, strict=True):
-        if before is None or any(mode != "in_place" for mode in modes[before + 1 : version + 1]):
+    ids, cache = list(request.prompt), DynamicCache()
+    for place, (token, version) in enumerate(zip(request.output, versions, strict=True)):
+        if place in cuts:
             cache = DynamicCache()
         with torch.inference_mode():
             known = cache.get_seq_length()
             logits = models[version](torch.tensor([ids[known:]]), cache=cache, use_cache=True).logits[0, -1]
         assert logits[token] >= logits.max() - 1e-4
-        assert logits.log_softmax(-1)[token].item() == pytest.approx(logprob, abs=2e-4)
+        assert logits.log_softmax(-1)[token].item() == pytest.approx(request.logprobs[place], abs=2e-4)
         ids.append(token)
-        before = version
 
 
-def test_a_long_prompt_does_not_hold_up_what_runs(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
-    monkeypatch.setattr(engine_module, "CHUNK", 16)
-    engine = Engine(lambda: ModelRunner(load_model(str(tiny), device="cpu"), 4), max_running=4)
+def test_a_long_prompt_does_not_hold_up_what_runs(tiny: Path) -> None:
+    engine = Engine(lambda: ModelRunner(load_model(str(tiny), device="cpu"), 4), max_running=4, prefill_chunk=16)
     engine.build()
     driver = Driver(engine)
     running = driver.make([1, 2, 3], SamplingParams(max_new_tokens=60, ignore_eos=True))
