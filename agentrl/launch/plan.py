@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.inference.engine import KEPT_TOKENS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -82,13 +83,20 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     serves = trainer.type not in SUPERVISED or evaluates(recipe)
     if serves and inference.engine != "openai" and not inference.urls:
         width = _BYTES[resolved_dtype(inference.dtype, device)]
-        cache = inference.max_running * inference.context_length * 2 * shape.layers * shape.kv_width * width
+        token = 2 * shape.layers * shape.kv_width * width
+        cache = inference.max_running * inference.context_length * token
         items.append(MemoryItem("server", f"weights, {width} bytes each", shape.parameters * width))
         items.append(
             MemoryItem(
                 "server", f"KV cache at most, {inference.max_running} x {inference.context_length} tokens", cache
             )
         )
+        if inference.engine == "embedded":
+            items.append(
+                MemoryItem("server", f"kept for later prompts at most, {KEPT_TOKENS} tokens", KEPT_TOKENS * token)
+            )
+            if device == "cpu":
+                items.append(MemoryItem("server", "weights once more, packed", shape.parameters * width))
     if trainer.type is None:
         return items
     width = _BYTES[resolved_dtype(trainer.dtype, device)]

@@ -6,3 +6,5 @@ contract that training needs, so a client cannot tell the two apart on that part
 Start it with ``python -m agentrl.inference.engine --model DIR``, or call
 :func:`agentrl.inference.engine.__main__.main`.
 """
+
+KEPT_TOKENS = 16384  # whose keys and values are kept for later prompts, by default: 750 MB for a 135M model in float32

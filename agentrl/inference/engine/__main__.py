@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.inference.engine import KEPT_TOKENS
+
 if TYPE_CHECKING:
     import uvicorn
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BACKLOG = 1024
 CHUNK_TOKENS, LEAST_CHUNK = 512, 16
-KEPT_TOKENS = 16384  # 750 MB for a 135M model in float32
 KEEP_ALIVE = 120  # seconds: longer than a client's pause between two turns
 STOP_SECONDS = 2.0
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from agentrl.inference.engine import KEPT_TOKENS
 from agentrl.inference.engine.attention import PrefillAttention
 from agentrl.inference.engine.batch import Prefill, plan_decode, plan_prefill
 from agentrl.inference.engine.fast_path import fast_path
@@ -35,7 +36,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedModel, max_running: int, kept_tokens: int = 16384, *, compiled: bool = True
+        self, loaded: LoadedModel, max_running: int, kept_tokens: int = KEPT_TOKENS, *, compiled: bool = True
     ) -> None:
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
