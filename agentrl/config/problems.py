@@ -30,8 +30,11 @@ def problems(error: ValidationError) -> list[str]:
 
 def _problem(item: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "value_error":  # one of our own checks, of a section or of the whole: it says what is wrong
+        text = str(item["ctx"]["error"])
+        return text if key.partition(".")[0] in text else f"{key}: {text}"
     if not key:
-        return str(item["ctx"]["error"]) if item["type"] == "value_error" else str(item["msg"])
+        return str(item["msg"])
     if item["type"] == "extra_forbidden":
         return unknown_key(key)
     wanted = allowed(key)
