@@ -69,7 +69,7 @@ def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int
 
 
 def recipe_of(name: str) -> str:
-    """The recipe behind a recipe's name or path, or the first recipe of an environment.
+    """The recipe behind a recipe's name or path, or an environment's first recipe that learns from its episodes.
 
     Raises:
         ConfigError: Neither is known.
@@ -77,16 +77,20 @@ def recipe_of(name: str) -> str:
     from agentrl.config.errors import ConfigError
     from agentrl.config.load import find_recipe, recipe_names
     from agentrl.config.overrides import read_file
+    from agentrl.config.supervised import SUPERVISED
     from agentrl.core.registry import nearest
 
     names = recipe_names()
     if name in names or name.endswith((".yaml", ".yml")):
         return name
     by_env: dict[str, str] = {}
-    for recipe in names:
-        env = read_file(find_recipe(recipe)).get("env")
-        if isinstance(env, dict):
-            by_env.setdefault(str(env.get("id")), recipe)
+    for lines in (False, True):  # those that learn from lines have settings of their own, for longer texts
+        for recipe in names:
+            content = read_file(find_recipe(recipe))
+            env, trainer = content.get("env"), content.get("trainer")
+            learns_lines = isinstance(trainer, dict) and trainer.get("type") in SUPERVISED
+            if isinstance(env, dict) and learns_lines == lines:
+                by_env.setdefault(str(env.get("id")), recipe)
     if name in by_env:
         return by_env[name]
     known = [*by_env, *names]

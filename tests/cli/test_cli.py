@@ -8,6 +8,7 @@ import pytest
 from agentrl import __version__
 from agentrl.cli import bench as bench_command
 from agentrl.cli import evaluate as eval_command
+from agentrl.cli.evaluate import recipe_of
 from agentrl.cli.main import main
 from agentrl.config.load import load_recipe, validate
 from agentrl.config.yaml12 import read_yaml
@@ -98,3 +99,9 @@ def test_bench_prints_one_json_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "agentrl.bench.fake", SimpleNamespace(run=lambda: {"x": [1.0, 2.0]}))
     assert run("bench", "fake", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"x": {"median": 1.5, "min": 1.0, "max": 2.0, "n": 2}}
+
+
+def test_an_environment_is_evaluated_as_it_is_trained():
+    """Not as a recipe that learns from lines has it, though its name comes first."""
+    assert recipe_of("gsm8k") == "gsm8k_grpo"
+    assert recipe_of("gsm8k_sft") == "gsm8k_sft"
