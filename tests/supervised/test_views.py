@@ -32,7 +32,7 @@ AFTER = {"step": 1, "eval/loss": 0.6, "eval/margin": 0.2, "eval/lines": 16.0, **
 def test_the_plan_has_no_controller_and_counts_the_reference_model():
     recipe = load_recipe("gsm8k_dpo", ["trainer.dtype=float32", "trainer.nproc=2"], device="cpu")
     text = "\n".join(plan_lines(recipe, SMOLLM2, "a model"))
-    for word in ("2 x trainer rank, dpo (TRL)", "4 pairs, none longer than 160 tokens", "100 steps or 240 s", "48"):
+    for word in ("2 x trainer rank, dpo (TRL)", "4 pairs, none longer than 160 tokens", "100 steps or 240 s", "32"):
         assert word in text
     assert "controller" not in text and "server" not in text
     items = {item.what.split(",")[0]: item.nbytes for item in memory(recipe, model_shape(SMOLLM2))}
