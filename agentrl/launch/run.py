@@ -209,7 +209,7 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
 
 
 def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, view: LiveView, *, resume: bool) -> None:
-    shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false"}
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
@@ -225,7 +225,7 @@ def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, v
     trainer = supervisor.start(
         "trainer",
         commands.trainer(recipe, model, run_dir, announced["url"], resume),
-        env={**shared_env, **commands.CPU_ENV},
+        env={**shared_env, **commands.CPU_ENV, "HF_HUB_OFFLINE": "1"},  # it needs the hub no more; the controller may
     )
     follow = MetricsTail(run_dir / "metrics.jsonl")
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 from collections import namedtuple
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
+from agentrl.launch import run as run_module
 from agentrl.launch.run import MetricsTail, RunError, check_components, check_disk, claim_run_dir
 
 
@@ -95,3 +97,27 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
     with pytest.raises(UserError, match=message):
         check_components(recipe(tmp_path, setting))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_controller_may_ask_the_hub_for_data(tmp_path, monkeypatch):
+    """It loads the datasets: offline it would take generated problems where the real ones can be had."""
+    given = {}
+
+    class Stopped(Exception):
+        pass
+
+    class Recorder:
+        def start(self, name, command, *, env=None, **more):
+            given[name] = env
+            if name == "trainer":
+                raise Stopped
+            return name
+
+        def wait_ready(self, child, ready, timeout):
+            return {"url": "http://127.0.0.1:1", "data": "some"}
+
+    recipe = load_recipe("arithmetic_grpo", ["inference.urls=[http://127.0.0.1:1]"], device="cpu")
+    view = types.SimpleNamespace(state=lambda text: None)
+    with pytest.raises(Stopped):
+        run_module._train(recipe, tmp_path, tmp_path, Recorder(), view, resume=False)
+    assert "HF_HUB_OFFLINE" not in given["controller"] and given["trainer"]["HF_HUB_OFFLINE"] == "1"
