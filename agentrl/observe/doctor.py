@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.config.supervised import SUPERVISED
 from agentrl.observe.diagnosis import Finding, diagnose, is_step
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
@@ -27,7 +28,9 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     dtype = (config.get("trainer") or {}).get("dtype", "auto")
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
     found = diagnose(numbers, "float32" if dtype == "auto" else dtype)
-    unjudged = [] if records else [f"{METRICS} has no training step yet"]
+    kind = (config.get("trainer") or {}).get("type")
+    nothing = f"trainer.type={kind} learns from lines: the rules are for episodes" if kind in SUPERVISED else ""
+    unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]
     overlap, reason = overlapping_tasks(run_dir)
     if reason:
         unjudged.append(reason)
