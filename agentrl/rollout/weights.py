@@ -6,7 +6,8 @@ dies meanwhile is taken out and does not stop the others; one that joins holds t
 
 A version that was broadcast stands in no file: after a failed broadcast the servers stay paused until the trainer
 offers the version again in a file, and a server that joins waits for a version in a file, which it makes the trainer
-write (:meth:`WeightTransaction.members`).
+write (:meth:`WeightTransaction.members`). Nor does a server join after a trainer has learnt who takes part in a
+broadcast and before its push: it would be asked to receive in a group that it is not in.
 """
 
 import asyncio
@@ -54,11 +55,11 @@ class WeightTransaction:
         self._lease = lease_seconds
         self._lock = asyncio.Lock()
         self._joining = 0  # servers that wait for a file
-        self._filed = asyncio.Event()  # set while the committed version stands in a file
+        self._filed = asyncio.Event()  # set while the committed version stands in a file and no broadcast is due
         self._filed.set()
 
     async def members(self) -> dict[str, Any]:
-        """What a trainer has to know before it broadcasts.
+        """What a trainer has to know before it broadcasts; servers that come later wait for its push.
 
         Returns:
             ``ranks``: URL of a server -> its ranks; ``by_file``: whether the next version must stand in a file.
@@ -66,10 +67,14 @@ class WeightTransaction:
         Raises:
             InferenceError: A server does not say.
         """
-        servers = self._router.backends
-        ranks = await asyncio.gather(*(backend.ranks() for backend in servers))
-        urls = [backend.url for backend in servers]
-        return {"ranks": dict(zip(urls, ranks, strict=True)), "by_file": self._joining > 0}
+        async with self._lock:
+            servers = self._router.backends
+            ranks = await asyncio.gather(*(backend.ranks() for backend in servers))
+            urls = [backend.url for backend in servers]
+            by_file = self._joining > 0
+            if not by_file:
+                self._filed.clear()
+            return {"ranks": dict(zip(urls, ranks, strict=True)), "by_file": by_file}
 
     async def push(self, manifest: WeightManifest) -> None:
         """Make ``manifest`` the served version.
@@ -84,12 +89,13 @@ class WeightTransaction:
                     await self._each(servers, lambda b: b.pause(self._mode))
                     await self._each(servers, lambda b: _load(b, manifest))
                     await self._each(servers, lambda b: _verify(b, manifest))
+                self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
             except (InferenceError, TimeoutError) as error:
                 reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
                 await self._roll_back(servers, reason)
                 raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
-            self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
-            (self._filed.set if manifest.path else self._filed.clear)()
+            finally:
+                (self._filed.set if self.committed.path else self._filed.clear)()
             await self._each(servers, lambda b: b.resume())
 
     async def join(self, backend: Backend) -> None:
@@ -101,16 +107,20 @@ class WeightTransaction:
         await backend.version()  # one that does not answer has nothing to wait for
         await self._lock.acquire()
         try:
-            while self.committed.path is None:
+            while (path := self._file()) is None:
                 await self._until_filed()
             await backend.pause("abort")
-            await backend.load(self.committed.path, self.committed.version)
+            await backend.load(path, self.committed.version)
             if self._manifest is not None:
                 await _verify(backend, self._manifest)
             await backend.resume()
             self._router.admit(backend)
         finally:
             self._lock.release()
+
+    def _file(self) -> str | None:
+        """Where a server that joins can load the committed version now."""
+        return self.committed.path if self._filed.is_set() else None
 
     async def _until_filed(self) -> None:
         """Give the lock away until a push leaves a file."""

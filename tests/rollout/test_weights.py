@@ -139,6 +139,34 @@ async def test_a_server_that_joins_after_a_broadcast_has_the_next_version_come_b
     assert await transaction.members() == {"ranks": {"http://0": 1, "http://1": 1, "http://new": 1}, "by_file": False}
 
 
+async def test_a_server_does_not_join_between_the_members_of_a_broadcast_and_its_push() -> None:
+    """It would be asked to receive in a group that it is not in, and the version would be refused for all."""
+    transaction, _ = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    assert (await transaction.members())["by_file"] is False
+    joining = asyncio.create_task(transaction.join(newcomer))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await transaction.push(SENT)
+    assert newcomer.calls == [] and not joining.done()
+    assert (await transaction.members())["by_file"] is True
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/new", 5))]
+
+
+async def test_a_broadcast_that_was_not_taken_lets_a_server_join_again() -> None:
+    transaction, backends = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    assert (await transaction.members())["by_file"] is False
+    joining = asyncio.create_task(transaction.join(newcomer))
+    backends[0].refuse = {"receive"}
+    with pytest.raises(WeightPushError, match="version 4 was not taken"):
+        await transaction.push(SENT)
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/old", 2))]
+
+
 async def test_a_dead_server_cannot_join_and_does_not_wait() -> None:
     transaction, _ = make()
     await transaction.push(SENT)
