@@ -23,8 +23,8 @@ from agentrl.inference.engine.operators import NativeOperators, Operators, Torch
 from agentrl.inference.engine.packed import can_pack
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
-TRIED_TOKENS = 8
-TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.5}  # rounding makes 1e-3 and 0.2; a wrong layer some units
+TRIED_TOKENS = 16
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}  # rounding makes 1e-5 and 0.1; a wrong layer some units
 log = logging.getLogger(__name__)
 
 
@@ -136,22 +136,26 @@ def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
         return None
     library = native() if compiled and model.dtype == torch.float32 else None
     path = FastPath(model, TorchOperators() if library is None else NativeOperators(library))
-    difference = largest_difference(path, model)
+    difference = mean_difference(path, model)
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not difference <= allowed:  # NaN too
-        log.warning("the fast path differs from the model's own forward by %g: it is not used", difference)
+        log.warning("the fast path differs from the model's own forward by %g on average: it is not used", difference)
         return None
     return path
 
 
 @torch.inference_mode()
-def largest_difference(path: FastPath, model: Any) -> float:
-    """Largest difference between both forwards' logits on a few tokens."""
-    tokens = torch.arange(TRIED_TOKENS) % model.config.get_text_config().vocab_size
+def mean_difference(path: FastPath, model: Any) -> float:
+    """Mean difference between both forwards' logprobs on a few tokens from all over the vocabulary.
+
+    Not the first ones: on special tokens some models have activations so large that bfloat16 gives noise in both.
+    """
+    vocab = model.config.get_text_config().vocab_size
+    tokens = (torch.arange(TRIED_TOKENS) * 2 + 1) * vocab // (2 * TRIED_TOKENS)
     own = model(input_ids=tokens[None], use_cache=False).logits[0]
     attend = partial(_attend_to_itself, kv_heads=model.config.get_text_config().num_key_value_heads)
     fast = path(tokens, torch.arange(TRIED_TOKENS), attend)
-    return (own.float() - fast.float()).abs().max().item()
+    return (own.float().log_softmax(-1) - fast.float().log_softmax(-1)).abs().mean().item()
 
 
 def _attend_to_itself(layer: int, mixed: Tensor, scale: float, *, kv_heads: int) -> Tensor:
