@@ -120,7 +120,8 @@ def trainer_side(model: str) -> None:
         rng = random.Random(0)
         sequences = [
             TrainSequence(
-                prompt + ids, [0] * len(prompt) + [1] * len(ids), [0.0] * len(prompt) + logprobs, rng.gauss(0, 1),
+                prompt + ids, [0] * len(prompt) + [1] * len(ids), [0.0] * len(prompt) + logprobs,
+                [rng.gauss(0, 1)] * (len(prompt) + len(ids)),
                 1 / len(ids), group=number // MEMBERS,
             )
             for number, (prompt, ids, logprobs) in enumerate(

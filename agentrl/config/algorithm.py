@@ -4,6 +4,7 @@ Guarantees: a preset only fills in what is not set; every choice can be changed 
 other are refused with both keys named, before anything starts.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,8 @@ from agentrl.config.section import Positive, Section
 
 RewardScale = Literal["group", "batch", "mean", "none"]
 Level = Literal["token", "sequence"]
+
+ADVANTAGES = ("group", "leave_one_out", "reward", "turns", "gae")  # ours; a path names another
 
 # What a published algorithm sets; the source of each stands in PRESET_SOURCES.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -30,6 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sapo": {"objective": "sapo"},
     "m2po": {"objective": "policy_gradient", "m2_threshold": 0.04, "aggregation": "token"},
     "maxrl": {"scale_rewards": "mean", "aggregation": "token"},
+    "ppo": {"advantage": "gae", "scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
     "decoupled": {
         "proximal": "recomputed", "correction": "truncate", "correction_cap": 5.0, "minibatches": 4,
         "aggregation": "token",
@@ -48,6 +52,7 @@ PRESET_SOURCES = {
     "cispo": "MiniMax 2025, arXiv:2506.13585",
     "sapo": "Gao et al. 2025, arXiv:2511.20347",
     "m2po": "Zheng et al. 2025, arXiv:2510.01161",
+    "ppo": "Schulman et al. 2017, arXiv:1707.06347, with generalised advantages, arXiv:1506.02438",
     "maxrl": "Tajwar et al. 2026, arXiv:2602.02710",
     "decoupled": "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
 }
@@ -58,8 +63,19 @@ class AlgorithmConfig(Section):
 
     preset: str = Field(default="grpo", description=f"A published combination: {', '.join(PRESETS)}.")
     advantage: str = Field(
-        default="group", description="group, leave_one_out, reward, or a path: the function that gives advantages."
+        default="group",
+        description="group, leave_one_out, reward, turns (returns of each turn, relative to the group's), gae (with a "
+        "critic: PPO), or a path: the function that gives advantages.",
     )
+    discount: float = Field(
+        default=1.0, gt=0, le=1, description="What later rewards count: a turn later (turns), a token later (gae)."
+    )
+    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="How far gae looks beyond the critic's next value.")
+    critic_learning_rate: float = Field(default=1e-5, gt=0)
+    critic_clip: float | None = Field(
+        default=0.2, gt=0, description="A value counts as at most this far from what it was; null: no bound."
+    )
+    critic_warmup: int = Field(default=0, ge=0, description="First steps, in which the critic alone learns.")
     scale_rewards: RewardScale = Field(
         default="group",
         description="Divide centered rewards by the standard deviation of the group or the batch, by the group's mean "
@@ -167,6 +183,13 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "trainer.scale_rewards=mean needs rewards of at least 0, and trainer.kl_in=reward lowers them"
             )
+        for problem in self._idle(given):
+            raise ValueError(problem)
+        if self.advantage == "gae" and self.scale_rewards != "none":
+            raise ValueError(
+                f"trainer.advantage=gae has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; use none "
+                "(whiten=batch brings all advantages to one scale)"
+            )
         if self.advantage == "reward" and self.scale_rewards in ("group", "mean"):
             raise ValueError(
                 f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; "
@@ -175,3 +198,17 @@ class AlgorithmConfig(Section):
         if self.advantage == "leave_one_out" and self.scale_rewards == "mean":
             raise ValueError("trainer.advantage=leave_one_out: trainer.scale_rewards=mean divides by another baseline")
         return self
+
+    def _idle(self, given: set[str]) -> Iterator[str]:
+        """What was set and cannot act with this advantage."""
+        for keys, advantages in (
+            (("discount",), ("turns", "gae")),
+            (("gae_lambda", "critic_learning_rate", "critic_clip", "critic_warmup"), ("gae",)),
+        ):
+            for key in keys:
+                unlike = getattr(self, key) != type(self).model_fields[key].default
+                if key in given and unlike and self.advantage in ADVANTAGES and self.advantage not in advantages:
+                    yield (
+                        f"trainer.{key}={getattr(self, key)} does nothing with trainer.advantage={self.advantage}; it "
+                        f"belongs to {' and '.join(advantages)}"
+                    )

@@ -258,7 +258,7 @@ class Recipe(Section):
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
             object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # frozen for everybody else
-        if self.rollout.group_size < 2 and self.trainer.advantage in ("group", "leave_one_out"):
+        if self.rollout.group_size < 2 and self.trainer.advantage in ("group", "leave_one_out", "turns"):
             raise ValueError(
                 f"trainer.advantage={self.trainer.advantage} compares episodes of one task: rollout.group_size must be "
                 "at least 2"

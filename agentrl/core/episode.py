@@ -84,8 +84,13 @@ class Node(Record):
 
 
 class Sequence(Record):
-    """One branch of a trajectory from root to leaf, flattened; fields as in :class:`Node`."""
+    """One branch of a trajectory from root to leaf, flattened; other fields as in :class:`Node`.
 
+    Attributes:
+        path: Indices of its nodes, root first.
+    """
+
+    path: list[int]
     token_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float]
@@ -117,7 +122,7 @@ class Trajectory(Record):
         found: list[Sequence] = []
         for leaf in self.leaves():
             path = self.path(leaf)
-            flat = Sequence(token_ids=[], loss_mask=[], logprobs=[], versions=[])
+            flat = Sequence(path=path, token_ids=[], loss_mask=[], logprobs=[], versions=[])
             for index in path:
                 node = self.nodes[index]
                 flat.token_ids += node.token_ids

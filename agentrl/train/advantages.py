@@ -1,9 +1,11 @@
-"""Advantages from rewards, by group identity.
+"""Advantages from rewards, by group identity or along the turns of an episode.
 
-Guarantees: an advantage depends on the rewards that carry the same group key and on nothing else: not on order,
-position, batch size or padding. A group without spread, or of one episode, gives 0, never NaN.
+Guarantees: an advantage depends on the rewards that carry the same group key, on the episode's own turns and values,
+and on nothing else: not on order, position, batch size or padding. A group without spread, or of one episode, gives 0,
+never NaN.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,28 @@ from agentrl.config.recipe import TrainerConfig
 
 EPSILON = 1e-6  # keeps a group of nearly equal rewards from exploding; the published formula has 0 or 1e-4 here
 
+Credit = float | Sequence[float | Sequence[float]]
+"""What an entry gets: one number, or one for each turn, which may be one for each token that was sampled in it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One sampled message.
+
+    Attributes:
+        parent: Index of the turn before it on its branch, ``None`` at a root.
+        tokens: How many of its tokens were sampled.
+        reward: Of the environment step that it was the action of, scaled as the recipe says; ``None``: there was none.
+        values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
+        after: The critic's value of what would have followed, where a limit cut the episode off here; else 0.
+    """
+
+    parent: int | None
+    tokens: int
+    reward: float | None = None
+    values: tuple[float, ...] = ()
+    after: float = 0.0
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -22,21 +46,40 @@ class Scored:
     Attributes:
         group: Key of the episodes it is compared with: ``(group_id, role)``.
         reward: Of the whole episode, as the recipe's reward section has the trainer see it.
-        step_rewards: The environment's reward for each sampled message, in order; ``None`` where there was none.
+        turns: The messages it sampled, in order; a fork shows in their parents.
         terminated: The task ended by itself; where not, it was truncated by a limit and a value may follow.
     """
 
     group: tuple[str, str]
     reward: float
-    step_rewards: tuple[float | None, ...]
+    turns: tuple[Turn, ...]
     terminated: bool
+
+    @property
+    def step_rewards(self) -> tuple[float | None, ...]:
+        """The environment's reward for each turn."""
+        return tuple(turn.reward for turn in self.turns)
+
+    def children(self) -> list[list[int]]:
+        """For each turn, the turns that follow it: none at the end of a branch, several at a fork."""
+        found: list[list[int]] = [[] for _ in self.turns]
+        for index, turn in enumerate(self.turns):
+            if turn.parent is not None:
+                found[turn.parent].append(index)
+        return found
+
+    def rewards(self) -> list[float]:
+        """The reward of each turn; what steps did not give of the episode's reward comes at the end of each branch."""
+        rest = self.reward - sum(turn.reward or 0.0 for turn in self.turns)
+        ends = [not after for after in self.children()]
+        return [(turn.reward or 0.0) + rest * end for turn, end in zip(self.turns, ends, strict=True)]
 
 
 class Advantage(Protocol):
     """What ``trainer.advantage`` names."""
 
-    def __call__(self, scored: Sequence[Scored], config: TrainerConfig) -> Sequence[float]:
-        """One advantage for each entry; the tokens of an entry share it.
+    def __call__(self, scored: Sequence[Scored], config: TrainerConfig) -> Sequence[Credit]:
+        """The credit of each entry: a number that its tokens share, or one for each turn or token.
 
         Every rank calls it with the same arguments and must get the same answer.
         """
@@ -70,20 +113,101 @@ def reward(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
     return [value / divisor for value in rewards]
 
 
-def whitened(values: Sequence[float], counts: Sequence[int], *, epsilon: float = EPSILON) -> list[float]:
-    """Values brought to mean 0 and (unbiased) deviation 1 over all tokens of a batch.
+def turns(scored: Sequence[Scored], config: TrainerConfig) -> list[list[float]]:
+    """The advantage ``turns``: what each turn and those after it earned, relative to all turns of the group.
+
+    The return of a turn is its own reward plus ``discount`` times that of the turn that follows it, or at a fork the
+    mean of those. One turn an episode gives ``group``. After process supervision in Shao et al. 2024, arXiv:2402.03300,
+    section 4.1.3, which centers rewards before it adds them up; here it is the returns, so that an episode's number of
+    turns shifts none.
+    """
+    returns = [returns_to_go(one, config.discount) for one in scored]
+    alone = Counter(one.group for one in scored)
+    flat = [value for one in returns for value in one]
+    keys = [one.group for one in scored for _ in one.turns]
+    values = iter(group_advantages(flat, keys, scale=config.scale_rewards))
+    spread = [[next(values) for _ in one.turns] for one in scored]
+    return [[0.0] * len(v) if alone[one.group] < 2 else v for one, v in zip(scored, spread, strict=True)]
+
+
+def returns_to_go(one: Scored, discount: float) -> list[float]:
+    """``[turns]`` the reward of each turn plus ``discount`` times what follows along its branch."""
+    rewards, children = one.rewards(), one.children()
+    found = [0.0] * len(rewards)
+    for index in reversed(range(len(rewards))):
+        found[index] = rewards[index] + discount * _mean([found[child] for child in children[index]])
+    return found
+
+
+def gae(scored: Sequence[Scored], config: TrainerConfig) -> list[list[list[float]]]:
+    """The advantage ``gae``: generalised advantage estimates of each sampled token.
+
+    Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps: what the environment said between
+    them is passed over. A turn's reward comes with its last token; a branch that a limit cut off goes on with the
+    critic's value of its end. At a fork, the mean of what follows.
+
+    Raises:
+        ValueError: There is no critic.
+    """
+    return [_gae(one, config.discount, config.gae_lambda) for one in scored]
+
+
+def _gae(one: Scored, discount: float, decay: float) -> list[list[float]]:
+    rewards, children = one.rewards(), one.children()
+    found: list[list[float]] = [[] for _ in one.turns]
+    starts = [(0.0, 0.0)] * len(one.turns)  # value and advantage before a turn's first token
+    for index in reversed(range(len(one.turns))):
+        turn = one.turns[index]
+        if len(turn.values) != turn.tokens:
+            raise ValueError("trainer.advantage=gae needs a critic's value of each sampled token")
+        after = [starts[child] for child in children[index]]
+        value = _mean([v for v, _ in after]) if after else turn.after
+        carry = _mean([a for _, a in after])
+        earned = rewards[index]
+        for before in reversed(turn.values):
+            carry = earned + discount * value - before + discount * decay * carry
+            value, earned = before, 0.0
+            found[index].append(carry)
+        found[index].reverse()
+        starts[index] = value, carry
+    return found
+
+
+def spread(credit: Credit, one: Scored) -> list[list[float]]:
+    """An entry's credit as a list for each turn, with a number for each sampled token.
+
+    Raises:
+        ValueError: It has another shape, or is not finite.
+    """
+    if isinstance(credit, int | float):
+        values = [[float(credit)] * turn.tokens for turn in one.turns]
+    else:
+        if len(credit) != len(one.turns):
+            raise ValueError(f"{len(credit)} numbers for {len(one.turns)} turns")
+        values = [
+            [float(of_turn)] * turn.tokens if isinstance(of_turn, int | float) else [float(v) for v in of_turn]
+            for of_turn, turn in zip(credit, one.turns, strict=True)
+        ]
+    for of_turn, turn in zip(values, one.turns, strict=True):
+        if len(of_turn) != turn.tokens:
+            raise ValueError(f"{len(of_turn)} numbers for a turn of {turn.tokens} sampled tokens")
+        for value in of_turn:
+            if not math.isfinite(value):
+                raise ValueError(f"{value!r}; want finite numbers")
+    return values
+
+
+def whitened(values: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
+    """Values brought to mean 0 and (unbiased) deviation 1.
 
     Args:
-        values: One for each entry.
-        counts: Tokens that share it.
+        values: Of all tokens of a batch.
         epsilon: Added to the deviation.
     """
-    total = sum(counts)
-    if total < 2:
+    if len(values) < 2:
         return [0.0] * len(values)
-    mean = sum(v * n for v, n in zip(values, counts, strict=True)) / total
-    variance = sum((v - mean) ** 2 * n for v, n in zip(values, counts, strict=True)) / (total - 1)
-    return [(v - mean) / (variance**0.5 + epsilon) if v != mean else 0.0 for v in values]
+    mean, deviation = sum(values) / len(values), _deviation(values)
+    return [(value - mean) / (deviation + epsilon) if value != mean else 0.0 for value in values]
 
 
 def group_advantages(
@@ -136,6 +260,10 @@ def _divisor(values: Sequence[float], mean: float, scale: RewardScale, epsilon: 
             )
         return mean
     return _deviation(values) + epsilon
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -24,19 +24,23 @@ class TrainSequence:
         token_ids: ``[tokens]``.
         loss_mask: ``[tokens]`` 1 where the token is trained.
         logprobs: ``[tokens]`` behavior logprobs.
-        advantage: Of the whole sequence.
+        advantages: ``[tokens]``, of those that are trained; may be empty where nothing asks for them.
         weight: Of each of its tokens in the loss, before the batch's normalizer.
         versions: ``[tokens]`` policy versions that sampled; may be empty where nothing asks for them.
         group: Number of its group: an update takes whole groups.
+        values: ``[tokens]`` the critic's when the step began, of those that are trained; empty without a critic.
+        returns: ``[tokens]`` what the critic should have said.
     """
 
     token_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
-    advantage: float
+    advantages: Sequence[float]
     weight: float = 1.0
     versions: Sequence[int] = ()
     group: int = 0
+    values: Sequence[float] = ()
+    returns: Sequence[float] = ()
 
 
 @dataclass

@@ -39,22 +39,24 @@ class TokenTable:
     def of(cls, sequences: Sequence[TrainSequence], device: torch.device) -> "TokenTable":
         """All trained tokens, sequence by sequence."""
         behavior: list[float] = []
+        advantages: list[float] = []
         versions: list[int] = []
         counts: list[int] = []
         for sequence in sequences:
             positions = [position for position, trained in enumerate(sequence.loss_mask) if trained]
             behavior += [sequence.logprobs[position] for position in positions]
+            advantages += [sequence.advantages[position] if sequence.advantages else 0.0 for position in positions]
             versions += [sequence.versions[position] if sequence.versions else 0 for position in positions]
             counts.append(len(positions))
         repeats = torch.tensor(counts, dtype=torch.long, device=device)
 
-        def spread(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device).repeat_interleave(repeats)
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
 
         return cls(
-            behavior=torch.tensor(behavior, dtype=torch.float32, device=device),
-            advantages=spread([sequence.advantage for sequence in sequences]),
-            weights=spread([sequence.weight for sequence in sequences]),
+            behavior=column(behavior),
+            advantages=column(advantages),
+            weights=column([sequence.weight for sequence in sequences]).repeat_interleave(repeats),
             sequences=torch.arange(len(sequences), device=device).repeat_interleave(repeats),
             versions=torch.tensor(versions, dtype=torch.long, device=device),
         )

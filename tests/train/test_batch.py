@@ -48,7 +48,7 @@ def test_scale_bias_and_clip_change_what_the_trainer_sees() -> None:
     rewards = RewardConfig(scale=2.0, bias=1.0, clip=(-1.0, 5.0))
     seen = [5.0, 3.0, -1.0]  # 7, 3 and -17, clipped
     mean = sum(seen) / 3
-    advantages = [s.advantage for s in make_train_batch(episodes, config, rewards).sequences]
+    advantages = [s.advantages[-1] for s in make_train_batch(episodes, config, rewards).sequences]
     assert advantages == pytest.approx([value - mean for value in seen])
     with pytest.raises(ValidationError, match="lower bound first"):
         RewardConfig(clip=(1.0, 0.0))
@@ -76,7 +76,7 @@ def test_an_advantage_of_ones_own_gets_step_rewards_and_the_kind_of_end(tmp_path
     for one, reward in zip(episodes, (0.5, 0.25), strict=True):
         one.trajectories["assistant"].nodes[1].reward = reward
     batch = make_train_batch(episodes, TrainerConfig(advantage=f"{file}:steps"))
-    assert [s.advantage for s in batch.sequences] == [0.5 - 3.0, 0.25]
+    assert [s.advantages[-1] for s in batch.sequences] == [0.5 - 3.0, 0.25]
     assert [(s.group, s.terminated) for s in load("advantage", f"{file}:steps").__globals__["seen"]] == [
         (("g", "assistant"), True), (("h", "assistant"), False),
     ]  # fmt: skip
@@ -112,18 +112,18 @@ def test_masked_episodes_count_in_the_baseline_only() -> None:
     cut = episode("g", 0.0, [6, 7], stop_reason=StopReason.TRUNCATED)
     batch = make_train_batch([episode("g", 1.0, [5]), cut], TrainerConfig(mask_truncated=True, aggregation="token"))
     assert [list(s.token_ids) for s in batch.sequences] == [[1, 2, 5]] and batch.normalizer == 1
-    assert batch.sequences[0].advantage == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
+    assert batch.sequences[0].advantages[-1] == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
 
 
 def test_whitening_is_over_the_tokens_of_the_batch() -> None:
     """The published example: two tokens with 1, one with 2."""
     config = TrainerConfig(preset="reinforce_pp")
     batch = make_train_batch([episode("g", 1.0, [5, 5]), episode("h", 2.0, [6])], config)
-    assert [s.advantage for s in batch.sequences] == pytest.approx([-0.57735, 1.1547], abs=1e-4)
+    assert [s.advantages[-1] for s in batch.sequences] == pytest.approx([-0.57735, 1.1547], abs=1e-4)
 
 
 def test_a_penalty_is_taken_off_before_the_baseline() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 1.0, [6, 6])]
     config = TrainerConfig(kl_coef=0.1, kl_in="reward", scale_rewards="none")
     batch = make_train_batch(episodes, config, penalty=lambda sequences: [0.1 * sum(s.loss_mask) for s in sequences])
-    assert [s.advantage for s in batch.sequences] == pytest.approx([0.05, -0.05])
+    assert [s.advantages[-1] for s in batch.sequences] == pytest.approx([0.05, -0.05])

@@ -12,7 +12,7 @@ from agentrl.train.table import TokenTable
 def sequence(prompt: list[int], answer: list[int], advantage: float = 1.0) -> TrainSequence:
     mask = [0] * len(prompt) + [1] * len(answer)
     logprobs = [0.0] * len(prompt) + [-float(t) for t in answer]
-    return TrainSequence(prompt + answer, mask, logprobs, advantage)
+    return TrainSequence(prompt + answer, mask, logprobs, [advantage] * len(mask))
 
 
 def random_sequences(seed: int, groups: int) -> list[TrainSequence]:
@@ -47,7 +47,7 @@ def test_what_sequences_begin_with_in_common_is_stored_once() -> None:
 
 
 def test_tokens_between_answers_stay_inputs_and_are_not_trained() -> None:
-    turn = TrainSequence([1, 2, 5, 6, 8, 9], [0, 1, 0, 0, 1, 0], [0, -1, 0, 0, -2, 0], 0.5)
+    turn = TrainSequence([1, 2, 5, 6, 8, 9], [0, 1, 0, 0, 1, 0], [0, -1, 0, 0, -2, 0], [0.5] * 6)
     row = build_rows([turn], 100)[0]
     assert row.tree.token_ids == [1, 2, 5, 6]
     assert row.predictions == [(0, 2), (3, 8)]
@@ -55,8 +55,8 @@ def test_tokens_between_answers_stay_inputs_and_are_not_trained() -> None:
 
 
 def test_a_token_trained_in_one_sequence_and_given_in_another() -> None:
-    given = TrainSequence([1, 2, 3], [0, 0, 1], [0, 0, -3], 1.0)
-    sampled = TrainSequence([1, 2, 3], [0, 1, 1], [0, -2, -3], -1.0)
+    given = TrainSequence([1, 2, 3], [0, 0, 1], [0, 0, -3], [1.0] * 3)
+    sampled = TrainSequence([1, 2, 3], [0, 1, 1], [0, -2, -3], [-1.0] * 3)
     row = build_rows([given, sampled], 100)[0]
     assert row.tree.token_ids == [1, 2]
     assert trained([row], [given, sampled]) == [(2, -2, -1.0), (3, -3, -1.0), (3, -3, 1.0)]
@@ -94,9 +94,9 @@ def test_ranks_get_equally_many_microbatches_and_all_rows_once(ranks: int) -> No
 
 
 def test_a_sequence_that_trains_nothing_is_left_out() -> None:
-    assert build_rows([TrainSequence([1, 2], [0, 0], [0, 0], 1.0)], 10) == []
+    assert build_rows([TrainSequence([1, 2], [0, 0], [0, 0], [1.0] * 2)], 10) == []
 
 
 def test_training_the_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match="first token"):
-        build_rows([TrainSequence([1, 2], [1, 1], [0, 0], 1.0)], 10)
+        build_rows([TrainSequence([1, 2], [1, 1], [0, 0], [1.0] * 2)], 10)

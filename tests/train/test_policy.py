@@ -43,12 +43,12 @@ def sequences(tiny_model: Path, mesh: DeviceMesh) -> list[TrainSequence]:
     """With behavior logprobs of the model itself, and one with two turns."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     found = random_sequences(5, 6)
-    turns = TrainSequence([4, 9, 8, 7, 6, 5, 3], [0, 1, 1, 0, 0, 1, 0], [0.0] * 7, 1.0)
+    turns = TrainSequence([4, 9, 8, 7, 6, 5, 3], [0, 1, 1, 0, 0, 1, 0], [0.0] * 7, [1.0] * 7)
     filled = []
     for index, s in enumerate([*found, turns]):
         values = iter([v.item() for v in plain_logprobs(model, s)])
         logprobs = [next(values) if m else 0.0 for m in s.loss_mask]
-        filled.append(TrainSequence(s.token_ids, s.loss_mask, logprobs, (-1.0) ** index))
+        filled.append(TrainSequence(s.token_ids, s.loss_mask, logprobs, [(-1.0) ** index] * len(logprobs)))
     return filled
 
 
@@ -121,8 +121,8 @@ def test_no_choice_of_the_objective_depends_on_the_micro_batches(
     rng = random.Random(seed)
     shifted = [  # away from ratio 1, of several versions, groups and weights
         TrainSequence(
-            s.token_ids, s.loss_mask, [p + rng.gauss(0, 0.2) for p in s.logprobs], rng.gauss(0, 1), rng.random(),
-            [rng.randrange(5) for _ in s.token_ids], index // 3,
+            s.token_ids, s.loss_mask, [p + rng.gauss(0, 0.2) for p in s.logprobs],
+            [rng.gauss(0, 1) for _ in s.token_ids], rng.random(), [rng.randrange(5) for _ in s.token_ids], index // 3,
         )
         for index, s in enumerate(sequences)
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_the_gradient_is_that_of_the_plain_objective(
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     total = torch.stack(
         [
-            -s.advantage * value / value.detach() * value.detach()
+            -s.advantages[0] * value / value.detach() * value.detach()
             for s in sequences
             for value in plain_logprobs(model, s)
         ]
@@ -175,7 +175,7 @@ def test_a_non_finite_gradient_leaves_the_parameters_alone(
 ) -> None:
     engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(learning_rate=1e-3), CPU)
     before = [p.detach().clone() for p in engine.policy.parameters()]
-    bad = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, float("nan")) for s in sequences]
+    bad = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, [float("nan")] * len(s.token_ids)) for s in sequences]
     metrics = engine.update(TrainBatch(bad, 100, 1.0), 1e-3)
     assert metrics["train/skipped"] == metrics["train/nonfinite"] == 1.0
     for old, new in zip(before, engine.policy.parameters(), strict=True):
@@ -232,9 +232,7 @@ def test_kl_in_the_reward_is_the_log_ratio_of_each_answer(
     engine = TrainEngine(make_policy(tiny_model, mesh), make_policy(tiny_model, mesh), config, CPU)
     assert engine.penalties(sequences) == pytest.approx([0.0] * len(sequences), abs=1e-4), "its own answers"
     shifted = [
-        TrainSequence(
-            s.token_ids, s.loss_mask, [p + 0.1 * m for p, m in zip(s.logprobs, s.loss_mask, strict=True)], 0.0
-        )
+        TrainSequence(s.token_ids, s.loss_mask, [p + 0.1 * m for p, m in zip(s.logprobs, s.loss_mask, strict=True)], ())
         for s in sequences
     ]
     assert engine.penalties(shifted) == pytest.approx([0.5 * 0.1 * sum(s.loss_mask) for s in sequences], abs=1e-4)
@@ -242,7 +240,7 @@ def test_kl_in_the_reward_is_the_log_ratio_of_each_answer(
 
 def test_minibatches_take_whole_groups_and_each_sequence_once() -> None:
     groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
-    sequences = [TrainSequence([1] * (5 + group), [0, 1], [0, 0], 1.0, group=group) for group in groups]
+    sequences = [TrainSequence([1] * (5 + group), [0, 1], [0, 0], [1.0] * 2, group=group) for group in groups]
     parts = share_out(sequences, 2)
     assert sorted(index for part in parts for index in part) == list(range(10))
     assert all(len({n for n, part in enumerate(parts) if any(groups[i] == g for i in part)}) == 1 for g in range(4))
@@ -255,7 +253,7 @@ def test_an_entropy_bonus_alone_raises_the_entropy(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
     engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(entropy_coef=0.1), CPU)
-    level = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, 0.0) for s in sequences]
+    level = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, ()) for s in sequences]
     entropies = [engine.update(TrainBatch(level, 100, 0.0), 1e-3)["train/entropy"] for _ in range(3)]
     assert entropies[0] < entropies[1] < entropies[2]
 

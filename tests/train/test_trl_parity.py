@@ -56,9 +56,8 @@ def batch_of(model: Any, seed: int = 0) -> tuple[list[TrainSequence], list[list[
             logprobs = (model(torch.tensor([ids])).logits[0] / TEMPERATURE).log_softmax(-1)
         own = [logprobs[i - 1, ids[i]].item() for i in range(len(prompt), len(ids))]
         behavior = [value + rng.gauss(0, 0.4) for value in own]
-        sequences.append(
-            TrainSequence(ids, [0] * len(prompt) + [1] * len(answer), [0.0] * len(prompt) + behavior, rng.gauss(0, 1))
-        )
+        mask = [0] * len(prompt) + [1] * len(answer)
+        sequences.append(TrainSequence(ids, mask, [0.0] * len(prompt) + behavior, [rng.gauss(0, 1)] * len(ids)))
         prompts.append(prompt)
     return sequences, prompts
 
@@ -89,7 +88,7 @@ def ours(folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], choices
     )
     if config.aggregation == "sequence":
         weighed = [
-            TrainSequence(s.token_ids, s.loss_mask, s.logprobs, s.advantage, 1 / n)
+            TrainSequence(s.token_ids, s.loss_mask, s.logprobs, s.advantages, 1 / n)
             for s, n in zip(sequences, lengths, strict=True)
         ]
     loss = engine.update(TrainBatch(weighed, normalizer, 1.0), 0.0)["train/loss"]
@@ -116,7 +115,7 @@ def theirs(
     inputs = {
         "prompt_ids": padded(prompts, left=True), "prompt_mask": padded([[1] * len(p) for p in prompts], left=True),
         "completion_ids": padded(answers), "completion_mask": padded([[1] * len(a) for a in answers]),
-        "advantages": torch.tensor([s.advantage for s in sequences]),
+        "advantages": torch.tensor([s.advantages[-1] for s in sequences]),
         "old_per_token_logps": padded([list(s.logprobs[-len(a) :]) for s, a in zip(sequences, answers, strict=True)]),
         "num_items_in_batch": torch.tensor(float(sum(map(len, answers)))),
     }  # fmt: skip
