@@ -6,11 +6,13 @@ _ADVANTAGES = {
     "group": "R_i - mean(R of the group)",
     "leave_one_out": "R_i - mean(R of the group's others)",
     "reward": "R_i",
+    "turns": "G_k - mean(G over the turns of the group)",
+    "gae": "sum_j (gamma lambda)^j delta_t+j",
 }
 _DIVISORS = {
-    "group": " / std(R of the group)",
-    "batch": " / std(R of the batch)",
-    "mean": " / mean(R of the group)",
+    "group": " / std({} of the group)",
+    "batch": " / std({} of the batch)",
+    "mean": " / mean({} of the group)",
     "none": "",
 }
 _PROXIMAL = {
@@ -44,7 +46,8 @@ def formula(trainer: AlgorithmConfig) -> list[str]:
         lines.append(f"r_t = pi(t) / {_PROXIMAL[trainer.proximal]}")
     else:
         lines.append(f"r_t = exp(mean over the sequence of log pi(t) - log {_PROXIMAL[trainer.proximal]})")
-    lines.append(f"A_i = {_advantage(trainer)}")
+    lines.append(f"A = {_advantage(trainer)}")
+    lines += _along(trainer)
     lines += _weights(trainer)
     if trainer.minibatches > 1:
         lines.append(f"{trainer.minibatches} updates a batch, each over its share of the groups")
@@ -54,28 +57,45 @@ def formula(trainer: AlgorithmConfig) -> list[str]:
 
 def _surrogate(trainer: AlgorithmConfig) -> str:
     low, high = 1 - trainer.clip_eps, 1 + (trainer.clip_eps_high or trainer.clip_eps)
-    clip = f"max(-r_t A_i, -clamp(r_t, {low:g}, {high:g}) A_i)"
+    clip = f"max(-r_t A, -clamp(r_t, {low:g}, {high:g}) A)"
     positive, negative = trainer.sapo_temperature, trainer.sapo_temperature_negative
     known = {
         "clip": clip,
-        "dual_clip": f"min({clip}, -{trainer.dual_clip:g} A_i where A_i < 0)",
-        "cispo": f"-stop(min(r_t, {high:g})) A_i log pi(t)",
-        "sapo": f"-4/T sigmoid(T (r_t - 1)) A_i, T = {positive:g} where A_i > 0, else {negative:g}",
-        "policy_gradient": "-r_t A_i",
+        "dual_clip": f"min({clip}, -{trainer.dual_clip:g} A where A < 0)",
+        "cispo": f"-stop(min(r_t, {high:g})) A log pi(t)",
+        "sapo": f"-4/T sigmoid(T (r_t - 1)) A, T = {positive:g} where A > 0, else {negative:g}",
+        "policy_gradient": "-r_t A",
     }
-    return known.get(trainer.objective, f"{trainer.objective}(pi(t), r_t, A_i)")
+    return known.get(trainer.objective, f"{trainer.objective}(pi(t), r_t, A)")
 
 
 def _advantage(trainer: AlgorithmConfig) -> str:
     base = _ADVANTAGES.get(trainer.advantage)
     text = f"{trainer.advantage}(rewards)" if base is None else base
     if base is not None and _DIVISORS[trainer.scale_rewards]:
-        text = f"({text}){_DIVISORS[trainer.scale_rewards]}"
+        text = f"({text}){_DIVISORS[trainer.scale_rewards].format('G' if trainer.advantage == 'turns' else 'R')}"
     if trainer.kl_coef and trainer.kl_in == "reward":
         text += f", R_i less {trainer.kl_coef:g} * sum_t log pi_behavior(t) / reference(t)"
     if trainer.whiten == "batch":
         text += ", then whitened over the tokens of the batch"
     return text
+
+
+def _along(trainer: AlgorithmConfig) -> list[str]:
+    """What an advantage of turns or tokens is made of."""
+    gamma = trainer.discount
+    if trainer.advantage == "turns":
+        return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it on its branch"]
+    if trainer.advantage != "gae":
+        return []
+    clip = "" if trainer.critic_clip is None else f", V within {trainer.critic_clip:g} of what it was"
+    lines = [
+        f"delta_t = reward at t + gamma V(t+1) - V(t), gamma = {gamma:g}, lambda = {trainer.gae_lambda:g}",
+        f"critic: loss = mean over tokens of (V(t) - A - V_before(t))^2 / 2{clip}",
+    ]
+    if trainer.critic_warmup:
+        lines.append(f"the critic alone learns in the first {trainer.critic_warmup} steps")
+    return lines
 
 
 def _weights(trainer: AlgorithmConfig) -> list[str]:

@@ -19,6 +19,7 @@ from agentrl.core.process import die_with_parent
 from agentrl.core.registry import load
 from agentrl.train.broadcast import BroadcastPublisher
 from agentrl.train.controller_client import ControllerClient, ControllerError
+from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.publish import Publisher, WeightPublisher
@@ -47,12 +48,19 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     dtype = resolve_dtype(config.dtype, device)
 
-    def make_policy() -> Policy:
-        model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
-        policy = Policy(model.to(device), recipe.sampling.temperature, config.logprob_chunk)
+    def make_model() -> Any:
+        return load_model(model_path, gradient_checkpointing=config.gradient_checkpointing).to(device)
+
+    def sharded(module: Any) -> Any:
         if mesh.size() > 1 or dtype != torch.float32:  # else there is nothing to shard or to convert, only to copy
-            shard(policy, mesh, dtype)
-        return policy
+            shard(module, mesh, dtype)
+        return module
+
+    def make_policy() -> Policy:
+        return sharded(Policy(make_model(), recipe.sampling.temperature, config.logprob_chunk))
+
+    def make_critic() -> ValueLearner:
+        return ValueLearner(sharded(Critic(make_model().get_decoder()).to(device)), config, device)
 
     policy = make_policy()
     reference = make_policy().requires_grad_(False) if config.kl_coef > 0 else None
@@ -66,9 +74,11 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     publisher: Publisher = files
     if recipe.weights.transport == "broadcast":
         publisher = BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
-    engine = TrainEngine(policy, reference, config, device)
+    critic = make_critic() if config.advantage == "gae" else None
+    engine = TrainEngine(policy, reference, config, device, critic)
     if device.type == "cpu":
-        take_memory(3 * sum(p.numel() * p.element_size() for p in policy.parameters()))  # gradients and two moments
+        learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
+        take_memory(3 * sum(p.numel() * p.element_size() for p in learned))  # gradients and two moments
     made: type[Trainer] = load("trainer", config.type or "grpo")
     return made(recipe, model_path, run_dir, engine, publisher, client)
 

@@ -6,6 +6,7 @@ another number of ranks; older ones are removed only after the new one stands.
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,18 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.train.checkpoint_state import STATE_FILE, read_state
+from agentrl.train.engine import TrainEngine
 
 
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    policy: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    keep: int,
-    reference: nn.Module | None = None,
-) -> Path:
+def save_checkpoint(folder: Path, step: int, engine: TrainEngine, state: dict[str, Any], keep: int) -> Path:
     """Write ``folder/step-N``; a collective over all ranks.
+
+    Args:
+        folder: Of the run's checkpoints.
+        step: Steps done.
+        engine: Whose parameters and optimizers are kept, the critic's too, and a reference that moves.
+        state: What else belongs to the cut.
+        keep: How many of the newest checkpoints stay.
 
     Raises:
         OSError: The disk is full (rank 0); nothing half-written is left.
@@ -46,7 +47,7 @@ def save_checkpoint(
         partial.mkdir(parents=True)
     dist.barrier()
     try:
-        save(_tensors(policy, optimizer, reference), checkpoint_id=str(partial))
+        save(_tensors(engine), checkpoint_id=str(partial))
         if rank == 0:
             (partial / STATE_FILE).write_text(json.dumps({"step": step, **state}))
             shutil.rmtree(target, ignore_errors=True)
@@ -59,23 +60,33 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(
-    checkpoint: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None = None
-) -> dict[str, Any]:
+def load_checkpoint(checkpoint: Path, engine: TrainEngine) -> dict[str, Any]:
     """Load tensors in place and return the saved state; a collective over all ranks."""
-    tensors = _tensors(policy, optimizer, reference)
+    tensors = _tensors(engine)
     load(tensors, checkpoint_id=str(checkpoint))
-    set_state_dict(policy, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
-    if reference is not None:
-        set_model_state_dict(reference, tensors["reference"])
+    for name, module, optimizer in _learned(engine):
+        set_state_dict(module, optimizer, model_state_dict=tensors[name], optim_state_dict=tensors[_OPTIMIZERS[name]])
+    if engine.moving_reference is not None:
+        set_model_state_dict(engine.moving_reference, tensors["reference"])
     return read_state(checkpoint)
 
 
-def _tensors(policy: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    tensors: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    if reference is not None:  # one that moves
-        tensors["reference"] = get_model_state_dict(reference)
+_OPTIMIZERS = {"model": "optimizer", "critic": "critic_optimizer"}
+
+
+def _learned(engine: TrainEngine) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+    """What learns, by its name in a checkpoint."""
+    yield "model", engine.policy, engine.optimizer
+    if engine.critic is not None:
+        yield "critic", engine.critic.critic, engine.critic.optimizer
+
+
+def _tensors(engine: TrainEngine) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
+    for name, module, optimizer in _learned(engine):
+        tensors[name], tensors[_OPTIMIZERS[name]] = get_state_dict(module, optimizer)
+    if engine.moving_reference is not None:
+        tensors["reference"] = get_model_state_dict(engine.moving_reference)
     return tensors
 
 

@@ -7,16 +7,16 @@ and says so.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
+from agentrl.train.critic import ValueLearner
 from agentrl.train.objective import (
     Objective,
     kl_divergence,
@@ -25,7 +25,9 @@ from agentrl.train.objective import (
     second_moment_mask,
     sequence_means,
 )
-from agentrl.train.packing import Row, TrainSequence, attention_span, build_rows, first_places, plan_microbatches
+from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
+from agentrl.train.packing import Row, TrainSequence, first_places
+from agentrl.train.plan import plan_rows, share_out
 from agentrl.train.policy import MicroBatch, Policy, accumulate, collate, reshard
 from agentrl.train.table import TokenTable
 
@@ -58,24 +60,28 @@ class TrainEngine:
         reference: Sharded reference policy for the KL term; needed exactly when ``config.kl_coef > 0``.
         config: The recipe's trainer section.
         device: Where micro-batches go.
+        critic: Needed exactly when ``config.advantage`` is ``gae``.
     """
 
-    def __init__(self, policy: Policy, reference: Policy | None, config: TrainerConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        config: TrainerConfig,
+        device: torch.device,
+        critic: ValueLearner | None = None,
+    ) -> None:
+        if (critic is not None) != (config.advantage == "gae"):
+            raise ValueError("trainer.advantage=gae needs a critic, and a critic needs it")
         if (reference is not None) != (config.kl_coef > 0):
             raise ValueError("trainer.kl_coef > 0 needs a reference policy, and a reference policy needs it")
         self.policy = policy
         self.reference = reference
+        self.critic = critic
         self.config = config
         self.device = device
         self.objective: Objective = load("objective", config.objective)
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters(),
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
 
     @property
     def moving_reference(self) -> Policy | None:
@@ -88,11 +94,14 @@ class TrainEngine:
         Returns:
             Metrics, the same on every rank.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
+        metrics: dict[str, float] = {"train/microbatches": 0.0, "train/rows_tokens": 0.0}
+        if self.critic is not None:
+            metrics |= self.critic.update(batch.valued, learning_rate / self.config.learning_rate)
+            if batch.version < self.config.critic_warmup:
+                batch = replace(batch, sequences=[])
         table = self._table(batch)
         sums, worst = TokenSums(), (0.0, -1)
-        metrics: dict[str, float] = {"train/microbatches": 0.0, "train/rows_tokens": 0.0}
         applied: list[dict[str, float]] = []
         self.policy.train()
         firsts = first_places(batch.sequences)
@@ -138,10 +147,7 @@ class TrainEngine:
         self, sequences: Sequence[TrainSequence], firsts: Sequence[int] | None = None
     ) -> tuple[list[Row], list[list[Row]]]:
         """All rows, and this rank's micro-batches."""
-        span = attention_span(self.policy.model.config.get_text_config().hidden_size)
-        budget = self.config.tokens_per_microbatch
-        rows = build_rows(sequences, budget, span, firsts)
-        return rows, plan_microbatches(rows, dist.get_world_size(), budget)[dist.get_rank()]
+        return plan_rows(self.policy.model, sequences, self.config.tokens_per_microbatch, firsts)
 
     @torch.no_grad()
     def _scores(self, policy: Policy, sequences: Sequence[TrainSequence]) -> Tensor:
@@ -238,13 +244,8 @@ class TrainEngine:
         """Clip and step; without any signal, or with a non-finite norm, leave the parameters alone."""
         if not any_gradient:
             return {"train/skipped": 1.0}
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        finite = math.isfinite(value)
-        if finite:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return {"train/grad_norm": value} if finite else {"train/skipped": 1.0, "train/nonfinite": 1.0}
+        norm = apply_gradients(self.optimizer, self.config.max_grad_norm)
+        return {"train/grad_norm": norm} if math.isfinite(norm) else {"train/skipped": 1.0, "train/nonfinite": 1.0}
 
     def _reduce(self, sums: TokenSums, worst: tuple[float, int], normalizer: float) -> dict[str, float]:
         total = sums.tensor().to(self.device)
@@ -269,16 +270,3 @@ class TrainEngine:
         if self.reference is not None and self.config.kl_in == "loss":
             metrics["train/kl_reference"] = kl_reference / count
         return metrics
-
-
-def share_out(sequences: Sequence[TrainSequence], parts: int) -> list[list[int]]:
-    """Indices of sequences in up to ``parts`` shares (at least one) of whole groups, with about as many tokens each."""
-    sizes: dict[int, int] = {}
-    for sequence in sequences:
-        sizes[sequence.group] = sizes.get(sequence.group, 0) + len(sequence.token_ids)
-    loads = [0] * max(1, min(parts, len(sizes)))
-    share: dict[int, int] = {}
-    for group in sorted(sizes, key=lambda g: sizes[g], reverse=True):
-        share[group] = loads.index(min(loads))
-        loads[share[group]] += sizes[group]
-    return [[i for i, s in enumerate(sequences) if share[s.group] == number] for number in range(len(loads))]

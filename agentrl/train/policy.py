@@ -89,17 +89,21 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable."""
-        decoder = self.model.get_decoder()
-        hidden = decoder(
-            input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
-        ).last_hidden_state
-        states = hidden.flatten(0, 1)[batch.sources]
+        hidden = hidden_states(self.model.get_decoder(), batch)
+        states = hidden[batch.sources]
         weight = self.model.get_output_embeddings().weight
         logprobs, entropies = chunked_logprobs(
             states, weight, batch.targets, temperature=self.temperature, chunk=self.chunk
         )
         logprobs, entropies = logprobs[batch.trained], entropies[batch.trained]
-        return logprobs + hidden[:, 0, 0].sum() * 0, entropies  # an empty micro-batch still takes part in collectives
+        return logprobs + hidden[0, 0] * 0, entropies  # an empty micro-batch still takes part in collectives
+
+
+def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
+    """``[rows * length, hidden]`` what a decoder makes of a micro-batch, after its last norm."""
+    return decoder(
+        input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
+    ).last_hidden_state.flatten(0, 1)
 
 
 @torch.no_grad()
@@ -130,9 +134,10 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False) -> Any:
     return model
 
 
-def shard(policy: Policy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """Shard with FSDP2: one group per decoder layer, one for the rest; float32 gradients are reduced.
+def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """Shard a policy or a critic with FSDP2; gradients are reduced in float32.
 
+    One parameter group is a decoder layer, one the rest.
     A parameter group stays gathered from its first use to the step's last micro-batch (see :func:`accumulate`).
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

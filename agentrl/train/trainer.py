@@ -76,7 +76,7 @@ class Trainer:
         found = latest_checkpoint(self.checkpoints)
         if found is None:
             return
-        state = load_checkpoint(found, self.engine.policy, self.engine.optimizer, self.engine.moving_reference)
+        state = load_checkpoint(found, self.engine)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
         self._publish({}, final=False)
 
@@ -132,7 +132,10 @@ class Trainer:
         episodes = [Episode.model_validate(e) for e in batch["episodes"]]
         in_reward = self.config.kl_coef > 0 and self.config.kl_in == "reward"
         penalty = self.engine.penalties if in_reward else None
-        train_batch = make_train_batch(episodes, self.config, self.recipe.reward, version=self.step, penalty=penalty)
+        values = self.engine.critic.values if self.engine.critic is not None else None
+        train_batch = make_train_batch(
+            episodes, self.config, self.recipe.reward, version=self.step, penalty=penalty, values=values
+        )
         return self.engine.update(train_batch, plan["learning_rate"])
 
     def _watch(self, metrics: dict[str, float], batch: dict[str, Any]) -> None:
@@ -141,7 +144,8 @@ class Trainer:
         Raises:
             TrainingStopped: ``trainer.max_nonfinite`` of them.
         """
-        self._nonfinite = self._nonfinite + 1 if metrics["train/nonfinite"] else 0
+        broken = metrics["train/nonfinite"] or metrics.get("critic/nonfinite")
+        self._nonfinite = self._nonfinite + 1 if broken else 0
         if not self._nonfinite:
             return
         file = self.run_dir / "nonfinite" / f"step-{self.step:06d}.json"
@@ -180,15 +184,7 @@ class Trainer:
         """Checkpoint the cut after the current step."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
         state = {"elapsed": elapsed, "controller": controller}
-        save_checkpoint(
-            self.checkpoints,
-            self.step,
-            self.engine.policy,
-            self.engine.optimizer,
-            state,
-            self.config.keep_checkpoints,
-            self.engine.moving_reference,
-        )
+        save_checkpoint(self.checkpoints, self.step, self.engine, state, self.config.keep_checkpoints)
         self._last_save = time.monotonic()
 
     def export(self, target: Path) -> None:

@@ -34,6 +34,9 @@ def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
         ({"reference": "ema"}, ["trainer.reference", "trainer.kl_coef"]),
         ({"advantage": "reward"}, ["trainer.advantage", "trainer.scale_rewards"]),
         ({"advantage": "leave_one_out", "scale_rewards": "mean"}, ["trainer.advantage", "trainer.scale_rewards"]),
+        ({"advantage": "gae", "scale_rewards": "group"}, ["trainer.advantage", "trainer.scale_rewards"]),
+        ({"discount": 0.9}, ["trainer.discount", "trainer.advantage"]),
+        ({"critic_warmup": 3, "advantage": "turns"}, ["trainer.critic_warmup", "trainer.advantage"]),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(choices: dict, named: list[str]) -> None:
@@ -64,8 +67,14 @@ def test_the_formula_names_every_part_that_acts() -> None:
     assert "reference = the starting policy" in shown and "2 updates" in shown
     decoupled = "\n".join(formula(TrainerConfig(preset="decoupled")))
     assert "w_t = pi_proximal(t) / pi_behavior(t), at most 5" in decoupled
+    turns = "\n".join(formula(TrainerConfig(advantage="turns", discount=0.9)))
+    assert (
+        "G_k - mean(G over the turns of the group)) / std(G of the group)" in turns and "0.9 * G of the turn" in turns
+    )
+    ppo = "\n".join(formula(TrainerConfig(preset="ppo", gae_lambda=0.95, critic_warmup=2)))
+    assert "lambda = 0.95" in ppo and "V within 0.2" in ppo and "the critic alone learns in the first 2 steps" in ppo
     m2po = "\n".join(formula(TrainerConfig(preset="m2po")))
-    assert "m_t" in m2po and "-r_t A_i" in m2po
+    assert "m_t" in m2po and "-r_t A" in m2po
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine, share_out
+from agentrl.train.engine import TrainEngine
 from agentrl.train.packing import TrainSequence, build_rows
+from agentrl.train.plan import share_out
 from agentrl.train.policy import Policy, check_head, collate, load_model, reshard, shard
 from agentrl.train.table import TokenTable
 from tests.train.test_packing import random_sequences

@@ -12,6 +12,7 @@ from agentrl.config.algorithm import PRESETS
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.train.batch import make_train_batch
+from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import Policy, load_model
 from agentrl.train.trainer import Trainer, TrainingStopped
@@ -60,7 +61,8 @@ def episode(index: int, prompt: list[int], answer: list[int], logprobs: list[flo
 def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any]) -> TrainEngine:
     """Not sharded: its model samples, too. The mesh is there for the process group."""
     config = TrainerConfig.model_validate({"aggregation_length": ANSWER, "logprob_chunk": 64, **choices})
-    return TrainEngine(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU)
+    critic = ValueLearner(Critic(load_model(folder).get_decoder()), config, CPU) if config.advantage == "gae" else None
+    return TrainEngine(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU, critic)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -72,7 +74,8 @@ def test_every_preset_improves_the_reward(preset: str, seed: int, tiny_model: Pa
     for step in range(STEPS):
         episodes = sample(engine.policy, step, generator)
         rewards.append(sum(e.reward or 0.0 for e in episodes) / len(episodes))
-        engine.update(make_train_batch(episodes, engine.config, version=step), RATE)
+        values = engine.critic.values if engine.critic is not None else None
+        engine.update(make_train_batch(episodes, engine.config, version=step, values=values), RATE)
     assert rewards[0] < 0.65 and max(rewards[-3:]) > rewards[0] + 0.2, " ".join(f"{reward:.2f}" for reward in rewards)
 
 

@@ -1,0 +1,143 @@
+"""The critic: its loss, what it is asked, that it learns, and that splitting a batch changes nothing."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from agentrl.config.recipe import RewardConfig, TrainerConfig
+from agentrl.core.episode import StopReason
+from agentrl.train.batch import TrainBatch, make_train_batch
+from agentrl.train.critic import Critic, ValueLearner, value_loss
+from agentrl.train.engine import TrainEngine
+from agentrl.train.packing import TrainSequence
+from agentrl.train.policy import Policy, load_model, reshard, shard
+from tests.train.test_batch import episode
+from tests.train.test_packing import random_sequences
+
+CPU = torch.device("cpu")
+
+
+def learner(folder: Path, mesh: DeviceMesh, **choices: object) -> ValueLearner:
+    """Sharded, as in a run on several ranks."""
+    critic = Critic(load_model(folder).get_decoder())
+    torch.nn.init.normal_(critic.head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    shard(critic, mesh, torch.float32)
+    return ValueLearner(critic, TrainerConfig.model_validate({"preset": "ppo", **choices}), CPU)
+
+
+def test_the_loss_is_the_published_one() -> None:
+    loss = value_loss(torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.9]), torch.tensor([1.0, 0.0]), 0.2)
+    assert loss.mean().item() == pytest.approx(0.41)
+    free = value_loss(torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([1.0]), None)
+    assert free.item() == pytest.approx(0.125)
+
+
+def test_each_sampled_token_gets_its_value_and_a_cut_end_one_more() -> None:
+    """A fork whose second branch was cut off; the value that is asked for is the number of the token's place."""
+    cut = episode("g", 1.0, [5, 6], stop_reason=StopReason.TRUNCATED)
+    nodes = cut.trajectories["assistant"].nodes
+    nodes[1].reward = 0.5
+    nodes.append(nodes[0].model_copy(update={"parent": 1, "token_ids": [7, 7]}))
+    nodes.append(nodes[1].model_copy(update={"parent": 2, "token_ids": [8, 8], "reward": None}))
+    nodes.append(nodes[1].model_copy(update={"parent": 1, "token_ids": [9, 9], "reward": 4.0}))
+    asked: list[TrainSequence] = []
+
+    def values(sequences: list[TrainSequence]) -> list[list[float]]:
+        asked.extend(sequences)
+        return [[float(i) for i, m in enumerate(s.loss_mask) if m] for s in sequences]
+
+    config = TrainerConfig(preset="ppo", whiten="none", gae_lambda=0.0)
+    batch = make_train_batch([cut, episode("h", 2.0, [3])], config, RewardConfig(scale=2.0), values=values)
+    assert [list(s.token_ids) for s in asked] == [[1, 2, 5, 6, 7, 7, 8, 8], [1, 2, 5, 6, 9, 9, 0], [1, 2, 3]]
+    assert batch.valued == batch.sequences and len(batch.valued) == 3
+    first, second, other = batch.valued
+    assert first.values == [0, 0, 2, 3, 0, 0, 6, 7] and second.values == [0, 0, 0, 0, 4, 5]
+    # seen rewards: 1 and 8 in steps, 2 in all: -7 more at the end of both branches; lambda 0: one step ahead only
+    assert first.returns == [0, 0, 3, 1 + (6 + 4) / 2, 0, 0, 7, -7]
+    assert second.returns == [0, 0, 0, 0, 5, 8 - 7 + 6]
+    assert other.returns == [0, 0, 4]
+    for s in batch.valued:
+        assert s.advantages == [r - v for r, v in zip(s.returns, s.values, strict=True)]
+
+
+def test_values_and_updates_do_not_depend_on_the_micro_batches(tiny_model: Path, mesh: DeviceMesh) -> None:
+    rng = random.Random(0)
+    sequences = [
+        TrainSequence(
+            s.token_ids, s.loss_mask, s.logprobs, s.advantages, group=i // 3,
+            values=[rng.gauss(0, 1) for _ in s.token_ids], returns=[rng.gauss(0, 1) for _ in s.token_ids],
+        )
+        for i, s in enumerate(random_sequences(3, 6))
+    ]  # fmt: skip
+    results = []
+    for budget in (1, 90, 100_000):
+        made = learner(tiny_model, mesh, tokens_per_microbatch=budget, minibatches=2, critic_learning_rate=1e-3)
+        before = made.values(sequences)
+        metrics = made.update(sequences, 1.0)
+        results.append(([v for s in before for v in s], [v for s in made.values(sequences) for v in s], metrics))
+    (first, moved, metrics), *others = results
+    assert first != pytest.approx(moved, abs=1e-3), "the update changed nothing"
+    for again, moved_again, metrics_again in others:
+        assert again == pytest.approx(first, abs=1e-5)
+        assert moved_again == pytest.approx(moved, abs=2e-4)
+        assert metrics_again == pytest.approx(metrics, rel=1e-3)
+
+
+def test_a_critic_sees_what_comes_before_a_token_and_nothing_else(tiny_model: Path, mesh: DeviceMesh) -> None:
+    """Values against the plain decoder on one sequence alone."""
+    made = learner(tiny_model, mesh)
+    sequences = random_sequences(7, 4)
+    found = made.values(sequences)
+    decoder = load_model(tiny_model).get_decoder()
+    reshard(made.critic)
+    head = made.critic.head.weight.detach().full_tensor()  # type: ignore[attr-defined]
+    for sequence, values in zip(sequences, found, strict=True):
+        hidden = decoder(input_ids=torch.tensor([list(sequence.token_ids)])).last_hidden_state[0] @ head[0]
+        expected = [hidden[i - 1].item() for i, m in enumerate(sequence.loss_mask) if m]
+        assert values == pytest.approx(expected, abs=1e-5)
+
+
+def test_returns_are_learned(tiny_model: Path, mesh: DeviceMesh) -> None:
+    """The return of a token is whether the prompt's last token is even."""
+    made = learner(tiny_model, mesh, critic_learning_rate=3e-3, critic_clip=None)
+    plain = [s for s in random_sequences(11, 12) if len(s.token_ids) > 3]
+    explained = []
+    for _ in range(25):
+        values = made.values(plain)
+        sequences = []
+        for s, of_one in zip(plain, values, strict=True):
+            prompt = s.loss_mask.index(1)
+            fill = iter(of_one)
+            filled = [next(fill) if m else 0.0 for m in s.loss_mask]
+            target = float(s.token_ids[prompt - 1] % 2 == 0)
+            returns = [target * m for m in s.loss_mask]
+            sequences.append(TrainSequence(s.token_ids, s.loss_mask, s.logprobs, (), values=filled, returns=returns))
+        explained.append(made.update(sequences, 1.0)["critic/explained"])
+    assert explained[0] < 0.2 and explained[-1] > 0.8, explained
+
+
+def test_the_policy_waits_while_the_critic_warms_up(tiny_model: Path, mesh: DeviceMesh) -> None:
+    config = TrainerConfig(preset="ppo", critic_warmup=1)
+    engine = TrainEngine(Policy(load_model(tiny_model), 1.0, 64), None, config, CPU, learner(tiny_model, mesh))
+    s = random_sequences(3, 1)
+    sequences = [
+        TrainSequence(x.token_ids, x.loss_mask, x.logprobs, x.advantages, values=x.advantages, returns=x.advantages)
+        for x in s
+    ]
+    before = [p.detach().clone() for p in engine.policy.parameters()]
+    for version, moved in ((0, False), (1, True)):
+        metrics = engine.update(TrainBatch(sequences, 1.0, 1.0, version, sequences), 1e-3)
+        assert metrics["train/skipped"] == float(not moved) and metrics["critic/grad_norm"] > 0
+        same = all(torch.equal(old, new) for old, new in zip(before, engine.policy.parameters(), strict=True))
+        assert same != moved
+
+
+def test_an_engine_needs_a_critic_exactly_for_gae(tiny_model: Path, mesh: DeviceMesh) -> None:
+    policy = Policy(load_model(tiny_model), 1.0, 64)
+    with pytest.raises(ValueError, match="gae needs a critic"):
+        TrainEngine(policy, None, TrainerConfig(preset="ppo"), CPU)
+    with pytest.raises(ValueError, match="gae needs a critic"):
+        TrainEngine(policy, None, TrainerConfig(), CPU, learner(tiny_model, mesh))
