@@ -285,7 +285,7 @@ class Engine:
 
     def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
         """Append one token to each request that has not ended, and report."""
-        drawn = sample(logits, requests)
+        drawn = sample(logits, requests, self.runner.native)
         twins: dict[tuple[int, int], int] = {}
         for row, request in enumerate(requests):
             if request.finish is not None:

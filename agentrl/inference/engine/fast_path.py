@@ -48,7 +48,7 @@ class FastPath:
         self._kv_heads = config.num_key_value_heads
         self._epsilon = config.rms_norm_eps
         self._layers = [_Layer(layer, operators) for layer in model.model.layers]
-        self._output = operators.product([model.lm_head])
+        self._output = operators.product([model.lm_head], wide=True)
 
     def repack(self) -> None:
         """Copy the parameters into the packed layout again."""
@@ -134,7 +134,7 @@ def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
     """
     if not fits(model):
         return None
-    library = native() if compiled and model.dtype == torch.float32 else None
+    library = native() if compiled else None
     path = FastPath(model, TorchOperators() if library is None else NativeOperators(library))
     difference = mean_difference(path, model)
     allowed = TOLERANCE.get(model.dtype, 0.0)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from agentrl.inference.engine.attention import Attend, DecodeAttention, rotated
 from agentrl.inference.engine.batch import Decode
 from agentrl.inference.engine.native.library import Native
+from agentrl.inference.engine.packed import matrix_units
 from agentrl.inference.engine.slots import SlotCache
 
 ROWS_HINT = 32  # rows that oneDNN's layout is chosen for; measured good from 2 to 512
@@ -47,8 +48,13 @@ class Operators(Protocol):
 
     name: str
 
-    def product(self, linears: Sequence[nn.Linear]) -> Product:
-        """Pack some linear layers."""
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
+        """Pack some linear layers.
+
+        Args:
+            linears: Of one input.
+            wide: Give the product in float32 where that costs nothing.
+        """
         ...
 
     def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -77,7 +83,7 @@ class TorchOperators:
 
     name = "torch"
 
-    def product(self, linears: Sequence[nn.Linear]) -> Product:
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
         """Pack some linear layers."""
         return _OneDnnProduct(linears)
 
@@ -124,7 +130,7 @@ class _OneDnnProduct:
 
 
 class NativeOperators:
-    """Compiled ones, for float32.
+    """Compiled ones. Products of bfloat16 are left to oneDNN where the CPU has matrix units (AMX), or no other way.
 
     Args:
         native: The library.
@@ -134,19 +140,23 @@ class NativeOperators:
 
     def __init__(self, native: Native) -> None:
         """Remember it."""
-        self._native = native
+        self.native = native
 
-    def product(self, linears: Sequence[nn.Linear]) -> Product:
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
         """Pack some linear layers."""
-        return _NativeProduct(self._native, linears)
+        weight = linears[0].weight
+        halves = weight.dtype == torch.bfloat16
+        if weight.dtype not in self.native.products or (halves and (matrix_units() or weight.shape[1] % 2)):
+            return _OneDnnProduct(linears)
+        return _NativeProduct(self.native, linears, wide=wide)
 
     def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Root-mean-square norm."""
-        return self._native.rms_norm(states, weight, epsilon)
+        return self.native.rms_norm(states, weight, epsilon)
 
     def rotate(self, mixed: Tensor, turn: tuple[Tensor, Tensor], norms: Norms, kv_heads: int, epsilon: float) -> Tensor:
         """Norm and rotate queries and keys, in place."""
-        self._native.rotate(mixed, *turn, norms, kv_heads, epsilon)
+        self.native.rotate(mixed, *turn, norms, kv_heads, epsilon)
         return mixed
 
     def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
@@ -158,14 +168,14 @@ class NativeOperators:
 
         def attend(layer: int, mixed: Tensor, scale: float) -> Tensor:
             keys, values = cache.keys(layer), cache.values(layer)
-            return self._native.store_and_attend(mixed, keys, values, writes, slots, lengths, scale)
+            return self.native.store_and_attend(mixed, keys, values, writes, slots, lengths, scale)
 
         return attend
 
 
 class _NativeProduct:
-    def __init__(self, native: Native, linears: Sequence[nn.Linear]) -> None:
-        self._native, self._linears = native, linears
+    def __init__(self, native: Native, linears: Sequence[nn.Linear], *, wide: bool) -> None:
+        self._native, self._linears, self._wide = native, linears, wide
         self._columns = sum(linear.out_features for linear in linears)
         self._packed: Tensor | None = None
         self.pack()
@@ -178,7 +188,7 @@ class _NativeProduct:
 
     def _product(self, inputs: Tensor, mode: str, other: Tensor | None = None) -> Tensor:
         assert self._packed is not None
-        return self._native.multiply(inputs, self._packed, self._columns, self._bias, mode, other)
+        return self._native.multiply(inputs, self._packed, self._columns, self._bias, mode, other, wide=self._wide)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self._product(inputs, "none")

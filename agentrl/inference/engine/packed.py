@@ -65,5 +65,14 @@ def can_pack(weight: Tensor) -> bool:
 
 def native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware; elsewhere it is emulated, 5 times slower than float32."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(probe()) for name in names if (probe := getattr(torch.cpu, name, None)))
+    return _has("_is_avx512_bf16_supported") or matrix_units()
+
+
+def matrix_units() -> bool:
+    """Whether this CPU has matrix units (AMX)."""
+    return _has("_is_amx_tile_supported")
+
+
+def _has(probe: str) -> bool:
+    found = getattr(torch.cpu, probe, None)
+    return found is not None and bool(found())

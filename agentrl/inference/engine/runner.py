@@ -17,6 +17,7 @@ from agentrl.inference.engine.batch import Prefill, plan_decode, plan_prefill
 from agentrl.inference.engine.fast_path import fast_path
 from agentrl.inference.engine.kept_prefixes import KeptPrefixes
 from agentrl.inference.engine.model import LoadedModel
+from agentrl.inference.engine.operators import NativeOperators
 from agentrl.inference.engine.own_forward import OwnForward
 from agentrl.inference.engine.packed import PackedLinears
 from agentrl.inference.engine.slots import SlotCache, layer_shapes
@@ -41,6 +42,8 @@ class ModelRunner:
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
         self.fast = fast_path(loaded.model, compiled=compiled)
+        operators = self.fast.operators if self.fast is not None else None
+        self.native = operators.native if isinstance(operators, NativeOperators) else None
         self.packed = PackedLinears(loaded.model) if self.fast is None else None
         self.cache = SlotCache(layer_shapes(loaded.model, loaded.layers), max_running, loaded.context_length)
         self.kept = KeptPrefixes(self.cache, kept_tokens)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentrl.inference.engine.native.library import Native
 from agentrl.inference.engine.request import Request
 
 BLOCK = 128  # 49,152 logits make 384 blocks: both levels of the search stay short
@@ -37,20 +38,27 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
+def sample(logits: Tensor, requests: Sequence[Request], native: Native | None = None) -> Sampled:
     """Sample the next token of each request.
 
     Args:
         logits: Raw logits, float32 [rows, vocab]; overwritten.
         requests: The request of each row; each row takes exactly one number from its own random stream.
+        native: Compiled operators, which draw where no row is truncated or has banned ids: from the same number the
+            same token, but for rounding.
 
     Returns:
         Tokens, logprobs and broken rows.
     """
     temperatures = [1.0 if request.params.greedy else request.params.temperature for request in requests]
+    uniforms = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64, device=logits.device)
+    if native is not None and not any(request.params.truncated or request.banned for request in requests):
+        greedy = torch.tensor([request.params.greedy for request in requests])
+        warm = torch.tensor(temperatures, dtype=torch.float32).clamp_min(1e-6)
+        tokens, logprobs, broken = native.sample(logits, warm, greedy, uniforms)
+        return Sampled(tokens.tolist(), logprobs.tolist(), broken.nonzero().flatten().tolist())
     if any(temperature != 1.0 for temperature in temperatures):
         logits /= torch.tensor(temperatures, device=logits.device).clamp_min(1e-6)[:, None]
-    uniforms = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64, device=logits.device)
     top = logits.amax(-1, keepdim=True)
     weights = _blocks((logits - top).exp_())
     sums = weights.sum(-1).double()  # [rows, blocks]

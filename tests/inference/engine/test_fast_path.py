@@ -1,6 +1,7 @@
 """The leaner forward against the models' own, for each layout it takes."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from transformers import (
 
 from agentrl.bench.report import default_model
 from agentrl.inference.engine import fast_path as fast_path_module
-from agentrl.inference.engine.fast_path import FastPath, fast_path, fits, mean_difference
+from agentrl.inference.engine.fast_path import FastPath, _attend_to_itself, fast_path, fits, mean_difference
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.native.build import native
-from agentrl.inference.engine.operators import TorchOperators
+from agentrl.inference.engine.operators import NativeOperators, TorchOperators
 from agentrl.inference.engine.packed import native_bfloat16
 from agentrl.inference.engine.runner import ModelRunner
 
@@ -120,6 +121,44 @@ def test_prefill_and_decode_give_the_models_own_logits(
             rows = runner.decode([ids[-1] for ids in sequences], [len(ids) - 1 for ids in sequences])
             for row, ids in zip(rows, sequences, strict=True):
                 torch.testing.assert_close(row, plain(model, ids), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_compiled_operators_compute_bfloat16_as_torch_does(name: str) -> None:
+    """Each rounds elsewhere: both are about as far from the float32 model, and not further."""
+    library = native()
+    if library is None:
+        pytest.skip("there is no C++ compiler here")
+    if not native_bfloat16():
+        pytest.skip("this CPU has no bfloat16 products: models are served in float32")
+    model = make(FAMILY[name])
+    tokens, positions = torch.arange(0, 300, 7), torch.arange(43)
+    attend = partial(_attend_to_itself, kv_heads=model.config.num_key_value_heads)
+    with torch.inference_mode():
+        exact = model(input_ids=tokens[None], use_cache=False).logits[0].log_softmax(-1)
+        halved = model.bfloat16()
+        gaps = [
+            (FastPath(halved, operators)(tokens, positions, attend).float().log_softmax(-1) - exact).abs().mean().item()
+            for operators in (TorchOperators(), NativeOperators(library))
+        ]
+    assert gaps[1] < 1.2 * gaps[0] + 1e-3 and gaps[0] < 0.1, gaps
+
+
+@pytest.mark.skipif(not native_bfloat16(), reason="this CPU has no bfloat16 products: models are served in float32")
+def test_decode_steps_in_bfloat16_follow_the_models_own() -> None:
+    model = make(FAMILY["llama"]).bfloat16()
+    runner = runner_of(model)
+    assert runner.fast is not None
+    sequences = [[*range(20), 7], [250], list(range(90))]
+    runner.prefill(sequences, [[0], [1], [2]])
+    for step in range(5):
+        for slot, ids in enumerate(sequences):
+            ids.append(30 * slot + step)
+        rows = runner.decode([ids[-1] for ids in sequences], [len(ids) - 1 for ids in sequences])
+        assert rows.dtype == torch.float32
+        for row, ids in zip(rows, sequences, strict=True):
+            gap = (row.log_softmax(-1) - plain(model, ids).float().log_softmax(-1)).abs().mean().item()
+            assert gap < 0.1, "another sequence's logits would be some units away"
 
 
 def test_new_weights_are_seen_after_repacking() -> None:

@@ -41,12 +41,25 @@ def test_it_is_compiled_once_and_computes_what_torch_does(tmp_path: Path, monkey
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("products.h", "sums[r][1] += second", "sums[r][1] += first"),
+        ("attention.h", "second * cos + first * sin", "second * cos - first * sin"),
+        ("attention.h", "t < length; ++t)\n        for (int part", "t + 1 < length; ++t)\n        for (int part"),
+        ("sampling.h", "running > target", "running > target + 0.1"),
+    ],
+)
 def test_code_that_computes_something_else_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    change: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wrong = tmp_path / "operators.cpp"
-    wrong.write_text(build.SOURCE.read_text().replace("sums[r][1] += second", "sums[r][1] += first"))
-    monkeypatch.setattr(build, "SOURCE", wrong)
+    file, right, changed = change
+    shutil.copytree(build.HERE, tmp_path / "wrong")
+    header = tmp_path / "wrong" / file
+    assert right in header.read_text()
+    header.write_text(header.read_text().replace(right, changed))
+    monkeypatch.setattr(build, "HERE", header.parent)
+    monkeypatch.setattr(build, "SOURCE", header.parent / "operators.cpp")
     with caplog.at_level(logging.WARNING):
         assert native() is None
     assert "not used" in caplog.text

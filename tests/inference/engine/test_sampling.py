@@ -5,9 +5,26 @@ import random
 import pytest
 import torch
 
+from agentrl.inference.engine.native.build import native
+from agentrl.inference.engine.native.library import Native
 from agentrl.inference.engine.params import SamplingParams
 from agentrl.inference.engine.request import Request
-from agentrl.inference.engine.sampling import sample
+from agentrl.inference.engine.sampling import Sampled, sample
+
+
+@pytest.fixture(autouse=True, params=["torch", "compiled"])
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it holds for the compiled sampler as well."""
+    if request.param == "compiled" and native() is None:
+        pytest.skip("there is no C++ compiler here")
+    monkeypatch.setitem(COMPILED, "native", native() if request.param == "compiled" else None)
+
+
+COMPILED: dict[str, Native | None] = {}
+
+
+def draw(logits: torch.Tensor, requests: list[Request]) -> Sampled:
+    return sample(logits, requests, COMPILED["native"])
 
 
 def rows(count: int, stop_ids: frozenset[int] = frozenset(), **params: object) -> list[Request]:
@@ -30,7 +47,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 def test_plain_rows_follow_the_softmax(temperature: float) -> None:
     logits = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 2
     count = 20_000
-    drawn = sample(logits.repeat(count, 1), rows(count, temperature=temperature))
+    drawn = draw(logits.repeat(count, 1), rows(count, temperature=temperature))
     exact = (logits.double() / temperature).softmax(-1)
     counts = torch.bincount(torch.tensor(drawn.tokens), minlength=500).double()
     assert abs(chi_square(counts, exact)) < 4
@@ -49,7 +66,7 @@ def test_tiny_probabilities_are_reached_exactly() -> None:
 
     request.rng = High()  # type: ignore[assignment]
     exact = logits[0].double().softmax(-1)
-    drawn = sample(logits.clone(), [request])
+    drawn = draw(logits.clone(), [request])
     assert drawn.tokens == [999]
     assert drawn.logprobs[0] == pytest.approx(float(exact.log()[999]), abs=1e-5)
 
@@ -63,7 +80,7 @@ def test_a_rare_token_beside_a_likely_one_keeps_its_share(neighbour: int) -> Non
     request = rows(1)[0]
     for uniform, token in ((1 - rare * 1.01, 0), (1 - rare * 0.99, neighbour)):
         request.rng = type("Fixed", (), {"random": lambda self, value=uniform: value})()  # type: ignore[assignment]
-        assert sample(logits.clone(), [request]).tokens == [token]
+        assert draw(logits.clone(), [request]).tokens == [token]
 
 
 def test_truncated_rows_keep_only_what_they_may_and_report_the_whole_softmax() -> None:
@@ -77,7 +94,7 @@ def test_truncated_rows_keep_only_what_they_may_and_report_the_whole_softmax() -
         "min_p": ({"min_p": 0.1}, order[exact[order] >= 0.1 * exact.max()]),
     }
     for name, (params, kept) in cases.items():
-        drawn = sample(logits.repeat(count, 1), rows(count, **params))
+        drawn = draw(logits.repeat(count, 1), rows(count, **params))
         tokens = torch.tensor(drawn.tokens)
         assert set(drawn.tokens) == set(kept.tolist()), name
         shares = torch.zeros(300, dtype=torch.float64)
@@ -89,7 +106,7 @@ def test_truncated_rows_keep_only_what_they_may_and_report_the_whole_softmax() -
 def test_greedy_rows_take_the_argmax_and_report_temperature_one() -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(2))
     requests = rows(1, temperature=0.0) + rows(1, top_k=1, temperature=3.0) + rows(1)
-    drawn = sample(logits.clone(), requests)
+    drawn = draw(logits.clone(), requests)
     exact = logits.double().log_softmax(-1)
     assert drawn.tokens[:2] == logits[:2].argmax(-1).tolist()
     assert drawn.logprobs == pytest.approx([float(exact[i, t]) for i, t in enumerate(drawn.tokens)], abs=1e-5)
@@ -98,7 +115,7 @@ def test_greedy_rows_take_the_argmax_and_report_temperature_one() -> None:
 def test_banned_ids_are_not_sampled_and_do_not_change_the_reported_logprob() -> None:
     logits = torch.zeros(50)
     logits[7] = 10.0
-    drawn = sample(logits.repeat(500, 1), rows(500, stop_ids=frozenset({7}), min_new_tokens=2))
+    drawn = draw(logits.repeat(500, 1), rows(500, stop_ids=frozenset({7}), min_new_tokens=2))
     assert 7 not in drawn.tokens
     assert len(set(drawn.tokens)) == 49
     exact = logits.double().log_softmax(-1)
@@ -109,6 +126,22 @@ def test_banned_ids_are_not_sampled_and_do_not_change_the_reported_logprob() -> 
 def test_a_broken_row_is_reported_and_its_neighbours_are_sampled(bad: float) -> None:
     logits = torch.zeros(3, 130)
     logits[1, 4] = bad
-    drawn = sample(logits, rows(3))
+    drawn = draw(logits, rows(3))
     assert drawn.broken == [1]
     assert len(drawn.tokens) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_samplers_draw_the_same_tokens_from_the_same_numbers(dtype: torch.dtype) -> None:
+    found = native()
+    if found is None:
+        pytest.skip("there is no C++ compiler here")
+    generator = torch.Generator().manual_seed(5)
+    for vocab in (7, 128, 300, 5000):
+        logits = (torch.randn(200, vocab, generator=generator) * 3).to(dtype)
+        plain = sample(logits.float().clone(), rows(200, temperature=0.7))
+        compiled = sample(logits.clone(), rows(200, temperature=0.7), found)
+        same = [one == two for one, two in zip(plain.tokens, compiled.tokens, strict=True)]
+        assert same.count(False) <= 1, "a number at a token's very edge may fall to its neighbour"
+        for one, two, alike in zip(plain.logprobs, compiled.logprobs, same, strict=True):
+            assert not alike or one == pytest.approx(two, abs=1e-5)

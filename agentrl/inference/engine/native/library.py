@@ -4,12 +4,15 @@ Guarantees: nothing is copied but what is not contiguous; shapes are the caller'
 """
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 MODES = {"none": 0, "swish": 1, "plus": 2, "times": 3}
+
+ELEMENTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {
@@ -18,11 +21,12 @@ _SIGNATURES = {
     "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT],
     "rotate": [_POINTER] * 5 + [_INT] * 4 + [_FLOAT],
     "store_and_attend": [_POINTER] * 4 + [_INT] * 2 + [_POINTER] * 3 + [_INT] + [_POINTER] * 2 + [_INT] * 4 + [_FLOAT],
+    "sample": [_POINTER] * 7 + [_INT] * 2,
 }
 
 
 class Native:
-    """The compiled library. All tensors are float32 on the CPU and contiguous, indices int64.
+    """The compiled library. Tensors are on the CPU and contiguous, all of one call float32 or bfloat16; indices int64.
 
     Args:
         path: Shared library.
@@ -31,38 +35,53 @@ class Native:
     def __init__(self, path: Path) -> None:
         """Load it."""
         self._library = ctypes.CDLL(str(path))
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.argtypes, function.restype = arguments, None
-        self._library.panel_width.restype = _INT
+        for name in ("panel_width", "multiplies_bf16"):
+            getattr(self._library, name).restype = _INT
         self.panel = int(self._library.panel_width())
+        self.products = {torch.float32} | ({torch.bfloat16} if self._library.multiplies_bf16() else set())
+        self._functions = {
+            (name, dtype): self._function(f"{name}_{suffix}", name)
+            for dtype, suffix in ELEMENTS.items()
+            for name in _SIGNATURES
+            if dtype in self.products or name not in ("pack", "multiply")
+        }
+        if torch.bfloat16 in self.products:
+            self._functions["multiply_wide", torch.bfloat16] = self._function("multiply_bf16_f32", "multiply")
+        self._functions["multiply_wide", torch.float32] = self._functions["multiply", torch.float32]
+
+    def _function(self, symbol: str, name: str) -> Callable[..., None]:
+        function = getattr(self._library, symbol)
+        function.argtypes, function.restype = _SIGNATURES[name], None
+        return function
 
     def pack(self, weight: Tensor, into: Tensor | None = None) -> Tensor:
-        """A weight ``[columns, depth]`` in panels, for :meth:`multiply`."""
+        """A weight ``[columns, depth]`` in panels, for :meth:`multiply`; its dtype is one of :attr:`products`."""
         columns, depth = weight.shape
         packed = weight.new_empty(-(-columns // self.panel) * self.panel * depth) if into is None else into
-        self._library.pack(packed.data_ptr(), weight.contiguous().data_ptr(), columns, depth)
+        self._functions["pack", weight.dtype](packed.data_ptr(), weight.contiguous().data_ptr(), columns, depth)
         return packed
 
     def multiply(
-        self, inputs: Tensor, packed: Tensor, columns: int, bias: Tensor | None, mode: str, other: Tensor | None = None
-    ) -> Tensor:
+        self, inputs: Tensor, packed: Tensor, columns: int, bias: Tensor | None, mode: str,
+        other: Tensor | None = None, *, wide: bool = False,
+    ) -> Tensor:  # fmt: skip
         """``inputs`` ``[rows, depth]`` times a packed weight.
 
         Args:
-            inputs: ``[rows, depth]``.
+            inputs: ``[rows, depth]``; the depth is even for bfloat16.
             packed: From :meth:`pack`.
             columns: Of the weight.
             bias: ``[columns]``, padded to whole panels.
             mode: ``none``, ``swish``, ``plus`` or ``times`` ``other``.
             other: ``[rows, columns]``.
+            wide: Give the sums in float32, as they are.
 
         Returns:
             ``[rows, columns]``.
         """
         rows, depth = inputs.shape
-        out = inputs.new_empty(rows, columns)
-        self._library.multiply(
+        out = inputs.new_empty(rows, columns, dtype=torch.float32 if wide else inputs.dtype)
+        self._functions["multiply_wide" if wide else "multiply", inputs.dtype](
             out.data_ptr(), inputs.contiguous().data_ptr(), packed.data_ptr(), _at(bias), _at(other), rows, columns,
             depth, MODES[mode],
         )  # fmt: skip
@@ -72,7 +91,9 @@ class Native:
         """Root-mean-square norm of ``[rows, width]``."""
         out = torch.empty_like(states)
         rows, width = states.shape
-        self._library.rms_norm(out.data_ptr(), states.data_ptr(), weight.data_ptr(), rows, width, epsilon)
+        self._functions["rms_norm", states.dtype](
+            out.data_ptr(), states.data_ptr(), weight.data_ptr(), rows, width, epsilon
+        )
         return out
 
     def rotate(
@@ -81,7 +102,7 @@ class Native:
     ) -> None:  # fmt: skip
         """Norm and rotate the queries and keys of ``mixed`` ``[tokens, heads + 2 * kv_heads, dim]`` in place."""
         tokens, both, dim = mixed.shape
-        self._library.rotate(
+        self._functions["rotate", mixed.dtype](
             mixed.data_ptr(), cosine.data_ptr(), sine.data_ptr(), _at(norms[0]), _at(norms[1]), tokens,
             both - 2 * kv_heads, kv_heads, dim, epsilon,
         )  # fmt: skip
@@ -109,12 +130,36 @@ class Native:
         heads = both - 2 * kv_heads
         out = mixed.new_empty(rows, heads * dim)
         slot, position, row = writes
-        self._library.store_and_attend(
+        self._functions["store_and_attend", mixed.dtype](
             out.data_ptr(), mixed.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
             slot.data_ptr(), position.data_ptr(), row.data_ptr(), len(slot), slots.data_ptr(), lengths.data_ptr(), rows,
             heads, kv_heads, dim, scale,
         )  # fmt: skip
         return out
+
+    def sample(
+        self, logits: Tensor, temperatures: Tensor, greedy: Tensor, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One token per row.
+
+        Args:
+            logits: ``[rows, vocab]``.
+            temperatures: float32 ``[rows]``, above 0.
+            greedy: bool ``[rows]``: the likeliest token, its logprob at temperature 1.
+            uniforms: float64 ``[rows]`` in [0, 1).
+
+        Returns:
+            Tokens int64, logprobs float64 and, bool, whether the logits were not usable; each ``[rows]``.
+        """
+        rows, vocab = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        logprobs = torch.empty(rows, dtype=torch.float64)
+        broken = torch.empty(rows, dtype=torch.bool)
+        self._functions["sample", logits.dtype](
+            tokens.data_ptr(), logprobs.data_ptr(), broken.data_ptr(), logits.contiguous().data_ptr(),
+            temperatures.data_ptr(), greedy.data_ptr(), uniforms.data_ptr(), rows, vocab,
+        )  # fmt: skip
+        return tokens, logprobs, broken
 
 
 def _at(tensor: Tensor | None) -> int | None:
