@@ -174,7 +174,14 @@ class TrainerConfig(AlgorithmConfig):
     dtype: DType = Field(
         default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
     )
-    tokens_per_microbatch: Positive = 1024
+    tokens_per_microbatch: Positive = Field(
+        default=1024, description="Budget of a micro-batch, padding included; a GPU wants 8192 or more."
+    )
+    attention: Literal["auto", "padded", "packed"] = Field(
+        default="auto",
+        description="Rows of a micro-batch padded, with a dense mask, or end to end, with attention to what each token "
+        "may see alone. auto: packed on a GPU; padded on a CPU, where packed has a dense mask too and is slower.",
+    )
     logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
     threads: int | None = Field(default=None, ge=1, description="CPU threads of each rank; cores / nproc by default.")

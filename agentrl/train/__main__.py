@@ -21,6 +21,7 @@ from agentrl.train.broadcast import BroadcastPublisher
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
+from agentrl.train.packed import is_packed, use_tree_attention
 from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.publish import Publisher, WeightPublisher
 from agentrl.train.trainer import Trainer, TrainingStopped
@@ -49,7 +50,10 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     dtype = resolve_dtype(config.dtype, device)
 
     def make_model() -> Any:
-        return load_model(model_path, gradient_checkpointing=config.gradient_checkpointing).to(device)
+        model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
+        if is_packed(config.attention, device):
+            use_tree_attention(model)
+        return model.to(device)
 
     def sharded(module: Any) -> Any:
         if mesh.size() > 1 or dtype != torch.float32:  # else there is nothing to shard or to convert, only to copy

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
-from agentrl.train.packing import TrainSequence, first_places
-from agentrl.train.plan import plan_rows, share_out
-from agentrl.train.policy import MicroBatch, accumulate, collate, hidden_states
+from agentrl.train.packed import is_packed
+from agentrl.train.packing import Row, TrainSequence, first_places
+from agentrl.train.plan import collate_rows, plan_rows, share_out
+from agentrl.train.policy import MicroBatch, accumulate, hidden_states
 
 
 class Critic(nn.Module):
@@ -66,14 +67,15 @@ class ValueLearner:
         self.optimizer = make_optimizer(critic.parameters(), config, config.critic_learning_rate)
         self._config = config
         self._device = device
+        self._packed = is_packed(config.attention, device)
 
     @torch.no_grad()
     def values(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
         """Values before the trained tokens of each sequence; a collective, every rank gets all."""
         counts = [sum(sequence.loss_mask) for sequence in sequences]
         found = torch.zeros(sum(counts), device=self._device)
-        for rows in plan_rows(self.critic.model, sequences, self._config.tokens_per_microbatch)[1]:
-            batch = collate(rows, self._device)
+        for rows in self._plan(sequences):
+            batch = collate_rows(rows, self._device, packed=self._packed)
             found[batch.origins] = self.critic(batch)
         dist.all_reduce(found)
         return [part.tolist() for part in found.split(counts)]
@@ -100,10 +102,10 @@ class ValueLearner:
         self.critic.train()
         for part in parts:
             chosen = [sequences[i] for i in part]
-            _, plan = plan_rows(self.critic.model, chosen, config.tokens_per_microbatch, [firsts[i] for i in part])
+            plan = self._plan(chosen, [firsts[i] for i in part])
             for index, rows in enumerate(plan):
                 accumulate(self.critic, last=index == len(plan) - 1)
-                batch = collate(rows, self._device)
+                batch = collate_rows(rows, self._device, packed=self._packed)
                 loss = value_loss(self.critic(batch), old[batch.origins], returns[batch.origins], config.critic_clip)
                 total = loss.sum() * (len(parts) / max(len(returns), 1))
                 (total * dist.get_world_size()).backward()  # FSDP averages over ranks; the loss is a global sum
@@ -120,6 +122,11 @@ class ValueLearner:
         if len(returns) > 1 and returns.var() > 0:
             metrics["critic/explained"] = 1.0 - ((returns - old).var() / returns.var()).item()
         return metrics
+
+    def _plan(self, sequences: Sequence[TrainSequence], firsts: Sequence[int] | None = None) -> list[list[Row]]:
+        """This rank's micro-batches."""
+        budget = self._config.tokens_per_microbatch
+        return plan_rows(self.critic.model, sequences, budget, firsts, packed=self._packed)[1]
 
     def _column(self, values: Sequence[Sequence[float]], sequences: Sequence[TrainSequence]) -> Tensor:
         """``[trained]`` numbers of the trained tokens, in the order of the batch's table."""

@@ -26,9 +26,10 @@ from agentrl.train.objective import (
     sequence_means,
 )
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
+from agentrl.train.packed import is_packed
 from agentrl.train.packing import Row, TrainSequence, first_places
-from agentrl.train.plan import plan_rows, share_out
-from agentrl.train.policy import MicroBatch, Policy, accumulate, collate, reshard
+from agentrl.train.plan import collate_rows, plan_rows, share_out
+from agentrl.train.policy import MicroBatch, Policy, accumulate, reshard
 from agentrl.train.table import TokenTable
 
 # Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
@@ -80,6 +81,7 @@ class TrainEngine:
         self.critic = critic
         self.config = config
         self.device = device
+        self.packed = is_packed(config.attention, device)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
 
@@ -147,14 +149,14 @@ class TrainEngine:
         self, sequences: Sequence[TrainSequence], firsts: Sequence[int] | None = None
     ) -> tuple[list[Row], list[list[Row]]]:
         """All rows, and this rank's micro-batches."""
-        return plan_rows(self.policy.model, sequences, self.config.tokens_per_microbatch, firsts)
+        return plan_rows(self.policy.model, sequences, self.config.tokens_per_microbatch, firsts, packed=self.packed)
 
     @torch.no_grad()
     def _scores(self, policy: Policy, sequences: Sequence[TrainSequence]) -> Tensor:
         """``[tokens]`` logprobs of all trained tokens under a policy, on every rank."""
         found = torch.zeros(sum(sum(s.loss_mask) for s in sequences), device=self.device)
         for rows in self._plan(sequences)[1]:
-            batch = collate(rows, self.device)
+            batch = collate_rows(rows, self.device, packed=self.packed)
             found[batch.origins] = policy(batch)[0]
         dist.all_reduce(found)
         return found
@@ -163,7 +165,7 @@ class TrainEngine:
         self, rows: list[Row], table: TokenTable, version: int, scale: float, sums: TokenSums
     ) -> tuple[float, int]:
         """Accumulate one micro-batch's gradients; returns the largest ``|ratio - 1|`` in it and the id of its token."""
-        batch, config = collate(rows, self.device), self.config
+        batch, config = collate_rows(rows, self.device, packed=self.packed), self.config
         logprobs, entropies = self.policy(batch)
         at = batch.origins
         behavior = table.behavior[at]

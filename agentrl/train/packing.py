@@ -1,19 +1,21 @@
-"""From episodes to micro-batches: what sequences begin with in common is computed once, as a tree.
+"""From sequences to rows: what sequences begin with in common is computed once, as a tree.
 
 A row is a :class:`~agentrl.core.prefix_tree.PrefixTree`: a group's prompt is its trunk, a system prompt may be the
 trunk of several groups, and equal beginnings of answers are one branch. Positions and an attention mask let each token
 see exactly what it would see alone.
 
-Guarantees: each trained token appears once for each sequence that trains it; the split into rows, micro-batches and
-ranks changes no token's inputs; all ranks derive the same plan from the same sequences and get the same number of
-micro-batches (empty ones are filled up).
+Guarantees: each trained token appears once for each sequence that trains it; the split into rows changes no token's
+inputs; all ranks build the same rows from the same sequences.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.prefix_tree import PrefixTree
+
+LEAST_SHARED = 1 / 32  # of a sequence that joins a row under sparse attention
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,18 @@ def build_rows(
 
     A row costs its length plus, because its attention is dense, its length squared over ``attention_span``. A sequence
     joins the row of its predecessor (in sorted order, where neighbours share most) only if that is cheaper than a row
-    of its own: long answers to one short prompt stay apart.
+    of its own: long answers to one short prompt stay apart. Where attention is sparse (an infinite span) any common
+    beginning saves something; it counts from a share of ``LEAST_SHARED`` on, because small rows fill micro-batches best.
 
     Args:
         sequences: Those that train nothing are left out.
         max_tokens: Most tokens of a row.
-        attention_span: Row length at which attention costs as much as all else; see :func:`attention_span`.
+        attention_span: Row length at which attention costs as much as all else (see :func:`attention_span`); infinite
+            where each token attends to its own ancestors only, whatever else is in the row.
         firsts: Place of each sequence's first trained token in the batch's table; by default one after the other.
     """
     useful = []
+    sparse = math.isinf(attention_span)
     for sequence, first in zip(sequences, firsts or first_places(sequences), strict=True):
         if any(sequence.loss_mask):
             if sequence.loss_mask[0]:
@@ -112,8 +117,11 @@ def build_rows(
         return length + length * length / attention_span
 
     def joins(row: Row, inputs: Sequence[int]) -> bool:
-        grown = len(row) + len(inputs) - row.tree.shared(inputs)
-        return grown <= max_tokens and cost(grown) - cost(len(row)) <= cost(len(inputs))
+        shared = row.tree.shared(inputs)
+        grown = len(row) + len(inputs) - shared
+        if grown > max_tokens or (sparse and shared < LEAST_SHARED * len(inputs)):
+            return False
+        return cost(grown) - cost(len(row)) <= cost(len(inputs))
 
     rows: list[Row] = []
     for inputs, sequence, first in sorted(useful, key=lambda entry: list(entry[0])):
@@ -135,35 +143,3 @@ def attention_span(hidden_size: int) -> float:
     A layer has about ``12 * hidden²`` weights, 2 operations each per token; attention adds ``4 * hidden`` per pair.
     """
     return 6.0 * hidden_size
-
-
-def plan_microbatches(rows: Sequence[Row], ranks: int, max_tokens: int) -> list[list[list[Row]]]:
-    """Share rows out to ranks, balanced by tokens, and cut each rank's share into padded micro-batches.
-
-    Args:
-        rows: All rows of the global batch.
-        ranks: Number of trainer ranks.
-        max_tokens: Budget of one micro-batch, padding included.
-
-    Returns:
-        ``[ranks][micro-batches][rows]``; every rank has the same number of micro-batches, some of which may be empty.
-    """
-    shares: list[list[Row]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for row in sorted(rows, key=len, reverse=True):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(row)
-        loads[lightest] += len(row)
-    plans = [_microbatches(share, max_tokens) for share in shares]
-    count = max((len(plan) for plan in plans), default=0)
-    return [plan + [[] for _ in range(count - len(plan))] for plan in plans]
-
-
-def _microbatches(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows come longest first, so the first of a micro-batch sets its padded width."""
-    batches: list[list[Row]] = []
-    for row in rows:
-        if not batches or len(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
-            batches.append([])
-        batches[-1].append(row)
-    return batches

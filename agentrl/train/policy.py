@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
 from agentrl.core.tree_mask import tree_mask
@@ -23,12 +24,12 @@ from agentrl.train.packing import Row
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of some rows, padded to the longest.
+    """Tensors of some rows: padded to the longest, or as one row (:func:`~agentrl.train.packed.collate_packed`).
 
     Attributes:
         token_ids: ``[rows, length]``.
         positions: ``[rows, length]``.
-        mask: ``[rows, 1, length, length]`` bool, true where a query may see a key.
+        mask: ``[rows, 1, length, length]`` bool, true where a query may see a key; or that as blocks.
         sources: ``[distinct]`` flat index into ``rows * length`` of the state that predicts each target.
         targets: ``[distinct]``.
         trained: ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
@@ -37,7 +38,7 @@ class MicroBatch:
 
     token_ids: Tensor
     positions: Tensor
-    mask: Tensor
+    mask: Tensor | BlockMask
     sources: Tensor
     targets: Tensor
     trained: Tensor

@@ -1,11 +1,12 @@
-"""Packing: each trained token once, whatever the split; budgets and balance."""
+"""Rows: each trained token once, whatever the split."""
 
+import math
 import random
 
 import pytest
 import torch
 
-from agentrl.train.packing import Row, TrainSequence, build_rows, plan_microbatches
+from agentrl.train.packing import Row, TrainSequence, build_rows
 from agentrl.train.table import TokenTable
 
 
@@ -69,6 +70,14 @@ def test_long_answers_do_not_share_a_row_for_the_sake_of_a_short_prompt() -> Non
     assert len(build_rows([sequence(prompt, a) for a in answers], 10_000, attention_span=1e6)) == 1
 
 
+def test_under_sparse_attention_whatever_shares_enough_is_one_row() -> None:
+    group = [sequence(list(range(20)), [100 + member, *range(200)]) for member in range(4)]
+    stranger = sequence([7, 8, 9], list(range(300, 400)))
+    lengths = [len(row) for row in build_rows([*group, stranger], 10_000, math.inf)]
+    assert sorted(lengths) == [102, 20 + 4 * 200], "the last token of each is a target only"
+    assert len(build_rows([*group, stranger], 500, math.inf)) == 3, "no row over the budget"
+
+
 @pytest.mark.parametrize("max_tokens", [1, 17, 64, 10_000])
 def test_any_budget_trains_the_same_tokens(max_tokens: int) -> None:
     sequences = random_sequences(1, 12)
@@ -78,19 +87,6 @@ def test_any_budget_trains_the_same_tokens(max_tokens: int) -> None:
     assert len(expected) == sum(sum(s.loss_mask) for s in sequences)
     longest = max(len(s.token_ids) for s in sequences)
     assert all(len(row) <= max(max_tokens, longest) for row in rows)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_get_equally_many_microbatches_and_all_rows_once(ranks: int) -> None:
-    rows = build_rows(random_sequences(2, 20), 64)
-    plan = plan_microbatches(rows, ranks, 200)
-    assert len({len(share) for share in plan}) == 1
-    flat = [row for share in plan for batch in share for row in batch]
-    assert sorted(map(id, flat)) == sorted(map(id, rows))
-    for batch in (batch for share in plan for batch in share if len(batch) > 1):
-        assert max(map(len, batch)) * len(batch) <= 200
-    loads = [sum(len(row) for batch in share for row in batch) for share in plan]
-    assert max(loads) - min(loads) <= max(map(len, rows))
 
 
 def test_a_sequence_that_trains_nothing_is_left_out() -> None:

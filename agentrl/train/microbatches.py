@@ -1,0 +1,129 @@
+"""Rows to micro-batches and ranks.
+
+Guarantees: every row once; no micro-batch over the budget, but that a row which is longer has one of its own; every
+rank gets the same number of micro-batches (some may be empty), and all ranks derive the same plan.
+
+A *padded* micro-batch is ``[rows, longest]`` with a dense mask: rows of like lengths belong together. A *packed* one
+lays its rows end to end, and attention over it costs what each token really sees: bins are filled, nothing is padded.
+"""
+
+from collections.abc import Callable, Sequence
+
+from agentrl.train.binpacking import pack, partition
+from agentrl.train.packing import Row
+
+# What a padded micro-batch costs beside its tokens, in tokens: all weights are read, and gradients added, once more
+# (3.5 GB in 0.3 s for 135M float32 parameters on a CPU, whose tokens take 10 ms each).
+_ONE_MORE = 32.0
+
+MicroBatches = list[list[Row]]
+
+
+def plan_microbatches(
+    rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float = 4096.0, *, packed: bool = False
+) -> list[MicroBatches]:
+    """Share rows out to ranks, balanced by what they cost, and cut each rank's share into micro-batches.
+
+    Args:
+        rows: All rows of the global batch.
+        ranks: Number of trainer ranks.
+        max_tokens: Budget of one micro-batch, padding included.
+        attention_span: See :func:`~agentrl.train.packing.attention_span`.
+        packed: Rows are laid end to end, rather than padded.
+
+    Returns:
+        ``[ranks][micro-batches][rows]``.
+    """
+    ordered = sorted(rows, key=len, reverse=True)
+
+    def wide(row: Row) -> float:
+        return len(row) + len(row) * len(row) / attention_span
+
+    def padded(batch: Sequence[Row]) -> float:
+        return _ONE_MORE + len(batch) * (wide(batch[0]) if batch else 0.0)
+
+    if packed:
+        return _deal(*_filled(ordered, ranks, max_tokens, attention_span), ranks)
+    together = _cut(ordered, max_tokens, wide)
+    if ranks == 1:
+        return [together]
+    shares = partition([wide(row) for row in ordered], ranks)
+    apart = [_cut([ordered[index] for index in sorted(share)], max_tokens, wide) for share in shares]
+    plans = (_even(apart), _deal(_split(together, ranks, padded), padded, ranks))
+    return min(plans, key=lambda plan: max(sum(map(padded, share)) for share in plan))
+
+
+def _filled(
+    rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float
+) -> tuple[MicroBatches, Callable[[Sequence[Row]], float]]:
+    """Bins by tokens, and what each costs.
+
+    There are as few as fit, made up to a multiple of ``ranks``: then rows are spread evenly over them, if that fits.
+    """
+    costs = {id(row): len(row) + (sum(row.tree.positions) + len(row)) / attention_span for row in rows}
+
+    def cost(batch: Sequence[Row]) -> float:
+        return sum(costs[id(row)] for row in batch)
+
+    lone = [[row] for row in rows if len(row) > max_tokens]
+    fitting = [row for row in rows if len(row) <= max_tokens]
+    bins = [[fitting[index] for index in one] for one in pack([len(row) for row in fitting], max_tokens)]
+    count = -(-(len(lone) + len(bins)) // ranks) * ranks - len(lone)
+    if count:
+        even = [[fitting[i] for i in part] for part in partition([cost([row]) for row in fitting], count)]
+        if all(sum(map(len, batch)) <= max_tokens for batch in even):
+            bins = even
+    return lone + bins, cost
+
+
+def _cut(rows: Sequence[Row], max_tokens: int, wide: Callable[[Row], float]) -> MicroBatches:
+    """The cheapest cut of rows, longest first, into neighbours that share a padded micro-batch.
+
+    ``least[i]`` is the cost of rows ``i`` and after; a micro-batch that begins at ``i`` is as wide as row ``i``.
+    """
+    least = [0.0] * (len(rows) + 1)
+    ends = [0] * len(rows)
+    for start in reversed(range(len(rows))):
+        most = max(1, max_tokens // len(rows[start]))
+        each = wide(rows[start])
+        least[start], negative_end = min(
+            (_ONE_MORE + (end - start) * each + least[end], -end)
+            for end in range(start + 1, min(start + most, len(rows)) + 1)
+        )
+        ends[start] = -negative_end
+    batches: MicroBatches = []
+    start = 0
+    while start < len(rows):
+        batches.append(list(rows[start : ends[start]]))
+        start = ends[start]
+    return batches
+
+
+def _split(batches: MicroBatches, ranks: int, cost: Callable[[Sequence[Row]], float]) -> MicroBatches:
+    """Halve the dearest micro-batches until their number is a multiple of ``ranks``, where any can be halved."""
+    batches = list(batches)
+    while len(batches) % ranks and any(len(batch) > 1 for batch in batches):
+        batch = max((batch for batch in batches if len(batch) > 1), key=cost)
+        batches.remove(batch)
+        half = (len(batch) + 1) // 2
+        batches += [batch[:half], batch[half:]]
+    return batches
+
+
+def _deal(batches: MicroBatches, cost: Callable[[Sequence[Row]], float], ranks: int) -> list[MicroBatches]:
+    """In each round those of like cost, the dearest to the rank that has least so far."""
+    dearest_first = sorted(batches, key=cost, reverse=True)
+    plans: list[MicroBatches] = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
+    for first in range(0, len(dearest_first), ranks):
+        lightest_first = sorted(range(ranks), key=loads.__getitem__)
+        for rank, batch in zip(lightest_first, dearest_first[first : first + ranks], strict=False):
+            plans[rank].append(batch)
+            loads[rank] += cost(batch)
+    return _even(plans)
+
+
+def _even(plans: list[MicroBatches]) -> list[MicroBatches]:
+    """Empty micro-batches where a rank has fewer than another."""
+    count = max(map(len, plans))
+    return [plan + [[] for _ in range(count - len(plan))] for plan in plans]

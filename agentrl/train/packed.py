@@ -1,0 +1,153 @@
+"""Rows laid end to end in one, with attention that computes only what each token may see.
+
+Guarantees: a token gets the position and sees the keys that it has in its own sequence, so packing changes nothing but
+rounding; blocks that no token sees are not computed. For CUDA, where it is compiled. On a CPU the same layout gets a
+dense mask (torch's ``flex_attention`` has no backward pass there), which is exact and slow: tests use it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from agentrl.core.tree_mask import tree_mask
+from agentrl.train.packing import Row
+from agentrl.train.policy import MicroBatch
+
+BLOCK = 128  # tokens; flex_attention's own
+ATTENTION = "agentrl_tree"  # our function's name among transformers' attention implementations
+
+
+def is_packed(attention: Literal["auto", "padded", "packed"], device: torch.device) -> bool:
+    """Whether ``trainer.attention`` means packed rows on this device."""
+    return device.type == "cuda" if attention == "auto" else attention == "packed"
+
+
+def use_tree_attention(model: Any) -> None:
+    """Have a model take a :class:`BlockMask` as its attention mask; any other mask goes to PyTorch's attention as before.
+
+    Raises:
+        ValueError: Its attention cannot be exchanged.
+    """
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)  # only logs where it cannot
+    if model.config.get_text_config()._attn_implementation != ATTENTION:
+        raise ValueError(
+            f"{type(model).__name__} has an attention of its own, which cannot be exchanged: packed rows "
+            "(trainer.attention) are not for it; set trainer.attention=padded"
+        )
+
+
+def collate_packed(
+    rows: Sequence[Row], device: torch.device, make_mask: Callable[[Tensor], Any] | None = None
+) -> MicroBatch:
+    """Lay rows end to end, and fill up to whole blocks with tokens that see, and are seen by, themselves only.
+
+    Args:
+        rows: No rows at all give one block of such tokens, and nothing to train.
+        device: Where the tensors go.
+        make_mask: From ``ends``, ``[length]``; by default blocks on CUDA and a dense mask elsewhere.
+
+    Returns:
+        A micro-batch of one row.
+    """
+    used = sum(map(len, rows))
+    length = max(1, -(-used // BLOCK)) * BLOCK
+    token_ids: list[int] = []
+    positions: list[int] = []
+    ends: list[int] = []
+    sources: list[int] = []
+    targets: list[int] = []
+    trained: list[int] = []
+    for row in rows:
+        start = len(token_ids)
+        token_ids += row.tree.token_ids
+        positions += row.tree.positions
+        ends += [start + end for end in row.tree.ends]
+        trained += [len(sources) + index for index in row.trained]
+        sources += [start + node for node, _ in row.predictions]
+        targets += [target for _, target in row.predictions]
+    filling = [0] * (length - used)
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    if make_mask is None:
+        make_mask = block_mask if device.type == "cuda" else lambda ends: tree_mask(ends[None])
+    return MicroBatch(
+        token_ids=tensor(token_ids + filling)[None],
+        positions=tensor(positions + filling)[None],
+        mask=make_mask(tensor(ends + list(range(used + 1, length + 1)))),
+        sources=tensor(sources),
+        targets=tensor(targets),
+        trained=tensor(trained),
+        origins=tensor([origin for row in rows for origin in row.origins]),
+    )
+
+
+def block_mask(ends: Tensor) -> BlockMask:
+    """The mask of a forest as blocks, told from each block's smallest and largest end; no dense mask is made.
+
+    A query sees a key where ``key <= query < ends[key]``. So a block of earlier keys is seen where its largest end lies
+    after the first query, and seen by all where its smallest end lies after the last.
+
+    Args:
+        ends: Of each node, int64 ``[length]``; whole blocks.
+    """
+    blocks = len(ends) // BLOCK
+    number = torch.arange(blocks, device=ends.device)
+    earlier = number[None, :] < number[:, None]  # [queries, keys]
+    by_block = ends.view(blocks, BLOCK)
+    seen = earlier & (by_block.amax(1)[None, :] > (number * BLOCK)[:, None])
+    full = earlier & (by_block.amin(1)[None, :] >= ((number + 1) * BLOCK)[:, None])
+    partial = (seen & ~full) | torch.eye(blocks, dtype=torch.bool, device=ends.device)
+
+    def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[key])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(partial), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=may_see, seq_lengths=(len(ends), len(ends))
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """``[1, 1, queries]`` number of key blocks of each block of queries, and ``[1, 1, queries, keys]`` those first."""
+    order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def _attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function: ``[batch, heads, length, size]`` to ``[batch, length, heads, size]``."""
+    if not isinstance(attention_mask, BlockMask):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if unknown or options.get("dropout"):
+        raise ValueError(
+            f"packed rows do not know {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
+            "set trainer.attention=padded"
+        )
+    # Within a compiled layer it is compiled with it; on a CPU it runs as it is.
+    inner = query.device.type != "cuda" or torch.compiler.is_compiling()
+    attended = (flex_attention if inner else _compiled())(
+        query,
+        key,
+        value,
+        block_mask=attention_mask,
+        scale=options.get("scaling"),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).contiguous(), None

@@ -1,0 +1,150 @@
+"""Packed rows against each sequence alone: the mask's blocks, logprobs, gradients, neighbours."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+
+from agentrl.core.prefix_tree import PrefixTree
+from agentrl.core.tree_mask import tree_mask
+from agentrl.train.packed import BLOCK, block_mask, collate_packed, is_packed, use_tree_attention
+from agentrl.train.packing import Row, TrainSequence, build_rows
+from agentrl.train.policy import Policy, load_model, shard
+from tests.train.test_packing import random_sequences, sequence
+from tests.train.test_policy import TEMPERATURE, gradients, plain_logprobs
+
+CPU = torch.device("cpu")
+
+
+def packed_policy(folder: Path, mesh: DeviceMesh) -> Policy:
+    model = load_model(folder)
+    use_tree_attention(model)
+    policy = Policy(model, TEMPERATURE, 16)
+    shard(policy, mesh, torch.float32)
+    return policy
+
+
+def group_rows(sequences: list[TrainSequence]) -> list[Row]:
+    rows = build_rows(sequences, 10_000, math.inf)
+    assert 1 < len(rows) < len(sequences), "want neighbours, and trees with shared beginnings"
+    return rows
+
+
+def forest_ends(seed: int) -> Tensor:
+    """Trees of random shape end to end, up to whole blocks."""
+    rng = random.Random(seed)
+    ends: list[int] = []
+    while len(ends) < 4 * BLOCK or len(ends) % BLOCK:
+        tree = PrefixTree()
+        trunk = list(range(rng.choice([1, 5, 150, 300])))
+        for branch in range(rng.randint(1, 4)):
+            tree.add([*trunk[: rng.randint(1, len(trunk))], 1000 + branch, *range(rng.choice([1, 20, 200]))])
+        room = BLOCK - len(ends) % BLOCK
+        if len(ends) > 4 * BLOCK and len(tree) > room:
+            ends += range(len(ends) + 1, len(ends) + room + 1)
+        else:
+            ends += [len(ends) + end for end in tree.ends]
+    return torch.tensor(ends)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_say_what_the_dense_mask_says(seed: int) -> None:
+    ends = forest_ends(seed)
+    dense = tree_mask(ends[None])[0, 0]
+    mask = block_mask(ends)
+    blocks = len(ends) // BLOCK
+    partial, full = torch.zeros(blocks, blocks), torch.zeros(blocks, blocks)
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
+    for kind, counts, keys in (
+        (partial, mask.kv_num_blocks, mask.kv_indices),
+        (full, mask.full_kv_num_blocks, mask.full_kv_indices),
+    ):
+        for query in range(blocks):
+            kind[query, keys[0, 0, query, : counts[0, 0, query]].long()] = 1
+    tiles = dense.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
+    assert torch.equal(full.bool(), tiles.all(-1).all(-1))
+    assert torch.equal((partial + full).bool(), tiles.any(-1).any(-1)), "and none is computed that nothing sees"
+    nodes = torch.arange(len(ends))
+    assert torch.equal(mask.mask_mod(nodes, nodes, nodes[:, None], nodes[None, :]), dense)
+
+
+def test_positions_start_anew_in_each_row() -> None:
+    rows = build_rows([sequence([1, 2, 3], [7, 8]), sequence([4, 5], [6, 7, 8])], 100)
+    batch = collate_packed(rows, CPU)
+    assert batch.token_ids.shape == (1, BLOCK)
+    assert batch.token_ids[0, :8].tolist() == [1, 2, 3, 7, 4, 5, 6, 7]
+    assert batch.positions[0, :8].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert batch.sources.tolist() == [2, 3, 5, 6, 7]
+    seen = batch.mask[0, 0]
+    assert isinstance(seen, Tensor)
+    assert seen[4, :4].sum() == 0 and seen[8:].sum() == BLOCK - 8, "filling sees itself only"
+
+
+@pytest.mark.parametrize("make_mask", [block_mask, None], ids=["blocks", "dense"])
+def test_packed_rows_give_the_logprobs_of_each_sequence_alone(
+    tiny_model: Path, mesh: DeviceMesh, make_mask: object
+) -> None:
+    sequences = random_sequences(3, 8)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    batch = collate_packed(group_rows(sequences), CPU, make_mask)  # type: ignore[arg-type]
+    assert batch.token_ids.shape[1] > 2 * BLOCK
+    with torch.no_grad():
+        alone = torch.cat([torch.stack(plain_logprobs(model, s)) for s in sequences])
+        logprobs, _ = packed_policy(tiny_model, mesh)(batch)
+    torch.testing.assert_close(logprobs, alone[batch.origins], atol=1e-5, rtol=0)
+
+
+def test_a_neighbour_changes_nothing(tiny_model: Path, mesh: DeviceMesh) -> None:
+    """To the last bit: what is masked takes no part at all."""
+    sequences = random_sequences(3, 8)
+    rows = group_rows(sequences)
+    policy = packed_policy(tiny_model, mesh)
+    batch = collate_packed(rows, CPU, block_mask)
+    first, last = len(rows[0]), len(rows[0]) + len(rows[1])
+    other = (batch.token_ids + 17) % 100
+    other[:, first:last] = batch.token_ids[:, first:last]
+    with torch.no_grad():
+        before, after = policy(batch)[0], policy(replace(batch, token_ids=other))[0]
+    mine = ((first <= batch.sources) & (batch.sources < last))[batch.trained]
+    assert 0 < mine.sum() < len(mine)
+    torch.testing.assert_close(before[mine], after[mine], atol=0, rtol=0)
+    assert (before[~mine] - after[~mine]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("budget", [150, 100_000])
+def test_loss_and_gradient_of_packed_rows_are_those_of_padded_ones(
+    tiny_model: Path, mesh: DeviceMesh, budget: int
+) -> None:
+    rng = random.Random(0)
+    sequences = [
+        replace(s, logprobs=[-5 + rng.gauss(0, 0.1)] * len(s.token_ids), advantage=rng.gauss(0, 1), group=index // 3)
+        for index, s in enumerate(random_sequences(4, 6))
+    ]
+    loss, gradient = gradients(tiny_model, mesh, sequences, budget, {"attention": "packed"})
+    padded_loss, padded_gradient = gradients(tiny_model, mesh, sequences, budget, {"attention": "padded"})
+    assert loss == pytest.approx(padded_loss, abs=1e-5)
+    assert padded_gradient.abs().max() > 0.01
+    torch.testing.assert_close(gradient, padded_gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_no_rows_take_part_and_train_nothing(tiny_model: Path, mesh: DeviceMesh) -> None:
+    with torch.no_grad():
+        logprobs, entropies = packed_policy(tiny_model, mesh)(collate_packed([], CPU, block_mask))
+    assert len(logprobs) == len(entropies) == 0
+
+
+def test_auto_packs_on_a_gpu_only() -> None:
+    assert is_packed("auto", torch.device("cuda", 0)) and not is_packed("auto", CPU)
+    assert is_packed("packed", CPU) and not is_packed("padded", torch.device("cuda", 0))
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
+    model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=8, n_layer=1, n_head=1))
+    with pytest.raises(ValueError, match=r"Bloom.*trainer\.attention=padded"):
+        use_tree_attention(model)
