@@ -1,9 +1,11 @@
 """Every command that README and docs show is executed, with the tiny model in place of a real one."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +136,14 @@ def test_benchmarks_are_known_by_name(line: str) -> None:
     assert "Traceback" not in run("bench", "--help").stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("scripts/")])
+def test_scripts_say_that_there_is_no_gpu(line: str) -> None:
+    """What they do where there is one is tried in small by ``tests/bench/test_gpu.py``."""
+    env = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(shlex.split(line), cwd=ROOT, capture_output=True, text=True, env=env)
+    assert (result.returncode, result.stdout) == (0, "no CUDA device: nothing measured\n"), result.stderr
+
+
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl servers")])
 def test_server_commands_say_that_no_run_goes_on(line: str, tmp_path: Path) -> None:
     """What they do to a run is shown by the end-to-end tests."""
@@ -154,6 +164,6 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
     commands = ("recipe", "eval", "servers", "serve", "bench", "doctor", "--")
-    known = ("make ", *(f"agentrl {name}" for name in commands))
+    known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-_NOT_BENCHMARKS = {"__init__", "instant_server", "report", "step_sides"}
+_NOT_BENCHMARKS = {"__init__", "gpu_sides", "instant_server", "model_flops", "report", "step_sides"}
 
 
 def benchmark_names() -> list[str]:

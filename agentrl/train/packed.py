@@ -30,7 +30,7 @@ def is_packed(attention: Literal["auto", "padded", "packed"], device: torch.devi
 
 
 def use_tree_attention(model: Any) -> None:
-    """Have a model take a :class:`BlockMask` as its attention mask; any other mask goes to PyTorch's attention as before.
+    """Have a model take a :class:`BlockMask` as its attention mask; any other goes to PyTorch's attention as before.
 
     Raises:
         ValueError: Its attention cannot be exchanged.
@@ -131,7 +131,7 @@ def _compiled() -> Callable[..., Any]:
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: ``[batch, heads, length, size]`` to ``[batch, length, heads, size]``."""
+    """An attention function of transformers: ``[batch, heads, length, size]`` to ``[batch, length, heads, size]``."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]

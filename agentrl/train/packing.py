@@ -96,7 +96,7 @@ def build_rows(
     A row costs its length plus, because its attention is dense, its length squared over ``attention_span``. A sequence
     joins the row of its predecessor (in sorted order, where neighbours share most) only if that is cheaper than a row
     of its own: long answers to one short prompt stay apart. Where attention is sparse (an infinite span) any common
-    beginning saves something; it counts from a share of ``LEAST_SHARED`` on, because small rows fill micro-batches best.
+    beginning saves something; it counts from a share of ``LEAST_SHARED`` on, because small rows fill bins best.
 
     Args:
         sequences: Those that train nothing are left out.

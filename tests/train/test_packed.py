@@ -122,10 +122,11 @@ def test_loss_and_gradient_of_packed_rows_are_those_of_padded_ones(
     tiny_model: Path, mesh: DeviceMesh, budget: int
 ) -> None:
     rng = random.Random(0)
-    sequences = [
-        replace(s, logprobs=[-5 + rng.gauss(0, 0.1)] * len(s.token_ids), advantage=rng.gauss(0, 1), group=index // 3)
-        for index, s in enumerate(random_sequences(4, 6))
-    ]
+    sequences = []
+    for index, s in enumerate(random_sequences(4, 6)):
+        count = len(s.token_ids)
+        noise = [-5 + rng.gauss(0, 0.1) for _ in range(count)]
+        sequences.append(replace(s, logprobs=noise, advantages=[rng.gauss(0, 1)] * count, group=index // 3))
     loss, gradient = gradients(tiny_model, mesh, sequences, budget, {"attention": "packed"})
     padded_loss, padded_gradient = gradients(tiny_model, mesh, sequences, budget, {"attention": "padded"})
     assert loss == pytest.approx(padded_loss, abs=1e-5)

@@ -1,0 +1,162 @@
+"""What ``agentrl bench gpu`` measures: a batch, a model, a trainer, and the output heads that it compares.
+
+Guarantees: the same tokens, lengths and advantages every time; every group has the same number of tokens, so that two
+of the full size fill a micro-batch.
+"""
+
+import contextlib
+import math
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from agentrl.config.recipe import TrainerConfig
+from agentrl.train.batch import TrainBatch
+from agentrl.train.engine import TrainEngine
+from agentrl.train.logprobs import chunked_logprobs
+from agentrl.train.packed import use_tree_attention
+from agentrl.train.packing import TrainSequence
+from agentrl.train.policy import Policy, shard
+
+GROUPS, MEMBERS = 8, 8
+Head = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model's shape, and the batch's.
+
+    Attributes:
+        shape: Arguments of ``Qwen2Config``.
+        prompt: Tokens of each group's prompt.
+        answer: Mean tokens of an answer.
+        spread: The most by which an answer is longer or shorter.
+        tokens: Budget of a micro-batch.
+        chunk: Tokens whose logits exist at one time.
+        decode: Requests decoded together, and new tokens of each.
+    """
+
+    shape: dict[str, int]
+    prompt: int
+    answer: int
+    spread: int
+    tokens: int
+    chunk: int
+    decode: tuple[int, int]
+
+
+FULL = Size(  # Qwen2-1.5B
+    {
+        "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+        "intermediate_size": 8960, "vocab_size": 151936,
+    },
+    prompt=256, answer=960, spread=320, tokens=16384, chunk=2048, decode=(128, 128),
+)  # fmt: skip
+TINY = Size(
+    {
+        "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "intermediate_size": 64, "vocab_size": 300,
+    },
+    prompt=16, answer=12, spread=4, tokens=256, chunk=64, decode=(4, 4),
+)  # fmt: skip
+
+
+def make_batch(size: Size) -> TrainBatch:
+    """Random tokens, with about the logprobs that random weights give, so that the ratio is near 1."""
+    rng = random.Random(0)
+    vocabulary = size.shape["vocab_size"]
+    sequences = []
+    for group in range(GROUPS):
+        prompt = [rng.randrange(vocabulary) for _ in range(size.prompt)]
+        off = [rng.randint(0, size.spread) for _ in range(MEMBERS // 2)]
+        for length in [size.answer + d for d in off] + [size.answer - d for d in off]:
+            ids = prompt + [rng.randrange(vocabulary) for _ in range(length)]
+            mask = [0] * size.prompt + [1] * length
+            logprobs = [-math.log(vocabulary)] * len(ids)
+            advantages = [rng.gauss(0, 1)] * len(ids)
+            sequences.append(TrainSequence(ids, mask, logprobs, advantages, 1 / length, group=group))
+    return TrainBatch(sequences, len(sequences), 1.0)
+
+
+def make_model(size: Size, device: torch.device) -> Any:
+    """Random weights in float32, input and output embeddings tied."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(**size.shape, tie_word_embeddings=True, max_position_embeddings=32768)  # type: ignore[arg-type]
+    with device:
+        model: Any = Qwen2ForCausalLM(config)
+    return model.to(torch.float32)
+
+
+def make_engine(size: Size, device: torch.device, *, compiled: bool = False, checkpointed: bool = False) -> TrainEngine:
+    """A trainer that packs and computes in bfloat16, with compiled layers, or activations that are computed again."""
+    config = TrainerConfig(tokens_per_microbatch=size.tokens, logprob_chunk=size.chunk, attention="packed")
+    model = make_model(size, device)
+    use_tree_attention(model)
+    if compiled:
+        for layer in model.get_decoder().layers:
+            layer.compile(backend="inductor" if device.type == "cuda" else "eager")
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy = Policy(model, 1.0, config.logprob_chunk)
+    shard(policy, init_device_mesh(device.type, (1,)), torch.bfloat16)
+    return TrainEngine(policy, None, config, device)
+
+
+def plain_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 0
+) -> tuple[Tensor, Tensor]:
+    """What :func:`~agentrl.train.logprobs.chunked_logprobs` gives, with all logits; entropies have no gradient."""
+    logprobs = ((hidden @ weight.t()).float() / temperature).log_softmax(-1)
+    entropies = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies
+
+
+def liger_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The same from Liger (0.8.3 or later): a kernel on Hopper, chunks of 512 elsewhere."""
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Liger  # type: ignore[import-not-found]
+
+    negative, entropies = Liger.apply(hidden, weight, targets, temperature, -100, 1, True)
+    return -negative, entropies
+
+
+def heads() -> dict[str, Head]:
+    """Output heads by the name of their figures; Liger's where it is installed and has it."""
+    found: dict[str, Head] = {"head": chunked_logprobs, "plain_head": plain_logprobs}
+    with contextlib.suppress(ImportError):
+        from liger_kernel.ops import (  # type: ignore[import-not-found]
+            LigerFusedLinearScaledCrossEntropyFunction,  # noqa: F401
+        )
+
+        found["liger_head"] = liger_logprobs
+    return found
+
+
+@contextlib.contextmanager
+def measured(device: torch.device) -> Iterator[dict[str, float]]:
+    """Seconds, and the GiB allocated before and at the peak; on a CPU the most that the process ever had."""
+    found: dict[str, float] = {}
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    found["before_gib"] = torch.cuda.memory_allocated(device) / 2**30 if cuda else _resident_gib()
+    begun = time.perf_counter()
+    yield found
+    if cuda:
+        torch.cuda.synchronize(device)
+    found["seconds"] = time.perf_counter() - begun
+    found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30 if cuda else _resident_gib()
+
+
+def _resident_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

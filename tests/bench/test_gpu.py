@@ -1,0 +1,74 @@
+"""The GPU's benchmark in small on a CPU, and what its figures are made of."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from agentrl.bench.gpu_sides import FULL, TINY, make_batch, make_model
+from agentrl.bench.model_flops import Work, peak_tflops, update_flops
+from agentrl.train.microbatches import plan_microbatches
+from agentrl.train.packing import build_rows
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_script_takes_its_whole_way_on_a_cpu() -> None:
+    arguments = ["--tiny", "--device", "cpu", "--repeats", "1"]
+    result = subprocess.run(
+        [ROOT / "scripts" / "gpu_bench.sh", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    wanted = {"tflops", "checkpointed_tflops", "plain_head_peak_gib", "head_ms", "plain_head_ms", "decode_tokens_s"}
+    assert wanted <= figures.keys()
+    assert "mfu" not in figures, "a CPU has no published peak here"
+    work = Work.of(build_rows(make_batch(TINY).sequences, TINY.tokens, float("inf")))
+    assert figures["tokens_s"]["median"] * figures["update_s"]["median"] == pytest.approx(work.tokens)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    model = make_model(TINY, torch.device("cpu"))
+    model.set_attn_implementation("eager")
+    length = 40
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.arange(length)[None], use_cache=False).logits.sum().backward()
+    work = Work(tokens=length, predicted=length, pairs=length * length, trained=length)  # eager attention is dense
+    assert update_flops(model, work) == pytest.approx(counter.get_total_flops(), rel=0.02), (
+        "norms and biases are no products"
+    )
+
+
+def test_the_full_batch_fills_micro_batches_of_16k() -> None:
+    sequences = make_batch(FULL).sequences
+    rows = build_rows(sequences, FULL.tokens, float("inf"))
+    work = Work.of(rows)
+    assert len(rows) == 8, "a group is one tree"
+    assert work.trained == 64 * 960
+    assert work.tokens == 8 * (256 + 8 * 959)
+    (plan,) = plan_microbatches(rows, 1, FULL.tokens, packed=True)
+    assert [sum(map(len, batch)) for batch in plan] == [work.tokens // 4] * 4
+    assert work.tokens // 4 > 0.96 * FULL.tokens
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_published_peaks_by_name(card: str, peak: float | None) -> None:
+    assert peak_tflops(card) == peak
