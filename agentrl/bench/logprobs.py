@@ -12,6 +12,7 @@ import sys
 import time
 
 TOKENS, VOCABULARY, HIDDEN = 4096, 49152, 576
+SPREAD = 3.0  # standard deviation of the logits, as of the model's; far larger ones give denormal numbers
 
 
 def run(repeats: int = 5) -> dict[str, list[float]]:
@@ -50,8 +51,9 @@ def measure(side: str) -> dict[str, float]:
     from agentrl.train.logprobs import chunked_logprobs
 
     torch.manual_seed(0)
+    torch.set_flush_denormal(True)  # as a trainer does
     hidden = torch.randn(TOKENS, HIDDEN, requires_grad=True)
-    weight = torch.randn(VOCABULARY, HIDDEN, requires_grad=True)
+    weight = torch.randn(VOCABULARY, HIDDEN).mul_(SPREAD / HIDDEN**0.5).requires_grad_()
     targets = torch.randint(VOCABULARY, (TOKENS,))
     hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)  # both sides need them
 

@@ -108,6 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
     threads = recipe.trainer.threads or max(1, (os.cpu_count() or 1) // recipe.trainer.nproc)
+    torch.set_flush_denormal(True)  # moments that fade to below 1e-38 would be slow; before there are threads
     torch.set_num_threads(threads)
     use_cuda = recipe.launch.device != "cpu" and torch.cuda.is_available()
     if use_cuda:

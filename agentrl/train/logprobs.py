@@ -5,10 +5,13 @@ Guarantees: at most ``chunk`` rows of logits exist at one time, forward and back
 size changes nothing but memory.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+BLOCK = 32  # rows of logits that stay in a CPU's cache from one operator to the next
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -22,18 +25,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         normalizers = torch.empty_like(logprobs)
-        room = _room(2, min(chunk, tokens), weight)
+        room = _room(min(chunk, tokens), weight)
+        block = _room(_block(min(chunk, tokens), weight), weight)
         for start in range(0, tokens, chunk):
-            part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, temperature, room[0])
-            top = logits.amax(-1, keepdim=True)
-            logits.sub_(top)
-            exponentials = torch.exp(logits, out=room[1, : len(logits)])
-            total = exponentials.sum(-1)
-            normalizer = total.log()
-            logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
-            entropies[part] = normalizer - torch.linalg.vecdot(exponentials, logits) / total
-            normalizers[part] = normalizer + top.squeeze(-1)
+            chunk_logits = _logits(hidden[start : start + chunk], weight, temperature, room)
+            for part, logits in _blocks(start, chunk_logits):
+                top = logits.amax(-1, keepdim=True)
+                logits.sub_(top)
+                exponentials = torch.exp(logits, out=block[: len(logits)])
+                total = exponentials.sum(-1)
+                normalizer = total.log()
+                logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normalizer
+                entropies[part] = normalizer - exponentials.mul_(logits).sum(-1) / total
+                normalizers[part] = normalizer + top.squeeze(-1)
         ctx.save_for_backward(hidden, weight, targets, normalizers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -47,29 +51,45 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(normalizers)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        room = _room(1, min(ctx.chunk, hidden.shape[0]), weight)
+        upstream = grad_logprobs / ctx.temperature
+        rows = min(ctx.chunk, hidden.shape[0])
+        room = _room(rows, weight)
+        block = _room(_block(rows, weight), weight) if grad_entropies is not None else None
         for start in range(0, hidden.shape[0], ctx.chunk):
-            part = slice(start, start + ctx.chunk)
-            logits = _logits(hidden[part], weight, ctx.temperature, room[0])
-            upstream = grad_logprobs[part] / ctx.temperature
-            all_logprobs = logits.sub_(normalizers[part, None])
-            if grad_entropies is None:
-                grad_logits = all_logprobs.exp_().mul_(-upstream[:, None])
-            else:  # d entropy / d logit = -p (log p + entropy) / T
-                scale = (grad_entropies[part] / ctx.temperature)[:, None]
-                grad_logits = (all_logprobs + entropies[part, None]).mul_(scale).add_(upstream[:, None])
-                grad_logits.mul_(all_logprobs.exp_()).neg_()
-            rows = torch.arange(grad_logits.shape[0], device=hidden.device)
-            grad_logits[rows, targets[part]] += upstream
+            whole = slice(start, start + ctx.chunk)
+            grad_logits = _logits(hidden[whole], weight, ctx.temperature, room)
+            for part, logits in _blocks(start, grad_logits):
+                logits.sub_(normalizers[part, None])  # now logprobs
+                if block is None:
+                    logits.exp_().mul_(-upstream[part, None])
+                else:  # d entropy / d logit = -p (log p + entropy) / T
+                    scale = (grad_entropies[part] / ctx.temperature)[:, None]
+                    weighed = torch.add(logits, entropies[part, None], out=block[: len(logits)])
+                    weighed.mul_(scale).add_(upstream[part, None])
+                    logits.exp_().mul_(weighed).neg_()
+                logits.scatter_add_(-1, targets[part, None], upstream[part, None])
             grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[part] = grad_logits @ weight
-            grad_weight.addmm_(grad_logits.t(), hidden[part])
+            torch.mm(grad_logits, weight, out=grad_hidden[whole])
+            grad_weight.addmm_(grad_logits.t(), hidden[whole])
         return grad_hidden, grad_weight, None, None, None
 
 
-def _room(count: int, rows: int, weight: Tensor) -> Tensor:
-    """``[count, rows, vocab]`` float32 for all chunks: memory taken anew for each costs as much as its arithmetic."""
-    return torch.empty(count, rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+def _room(rows: int, weight: Tensor) -> Tensor:
+    """``[rows, vocab]`` float32 for all chunks: memory taken anew for each costs as much as its arithmetic."""
+    return torch.empty(rows, weight.shape[0], dtype=torch.float32, device=weight.device)
+
+
+def _blocks(start: int, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """A chunk that begins at row ``start`` in parts: which rows of all, and their logits."""
+    block = _block(len(logits), logits)
+    for first in range(0, len(logits), block):
+        part = logits[first : first + block]
+        yield slice(start + first, start + first + len(part)), part
+
+
+def _block(rows: int, beside: Tensor) -> int:
+    """Rows of a chunk that are worked on together."""
+    return min(BLOCK, rows) if beside.device.type == "cpu" else rows
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, room: Tensor) -> Tensor:

@@ -124,18 +124,17 @@ void multiply(O* out, const E* x, const E* packed, const E* bias, const E* other
     }
 }
 
-// packed[panel][depth / STEP][WIDTH][STEP] from weight[columns][depth]; missing columns are zero.
-template <class E, int STEP>
-void pack(E* packed, const E* weight, int64_t columns, int64_t depth) {
+// packed[panel][words][WIDTH] from weight[columns][words], where a word is a float32 or two bfloat16; missing columns are zero.
+void pack(uint32_t* packed, const uint32_t* weight, int64_t columns, int64_t words) {
     const int64_t panels = (columns + WIDTH - 1) / WIDTH;
 #pragma omp parallel for schedule(static)
     for (int64_t p = 0; p < panels; ++p) {
-        E* to = packed + p * depth * WIDTH;
-        for (int64_t c = 0; c < WIDTH; ++c) {
-            const int64_t column = p * WIDTH + c;
-            for (int64_t k = 0; k < depth; ++k)
-                to[(k / STEP * WIDTH + c) * STEP + k % STEP] = column < columns ? weight[column * depth + k] : E{};
-        }
+        uint32_t* to = packed + p * words * WIDTH;
+        const uint32_t* from = weight + p * WIDTH * words;
+        const int64_t count = std::min<int64_t>(WIDTH, columns - p * WIDTH);
+        if (count < WIDTH) std::memset(to, 0, words * WIDTH * sizeof *to);
+        for (int64_t k = 0; k < words; ++k)
+            for (int64_t c = 0; c < count; ++c) to[k * WIDTH + c] = from[c * words + k];
     }
 }
 
