@@ -11,9 +11,9 @@ and not clipped is -0.04 a token, where the decoupled objective has 0.12 and fre
 clips around the policy that the update starts from, and weighs by how likely that one makes the token.
 
 Measured over seeds 0 to 3, the reward of the last five batches: decoupled 0.94 to 0.97, plain clip 0.68 to 0.71, plain
-clip on fresh samples 0.98 to 0.99; 0.5 at the start. A third variant, which
-takes the old samples for fresh ones (``proximal=recomputed`` without weights), learns this task too (0.98): its bias
-shows in no task and at no rate that was tried.
+clip on fresh samples 0.98 to 0.99; 0.5 at the start. A third variant, which takes the old samples for fresh ones
+(``proximal=recomputed`` without weights), learns this task too (0.98): its bias shows in no task and at no rate that
+was tried.
 """
 
 from collections import deque
