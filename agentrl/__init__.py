@@ -71,7 +71,7 @@ register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
 register("calculation", "agentrl.data.calculation:load", kind="dataset")
 register("jsonl", "agentrl.data.plain:load_folder", kind="dataset")
 register("hub", "agentrl.data.plain:load_hub", kind="dataset")
-for _name in ("group", "leave_one_out", "reward", "turns", "gae"):
+for _name in ("group", "leave_one_out", "reward", "turns", "gae", "none"):
     register(_name, f"agentrl.train.advantages:{_name}", kind="advantage")
 for _name in ("clip", "dual_clip", "cispo", "sapo", "policy_gradient"):
     register(_name, f"agentrl.train.objective:{_name}", kind="objective")

@@ -14,7 +14,7 @@ from agentrl.config.section import Positive, Section
 RewardScale = Literal["group", "batch", "mean", "none"]
 Level = Literal["token", "sequence"]
 
-ADVANTAGES = ("group", "leave_one_out", "reward", "turns", "gae")  # ours; a path names another
+ADVANTAGES = ("group", "leave_one_out", "reward", "turns", "gae", "none")  # ours; a path names another
 
 # What a published algorithm sets; the source of each stands in PRESET_SOURCES.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -38,6 +38,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "proximal": "recomputed", "correction": "truncate", "correction_cap": 5.0, "minibatches": 4,
         "aggregation": "token",
     },
+    "distill": {
+        "advantage": "none", "scale_rewards": "none", "distill_coef": 1.0, "objective": "policy_gradient",
+        "aggregation": "token",
+    },
 }  # fmt: skip
 PRESET_SOURCES = {
     "grpo": "Shao et al. 2024, arXiv:2402.03300",
@@ -55,6 +59,7 @@ PRESET_SOURCES = {
     "ppo": "Schulman et al. 2017, arXiv:1707.06347, with generalised advantages, arXiv:1506.02438",
     "maxrl": "Tajwar et al. 2026, arXiv:2602.02710",
     "decoupled": "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
+    "distill": "Lu and Thinking Machines Lab 2025, On-Policy Distillation; Agarwal et al. 2024 (GKD), arXiv:2306.13649",
 }
 
 
@@ -65,7 +70,7 @@ class AlgorithmConfig(Section):
     advantage: str = Field(
         default="group",
         description="group, leave_one_out, reward, turns (returns of each turn, relative to the group's), gae (with a "
-        "critic: PPO), or a path: the function that gives advantages.",
+        "critic: PPO), none (of the reward: the teacher's say alone), or a path: the function that gives advantages.",
     )
     discount: float = Field(
         default=1.0, gt=0, le=1, description="What later rewards count: a turn later (turns), a token later (gae)."
@@ -143,6 +148,11 @@ class AlgorithmConfig(Section):
     entropy_coef: float = Field(
         default=0.0, ge=0, description="Weight of the entropy bonus, per token; keeps answers varied."
     )
+    distill_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the teacher's say in each token's advantage: log teacher - log behavior policy.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -195,9 +205,30 @@ class AlgorithmConfig(Section):
                 f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; "
                 "use none or batch"
             )
+        for problem in self._distilled():
+            raise ValueError(problem)
         if self.advantage == "leave_one_out" and self.scale_rewards == "mean":
             raise ValueError("trainer.advantage=leave_one_out: trainer.scale_rewards=mean divides by another baseline")
         return self
+
+    def _distilled(self) -> Iterator[str]:
+        """What contradicts a teacher, or the lack of any reward."""
+        if self.distill_coef > 0 and self.ratio == "sequence":
+            yield (
+                f"trainer.distill_coef={self.distill_coef:g} gives each token its own advantage, which "
+                "trainer.ratio=sequence averages over the sequence: it must be token"
+            )
+        if self.advantage != "none":
+            return
+        if self.distill_coef == 0:
+            yield "trainer.advantage=none leaves nothing to learn with trainer.distill_coef=0"
+        if self.scale_rewards != "none":
+            yield (
+                f"trainer.advantage=none looks at no reward: trainer.scale_rewards={self.scale_rewards} cannot act; "
+                "use none"
+            )
+        if self.kl_coef > 0 and self.kl_in == "reward":
+            yield "trainer.advantage=none looks at no reward: trainer.kl_in=reward cannot act; use loss"
 
     def _idle(self, given: set[str]) -> Iterator[str]:
         """What was set and cannot act with this advantage."""

@@ -8,6 +8,7 @@ _ADVANTAGES = {
     "reward": "R_i",
     "turns": "G_k - mean(G over the turns of the group)",
     "gae": "sum_j (gamma lambda)^j delta_t+j",
+    "none": "0",
 }
 _DIVISORS = {
     "group": " / std({} of the group)",
@@ -76,6 +77,9 @@ def _advantage(trainer: AlgorithmConfig) -> str:
         text = f"({text}){_DIVISORS[trainer.scale_rewards].format('G' if trainer.advantage == 'turns' else 'R')}"
     if trainer.kl_coef and trainer.kl_in == "reward":
         text += f", R_i less {trainer.kl_coef:g} * sum_t log pi_behavior(t) / reference(t)"
+    if trainer.distill_coef:
+        teacher = f"{trainer.distill_coef:g} * log(pi_behavior(t) / teacher(t))"
+        text = f"-{teacher}" if trainer.advantage == "none" else f"{text}, less {teacher}"
     if trainer.whiten == "batch":
         text += ", then whitened over the tokens of the batch"
     return text
@@ -122,4 +126,6 @@ def _weights(trainer: AlgorithmConfig) -> list[str]:
             "reset": f"the policy, copied every {trainer.reference_every} steps",
         }[trainer.reference]
         lines.append(f"reference = {kind}")
+    if trainer.distill_coef:
+        lines.append("teacher = teacher.model at temperature 1, given the same tokens before t")
     return lines

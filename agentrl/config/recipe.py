@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
+from agentrl.config.teacher import TeacherConfig, teacher_contradictions
 
 Seconds = Annotated[float, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -240,6 +241,7 @@ class Recipe(Section):
     reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     inference: InferenceConfig = InferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -262,6 +264,8 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
+        for problem in teacher_contradictions(self):
+            raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
             object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # frozen for everybody else

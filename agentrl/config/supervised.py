@@ -23,6 +23,7 @@ NO_ENV = "none"
 _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "rollout": ("batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups"),
     "reward": ("scale", "bias", "clip"),
+    "teacher": ("model", "urls"),
     "weights": ("transport", "pause_mode", "lease_seconds"),
     "trainer": (*AlgorithmConfig.model_fields, "logprob_chunk"),
 }

@@ -63,6 +63,8 @@ class Node(Record):
         versions: ``[tokens]`` policy version that sampled the token, :data:`NOT_SAMPLED` where the mask is 0.
         finish_reason: For a sampled message, the server's reason: ``stop``, ``length`` or ``abort``.
         reward: Reward of the environment step that this message was the action of; ``None`` where there was none.
+        teacher_logprobs: ``[tokens]`` logprob of each sampled token under the teacher, 0.0 where the mask is 0; empty
+            where no teacher was asked.
     """
 
     parent: int | None
@@ -73,6 +75,7 @@ class Node(Record):
     versions: list[int] = []
     finish_reason: str | None = None
     reward: float | None = None
+    teacher_logprobs: list[float] = []
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
@@ -80,7 +83,20 @@ class Node(Record):
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(f"token_ids, loss_mask, logprobs and versions differ in length: {sorted(lengths)}")
+        if self.teacher_logprobs and len(self.teacher_logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.teacher_logprobs)} teacher_logprobs for {len(self.token_ids)} token_ids")
         return self
+
+    def teacher_gaps(self) -> list[float]:
+        """``[sampled tokens]`` behavior logprob less teacher logprob: one sample each of the reverse KL to the teacher.
+
+        Raises:
+            ValueError: No teacher has scored the message.
+        """
+        if len(self.teacher_logprobs) != len(self.token_ids):
+            raise ValueError("a sampled message has no teacher_logprobs")
+        columns = zip(self.loss_mask, self.logprobs, self.teacher_logprobs, strict=True)
+        return [behavior - teacher for sampled, behavior, teacher in columns if sampled]
 
 
 class Sequence(Record):

@@ -52,12 +52,13 @@ SHIPPED = {
 }
 
 
-def resolve_model(name: str, say: Say | None = None) -> ResolvedModel:
+def resolve_model(name: str, say: Say | None = None, key: str = "model.name") -> ResolvedModel:
     """Find a model.
 
     Args:
         name: A local folder or a Hugging Face id.
         say: Gets a sentence before something that takes long: a download or a conversion.
+        key: The recipe's key that names it, for the message.
 
     Returns:
         The folder, and where it comes from. A GGUF is converted on first use, which takes some 20 seconds.
@@ -74,7 +75,7 @@ def resolve_model(name: str, say: Say | None = None) -> ResolvedModel:
     places = "\n".join(f"  - {place}" for place in looked)
     raise DataError(
         f"model {name!r} was not found. Looked in:\n{places}\n"
-        "Give model.name a folder that holds the model, or download it on a machine with a connection and copy its "
+        f"Give {key} a folder that holds the model, or download it on a machine with a connection and copy its "
         "cache here"
     )
 
@@ -202,22 +203,36 @@ def find_config(name: str) -> tuple[dict[str, Any] | None, str]:
     Returns:
         The config, ``None`` where it is not at hand, and a sentence about it.
     """
-    local = Path(name).expanduser() / "config.json"
+    file, source = find_file(name, "config.json")
+    return (None if file is None else _read_json(file)), source
+
+
+def find_file(name: str, wanted: str) -> tuple[Path | None, str]:
+    """One file of a model without its weights, except where a GGUF must be converted.
+
+    Args:
+        name: As for :func:`resolve_model`.
+        wanted: Name of the file.
+
+    Returns:
+        The file, ``None`` where it is not at hand, and a sentence about it.
+    """
+    local = Path(name).expanduser() / wanted
     if local.is_file():
-        return _read_json(local), f"{name}: local folder {local.parent.resolve()}"
+        return local, f"{name}: local folder {local.parent.resolve()}"
     if _is_hub_id(name):
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
-        cached = try_to_load_from_cache(name, "config.json")
+        cached = try_to_load_from_cache(name, wanted)
         if isinstance(cached, str):
-            return _read_json(Path(cached)), f"{name}: in the Hugging Face cache"
+            return Path(cached), f"{name}: in the Hugging Face cache"
         if unreachable() is None:
             with contextlib.suppress(HfHubHTTPError, EntryNotFoundError, LocalEntryNotFoundError, OSError):
-                return _read_json(Path(hf_hub_download(name, "config.json"))), f"{name}: on the hub"
+                return Path(hf_hub_download(name, wanted)), f"{name}: on the hub"
     if name in SHIPPED:
         found = resolve_model(name)
-        return _read_json(found.path / "config.json"), found.source
+        return found.path / wanted, found.source
     return None, f"{name}: not on this machine, and the hub does not give it"
 
 

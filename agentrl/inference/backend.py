@@ -103,6 +103,10 @@ class Backend(Protocol):
         """Sample a continuation."""
         ...
 
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, each given all before it."""
+        ...
+
     async def abort(self, request_id: str) -> None:
         """Give a request up; it returns with ``abort``."""
         ...

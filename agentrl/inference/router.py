@@ -11,10 +11,11 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.inference.backend import Backend, Generation, InferenceError, SamplingParams, ServerUnreachable
 
+T = TypeVar("T")
 MISSED_PROBES = 3  # in a row, after which a server is taken out
 log = logging.getLogger(__name__)
 
@@ -203,11 +204,18 @@ class Lease:
         Raises:
             NoServer: There is none.
         """
+        return await self._ask(lambda backend, name: backend.generate(token_ids, params, request_id=name), request_id)
+
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """Logprobs of given tokens, see :meth:`Backend.score`; servers and errors as in :meth:`generate`."""
+        return await self._ask(lambda backend, _: backend.score(token_ids, start), uuid.uuid4().hex)
+
+    async def _ask(self, question: Callable[[Backend, str], Awaitable[T]], request_id: str) -> T:
         broken = False
         while True:
             server = await self._place()
             try:
-                return await _while_it_lives(server, token_ids, params, request_id)
+                return await _while_it_lives(server, question, request_id)
             except ServerUnreachable as error:
                 if error.timed_out:
                     raise
@@ -233,14 +241,14 @@ class Lease:
             self._server = None
 
 
-async def _while_it_lives(server: _Server, token_ids: list[int], params: SamplingParams, request_id: str) -> Generation:
+async def _while_it_lives(server: _Server, question: Callable[[Backend, str], Awaitable[T]], request_id: str) -> T:
     """The server's answer, or an error as soon as the server is taken out, which cancels the wait."""
     task = asyncio.current_task()
     assert task is not None
     cancelling = task.cancelling()
     server.waiting[task] = False
     try:
-        return await server.backend.generate(token_ids, params, request_id=request_id)
+        return await question(server.backend, request_id)
     except asyncio.CancelledError:
         if not server.waiting[task] or task.uncancel() > cancelling:
             raise  # somebody else wants the wait to end, too

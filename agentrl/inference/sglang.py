@@ -64,16 +64,38 @@ class SGLangBackend:
                 spans = [{"version": meta.get("weight_version", "0"), "start": 0, "end": len(ids)}]
             versions = versions_of(spans, len(ids))
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise InferenceError(
-                f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): "
-                f"{str(answer)[:300]}"
-            ) from error
+            raise self._nonsense(answer, error) from error
         return Generation(
             token_ids=ids,
             logprobs=[float(entry[0]) for entry in pairs],
             versions=versions,
             finish_reason=reason,
             cached_tokens=meta.get("cached_tokens", 0),
+        )
+
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, through ``/generate``.
+
+        It is asked from the position before: SGLang tells no logprob of the first one.
+        """
+        body = {
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,
+        }
+        answer = await self._http.post("/generate", body, repeatable=True)
+        try:
+            entries = answer["meta_info"]["input_token_logprobs"]
+            if len(entries) != len(token_ids) - start + 1:
+                raise ValueError(f"{len(entries)} logprobs of {len(token_ids) - start + 1} tokens")
+            return [float(entry[0]) for entry in entries[1:]]
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise self._nonsense(answer, error) from error
+
+    def _nonsense(self, answer: Any, error: Exception) -> InferenceError:
+        return InferenceError(
+            f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): {str(answer)[:300]}"
         )
 
     async def abort(self, request_id: str) -> None:

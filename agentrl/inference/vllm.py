@@ -33,7 +33,8 @@ class VLLMBackend:
         self._http = ServerHttp(self.url, timeout)
         self._mode: PauseMode = "abort"
         self._model: str | None = None  # name to ask for, where only /v1/completions is there
-        self._version: int | None = None  # the same: what the server holds
+        self._scored_model: str | None = None  # the same name, where it scores
+        self._version: int | None = None  # where only /v1/completions is there: what the server holds
         self._running = asyncio.Event()  # the same: cleared during a push
         self._running.set()
         self._unwanted: set[str] = set()  # requests that were given up
@@ -94,6 +95,25 @@ class VLLMBackend:
             ids = [int(token) for token in choice["token_ids"]]
             logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]] if ids else []
             return _checked(ids, logprobs, [version] * len(ids), choice["finish_reason"])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise self._nonsense("/v1/completions", answer, error) from error
+
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, through ``/v1/completions``.
+
+        vLLM's logprobs of a prompt are of the model's own distribution, whatever ``--logprobs-mode`` says.
+        """
+        if self._scored_model is None:
+            self._scored_model = await self._served_model()
+        body = {"model": self._scored_model, "prompt": token_ids, "max_tokens": 1, "prompt_logprobs": 0}
+        answer = await self._http.post("/v1/completions", {**body, "temperature": 1.0}, repeatable=True)
+        try:
+            (choice,) = answer["choices"]
+            entries = choice["prompt_logprobs"]
+            if len(entries) != len(token_ids):
+                raise ValueError(f"{len(entries)} logprobs of {len(token_ids)} tokens")
+            pairs = zip(entries[start:], token_ids[start:], strict=True)
+            return [float(entry[str(token)]["logprob"]) for entry, token in pairs]
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise self._nonsense("/v1/completions", answer, error) from error
 

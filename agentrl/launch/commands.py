@@ -5,6 +5,7 @@ Guarantees: pure functions; a dry run prints exactly what a run would start.
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
@@ -95,9 +96,15 @@ def tethered(*command: str) -> list[str]:
 
 
 def controller(
-    recipe: Recipe, model: Path, run_dir: Path, urls: list[str], ready_file: Path, resume: bool
+    recipe: Recipe,
+    model: Path,
+    run_dir: Path,
+    urls: list[str],
+    ready_file: Path,
+    resume: bool,
+    teacher: Sequence[str] = (),
 ) -> list[str]:
-    """The rollout controller."""
+    """The rollout controller; ``teacher`` are the URLs of a teacher's servers."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.controller_process"),
         *("--run-dir", str(run_dir)),
@@ -107,6 +114,8 @@ def controller(
     ]
     for url in urls:
         command += ["--server", url]
+    for url in teacher:
+        command += ["--teacher", url]
     return [*command, "--resume"] if resume else command
 
 

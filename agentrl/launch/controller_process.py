@@ -11,16 +11,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from agentrl.config.recipe import Recipe
+from agentrl.config.teacher import as_teacher
 from agentrl.core.process import die_with_parent, write_json
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.run import Evaluator, make_backend, make_client, make_workflow
 from agentrl.inference.backend import InferenceError
+from agentrl.inference.router import Router
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.controller import Controller
@@ -28,6 +31,7 @@ from agentrl.rollout.fleet import Fleet
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.service import make_app
 from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.teacher import Teacher
 from agentrl.rollout.weights import Committed, WeightTransaction
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
@@ -38,7 +42,16 @@ GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 STOPPED = 128 + signal.SIGTERM
 
 
-async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], ready_file: Path, *, resume: bool) -> int:
+async def serve(
+    recipe: Recipe,
+    run_dir: Path,
+    model: Path,
+    urls: list[str],
+    ready_file: Path,
+    *,
+    teacher_urls: Sequence[str] = (),
+    resume: bool,
+) -> int:
     """Run the controller until the run is over; returns the exit code."""
     external = bool(recipe.inference.urls)  # what they serve is unknown: they get the starting weights first
     client = make_client(recipe, model, [] if external else urls)
@@ -51,6 +64,8 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
     weights = WeightTransaction(
         router, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
     )
+
+    teacher = make_teacher(recipe, teacher_urls)
 
     async def evaluate(version: int) -> dict[str, float]:
         summary = await evaluator.run(version)
@@ -66,10 +81,13 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
         journal,
         writer.write,
         evaluate,
+        teacher.score if teacher is not None else None,
     )
     fleet = Fleet(router, weights, lambda url: make_backend(recipe, url))
     router.rejoin = weights.join
     router.start()
+    if teacher is not None:
+        await teacher.start()
     for url in urls if external else ():
         await fleet.add(url)
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
@@ -105,8 +123,19 @@ async def serve(recipe: Recipe, run_dir: Path, model: Path, urls: list[str], rea
         server.should_exit = True
         await serving
         await router.close()
+        if teacher is not None:
+            await teacher.close()
         journal.close()
         writer.close()
+
+
+def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
+    """The recipe's teacher on its servers; ``None`` without one."""
+    if not urls:
+        return None
+    served = as_teacher(recipe)
+    backends = [make_backend(served, url) for url in urls]
+    return Teacher(Router(backends, probe_seconds=recipe.inference.probe_seconds, patience=recipe.inference.patience))
 
 
 async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
@@ -148,6 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--server", action="append", required=True)
+    parser.add_argument("--teacher", action="append", default=[])
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--resume", action="store_true")
@@ -155,7 +185,15 @@ def main(argv: list[str] | None = None) -> int:
     die_with_parent(args.parent_pid)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
-    work = serve(recipe, args.run_dir, args.model, args.server, args.ready_file, resume=args.resume)
+    work = serve(
+        recipe,
+        args.run_dir,
+        args.model,
+        args.server,
+        args.ready_file,
+        teacher_urls=args.teacher,
+        resume=args.resume,
+    )
     try:
         return asyncio.run(work)
     except InferenceError as error:

@@ -163,6 +163,15 @@ def _processes(recipe: Recipe) -> list[str]:
         dtype = resolved_dtype(inference.dtype, device)
         threads = f", {inference.threads} threads" if inference.threads else ""
         found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {dtype}{threads}")
+    teacher = recipe.teacher
+    if teacher.urls and trainer.type is not None:
+        found.append(f"teacher server, running already: {', '.join(teacher.urls)}")
+    elif teacher.model is not None and trainer.type is not None:
+        dtype = resolved_dtype(teacher.dtype, device)
+        found.append(
+            f"{teacher.servers} x teacher server, {teacher.engine}, {where}, {dtype}: {teacher.model}, whose memory is "
+            "not in the estimate"
+        )
     found.append("1 x rollout controller")
     if trainer.type is None:
         found.append("no trainer: evaluation only")

@@ -16,6 +16,7 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
+from agentrl.config.teacher import as_teacher
 from agentrl.core.process import write_json
 from agentrl.core.registry import nearest, require
 from agentrl.core.weights import sweep_stale
@@ -28,6 +29,7 @@ from agentrl.launch.follow import MetricsTail
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.launch.teacher import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import read_metrics
@@ -84,6 +86,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     """The run's processes from start to end, and its report."""
     started = time.monotonic()
     model = find_model(recipe, console)
+    teacher = find_teacher(recipe, model.path, console)
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     template = template_text(recipe.model.chat_template, model.path)
@@ -94,8 +97,10 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     supervisor = Supervisor(run_dir / "logs")
     try:
         with LiveView(recipe, run_dir, console) as view:
-            train = train_on_lines if recipe.trainer.type in SUPERVISED else _train
-            train(recipe, model.path, run_dir, supervisor, view, resume=resume)
+            if recipe.trainer.type in SUPERVISED:
+                train_on_lines(recipe, model.path, run_dir, supervisor, view, resume=resume)
+            else:
+                _train(recipe, model.path, teacher, run_dir, supervisor, view, resume=resume)
     finally:
         supervisor.stop()
         sweep_stale()
@@ -160,6 +165,9 @@ def check_components(recipe: Recipe) -> None:
     check_names(recipe)
     if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:
         server_python(recipe.inference)
+    teacher = recipe.teacher
+    if teacher.model is not None and teacher.engine in ("sglang", "vllm") and not teacher.urls:
+        server_python(as_teacher(recipe).inference, "teacher")
 
 
 def check_names(recipe: Recipe) -> None:
@@ -208,17 +216,29 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
         )
 
 
-def _train(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, view: LiveView, *, resume: bool) -> None:
+def _train(
+    recipe: Recipe,
+    model: Path,
+    teacher: Path | None,
+    run_dir: Path,
+    supervisor: Supervisor,
+    view: LiveView,
+    *,
+    resume: bool,
+) -> None:
     shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false"}
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
     view.state("starting the inference server")
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
+    if teacher is not None:
+        view.state("starting the teacher")
+    scorers = teacher_urls(recipe, teacher, processes, supervisor)
     view.state("starting the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(
-        "controller", commands.controller(recipe, model, run_dir, urls, ready, resume), env=shared_env
+        "controller", commands.controller(recipe, model, run_dir, urls, ready, resume, scorers), env=shared_env
     )
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")

@@ -32,7 +32,9 @@ def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
     return model
 
 
-def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor) -> list[str]:
+def start_servers(
+    recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor, kind: str = "server"
+) -> list[str]:
     """Start the recipe's servers and return their URLs when all are ready.
 
     Args:
@@ -40,23 +42,24 @@ def start_servers(recipe: Recipe, model: Path, processes: Path, supervisor: Supe
         model: Folder to load.
         processes: Folder for the files in which servers announce themselves.
         supervisor: Owns the processes.
+        kind: What they are called; one of a kind may die while another lives.
     """
     inference = recipe.inference
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
     niceness = inference.niceness if beside_trainer else 0
     waiting: list[tuple[Child, Path | str]] = []
     for index in range(inference.servers):
-        name = f"server-{index}"
+        name = f"{kind}-{index}"
         if inference.engine == "embedded":
             ready = processes / f"{name}.json"
             command = commands.embedded_server(recipe, model, ready, index)
-            child = supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness, peer=True)
+            child = supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness, peer=kind)
             waiting.append((child, ready))
         else:
             port = free_port()
             make = commands.sglang_server if inference.engine == "sglang" else commands.vllm_server
             command = make(recipe, model, port, server_python(inference))
-            child = supervisor.start(name, command, env=server_env(recipe), niceness=niceness, peer=True)
+            child = supervisor.start(name, command, env=server_env(recipe), niceness=niceness, peer=kind)
             waiting.append((child, f"http://127.0.0.1:{port}{READY_PATHS[inference.engine]}"))
     urls: list[str] = []
     for child, where in waiting:
@@ -75,8 +78,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def server_python(inference: InferenceConfig) -> str:
-    """The interpreter that a foreign server runs in.
+def server_python(inference: InferenceConfig, section: str = "inference") -> str:
+    """The interpreter that a foreign server runs in; ``section`` is where the recipe may name it.
 
     Raises:
         UserError: None is found that has it.
@@ -89,9 +92,9 @@ def server_python(inference: InferenceConfig) -> str:
     if beside.is_file():
         return str(beside.absolute())
     raise UserError(
-        f"inference.engine={inference.engine} is not installed: neither this interpreter has it nor {beside}; install "
+        f"{section}.engine={inference.engine} is not installed: neither this interpreter has it nor {beside}; install "
         f"it into an environment of its own (make {inference.engine} does so for a CPU) and name its interpreter with "
-        "inference.python=PATH"
+        f"{section}.python=PATH"
     )
 
 

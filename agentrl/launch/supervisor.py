@@ -34,13 +34,13 @@ class Child:
         name: For messages and the log's name.
         process: The process itself, leader of its own session.
         log: Its standard output and error.
-        peer: Whether others do the same work: the run goes on while one of the peers lives.
+        peer: What work others do as well: the run goes on while one of the peers lives. Empty: nobody else does it.
     """
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
-    peer: bool = False
+    peer: str = ""
 
     def tail(self) -> str:
         """The last lines of the log."""
@@ -68,7 +68,7 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         niceness: int = 0,
-        peer: bool = False,
+        peer: str = "",
     ) -> Child:
         """Start a child.
 
@@ -130,7 +130,8 @@ class Supervisor:
         return [self._obituary(child) for child in gone]
 
     def _replaced(self, child: Child) -> bool:
-        return child.peer and any(c.peer and c.process.poll() is None for c in self._children)
+        peers = [c for c in self._children if child.peer and c.peer == child.peer]
+        return any(c.process.poll() is None for c in peers)
 
     def _obituary(self, child: Child) -> str:
         code = child.process.poll()

@@ -106,7 +106,7 @@ def _masks(steps: Sequence[Record]) -> Finding | None:
 
 def _signal(steps: Sequence[Record]) -> Finding | None:
     share = _recent(steps, "rollout/groups_with_signal")
-    if share is None or share >= FEW_SIGNALS:
+    if share is None or share >= FEW_SIGNALS or "distill/reverse_kl" in steps[-1]:  # a teacher teaches every token
         return None
     return Finding(
         "signal",

@@ -172,6 +172,8 @@ def step_line(record: Mapping[str, float], total: int) -> str:
     names = sorted(name for name in record if name.startswith("metrics/"))
     parts = [f"step {record.get('step', 0):.0f}/{total}", f"reward {record['reward/mean']:.3f}"]
     parts += [f"{name.removeprefix('metrics/')} {record[name]:.3f}" for name in names]
+    if "distill/reverse_kl" in record:
+        parts.append(f"kl to teacher {record['distill/reverse_kl']:.3f}")
     for key, label in (("tokens/completion_mean", "tokens"), ("staleness/mean", "stale")):
         if key in record:
             parts.append(f"{label} {record[key]:.1f}")

@@ -10,7 +10,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.config.recipe import Recipe
@@ -28,6 +28,7 @@ from agentrl.rollout.weights import WeightTransaction
 MOST_KINDS = 20  # kinds of failures that are logged
 log = logging.getLogger(__name__)
 Evaluate = Callable[[int], Any]  # async (version) -> dict of metrics
+Score = Callable[[Episode], Awaitable[Episode]]
 
 
 class RolloutError(RuntimeError):
@@ -46,6 +47,7 @@ class Controller:
         journal: Where outcomes go.
         write_metrics: Called with a step and its metrics.
         evaluate: Runs an evaluation at a version and returns its metrics.
+        score: Puts a teacher's logprobs into an episode that is over.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Controller:
         journal: Journal,
         write_metrics: Callable[[int, dict[str, float]], None],
         evaluate: Evaluate,
+        score: Score | None = None,
     ) -> None:
         self.recipe = recipe
         self._config = recipe.rollout
@@ -68,6 +71,7 @@ class Controller:
         self._journal = journal
         self._write_metrics = write_metrics
         self._evaluate = evaluate
+        self._score = score
         self.gate = StalenessGate(
             self._config.max_staleness,
             self._config.batch_size,
@@ -125,18 +129,7 @@ class Controller:
 
     async def _run_group(self, draw: int, task: Task) -> None:
         episodes = await asyncio.gather(
-            *(
-                run_episode(
-                    self._workflow,
-                    task,
-                    self._client,
-                    group_id=f"g{draw}",
-                    index=index,
-                    seed=hash_seed(self.recipe.seed, draw, index),
-                    timeout=self._config.episode_timeout,
-                )
-                for index in range(self._config.group_size)
-            )
+            *(self._run_episode(draw, task, index) for index in range(self._config.group_size))
         )
         for episode in episodes:
             self._journal.episode(episode)
@@ -152,8 +145,20 @@ class Controller:
             self._journal.group(kind, draw=draw, task=task.id, reason=reason)
         self._room.set()
 
+    async def _run_episode(self, draw: int, task: Task, index: int) -> Episode:
+        episode = await run_episode(
+            self._workflow,
+            task,
+            self._client,
+            group_id=f"g{draw}",
+            index=index,
+            seed=hash_seed(self.recipe.seed, draw, index),
+            timeout=self._config.episode_timeout,
+        )
+        return episode if self._score is None else await self._score(episode)
+
     def _filter(self, good: list[Episode]) -> tuple[Any, str] | None:
-        if len(good) < 2:
+        if len(good) < min(2, self._config.group_size):
             return "failed", f"{len(good)} of {self._config.group_size} episodes usable"
         if self._config.skip_uniform_groups and is_uniform(good, self.recipe.reward):
             return "filtered", "uniform rewards"

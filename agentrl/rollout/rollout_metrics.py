@@ -33,6 +33,8 @@ def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> 
     metrics["tokens/completion_max"] = max(lengths, default=0.0)
     metrics["tokens/completion_total"] = sum(lengths)
     _add_mean(metrics, "tokens/truncated", [float(n.finish_reason == "length") for n in nodes])
+    gaps = [gap for n in nodes if n.teacher_logprobs for gap in n.teacher_gaps()]
+    _add_mean(metrics, "distill/reverse_kl", gaps)
     ages = [float(version - old) for e in episodes if (old := e.oldest_version()) is not None]
     _add_mean(metrics, "staleness/mean", ages)
     metrics["staleness/max"] = max(ages, default=0.0)

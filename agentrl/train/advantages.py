@@ -113,6 +113,11 @@ def reward(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
     return [value / divisor for value in rewards]
 
 
+def none(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+    """The advantage ``none``: rewards do not count, what else gives advantages (a teacher) acts alone."""
+    return [0.0] * len(scored)
+
+
 def turns(scored: Sequence[Scored], config: TrainerConfig) -> list[list[float]]:
     """The advantage ``turns``: what each turn and those after it earned, relative to all turns of the group.
 

@@ -13,6 +13,7 @@ from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.core.episode import Sequence as FlatSequence
 from agentrl.core.registry import load
 from agentrl.train.advantages import Advantage, Scored, Turn, spread, whitened
+from agentrl.train.distill import taught
 from agentrl.train.objective import skips_zero_advantages
 from agentrl.train.packing import TrainSequence
 
@@ -60,6 +61,10 @@ class _Entry:
     def tokens(self) -> int:
         return sum(turn.tokens for turn in self.scored.turns)
 
+    @property
+    def sampled(self) -> list[Node]:
+        return [self.nodes[index] for index in self.turns]
+
     def along(self, branch: FlatSequence, of_turns: Sequence[Sequence[float]]) -> list[float]:
         """``[tokens]`` of a branch: numbers of the sampled tokens, 0 where it trains none."""
         known = dict(zip(self.turns, of_turns, strict=True))
@@ -91,7 +96,8 @@ def make_train_batch(
         values: Gives the critic's value before each trained token of some sequences.
 
     Raises:
-        ValueError: The advantage function gave something else than finite numbers for each entry.
+        ValueError: The advantage function gave something else than finite numbers for each entry, or a teacher has not
+            scored what it should have.
     """
     seen = rewards or RewardConfig()
     entries = [
@@ -107,7 +113,11 @@ def make_train_batch(
     entries = _with_advantages(entries, config)
     kept = [entry for entry in entries if not (config.mask_truncated and not entry.scored.terminated)]
     groups = {entry.scored.group[0]: number for number, entry in enumerate(entries)}
-    final = _whitened(kept) if config.whiten == "batch" else kept
+    final = kept
+    if config.distill_coef > 0:
+        final = [replace(entry, advantages=taught(entry.advantages, entry.sampled, config)) for entry in final]
+    if config.whiten == "batch":
+        final = _whitened(final)
     sequences = [
         TrainSequence(
             token_ids=flat.token_ids,

@@ -37,6 +37,13 @@ def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
         ({"advantage": "gae", "scale_rewards": "group"}, ["trainer.advantage", "trainer.scale_rewards"]),
         ({"discount": 0.9}, ["trainer.discount", "trainer.advantage"]),
         ({"critic_warmup": 3, "advantage": "turns"}, ["trainer.critic_warmup", "trainer.advantage"]),
+        ({"distill_coef": 0.5, "ratio": "sequence"}, ["trainer.distill_coef", "trainer.ratio"]),
+        ({"advantage": "none", "scale_rewards": "none"}, ["trainer.advantage", "trainer.distill_coef"]),
+        ({"preset": "distill", "scale_rewards": "batch"}, ["trainer.advantage", "trainer.scale_rewards"]),
+        (
+            {"preset": "distill", "kl_coef": 0.1, "kl_in": "reward", "scale_rewards": "none"},
+            ["trainer.advantage", "trainer.kl_in"],
+        ),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(choices: dict, named: list[str]) -> None:
@@ -73,6 +80,10 @@ def test_the_formula_names_every_part_that_acts() -> None:
     )
     ppo = "\n".join(formula(TrainerConfig(preset="ppo", gae_lambda=0.95, critic_warmup=2)))
     assert "lambda = 0.95" in ppo and "V within 0.2" in ppo and "the critic alone learns in the first 2 steps" in ppo
+    pure = "\n".join(formula(TrainerConfig(preset="distill")))
+    assert "A = -1 * log(pi_behavior(t) / teacher(t))\n" in pure and "temperature 1" in pure and "[-r_t A]" in pure
+    both = "\n".join(formula(TrainerConfig(distill_coef=0.5, scale_rewards="none", whiten="batch")))
+    assert "A = R_i - mean(R of the group), less 0.5 * log(pi_behavior(t) / teacher(t)), then whitened" in both
     m2po = "\n".join(formula(TrainerConfig(preset="m2po")))
     assert "m_t" in m2po and "-r_t A" in m2po
 

@@ -14,6 +14,7 @@ class FakeBackend:
 
     Attributes:
         requests: ``(token_ids, params)`` in order.
+        scored: ``(token_ids, start)`` in order.
         calls: Names and arguments of the control calls in order.
         held: Set it to an unset event and ``generate`` waits for it.
         refuse: Control calls that fail, by name.
@@ -26,6 +27,7 @@ class FakeBackend:
         self.script = script
         self.requests: list[tuple[list[int], SamplingParams]] = []
         self.calls: list[tuple[str, object]] = []
+        self.scored: list[tuple[list[int], int]] = []
         self.held: asyncio.Event | None = None
         self.refuse: set[str] = set()
         self.wrong: list[str] = []
@@ -38,6 +40,13 @@ class FakeBackend:
         if self.dead:
             raise ServerUnreachable(f"{self.url} is dead")
         return self.script(token_ids, params)
+
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """-0.5 times each id."""
+        self.scored.append((token_ids, start))
+        if self.dead:
+            raise ServerUnreachable(f"{self.url} is dead")
+        return [-0.5 * token for token in token_ids[start:]]
 
     async def abort(self, request_id: str) -> None:
         self.calls.append(("abort", request_id))

@@ -65,6 +65,22 @@ async def test_generation_has_ids_logprobs_and_a_version_per_token() -> None:
     }  # fmt: skip
 
 
+async def test_scores_are_asked_from_the_position_before_and_the_first_one_is_dropped() -> None:
+    seen: list[Any] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append(json.loads(body))
+        pairs = [[None, 6, None], [-0.5, 7, None], [-0.25, 8, None]]  # SGLang pads the first position with null
+        return web.json_response({"output_ids": [], "meta_info": {"input_token_logprobs": pairs}})
+
+    async with backend(handler, embedded=False) as server:
+        assert await server.score([5, 6, 7, 8], 2) == [-0.5, -0.25]
+        with pytest.raises(InferenceError, match=r"not SGLang's .*3 logprobs of 4 tokens"):
+            await server.score([5, 6, 7, 8], 1)
+    assert (seen[0]["input_ids"], seen[0]["logprob_start_len"], seen[0]["return_logprob"]) == ([5, 6, 7, 8], 1, True)
+    assert seen[0]["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
+
+
 async def test_an_older_server_without_spans_gives_its_one_version() -> None:
     async with backend(lambda path, body: web.json_response({"meta_info": meta(weight_version="9")})) as server:
         assert (await server.generate([1], PARAMS, request_id="r")).versions == [9, 9, 9]

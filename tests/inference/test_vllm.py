@@ -75,6 +75,24 @@ async def test_ids_logprobs_and_versions_come_from_one_answer() -> None:
     }  # fmt: skip
 
 
+async def test_scores_are_those_of_the_prompts_own_tokens() -> None:
+    told = [None, {"6": {"logprob": -2.0}}, {"9": {"logprob": -0.1}, "7": {"logprob": -0.5}}, {"8": {"logprob": -0.25}}]
+    answers: Answers = {
+        "/v1/models": OLD["/v1/models"],
+        "/v1/completions": lambda body: web.json_response({"choices": [{"text": "x", "prompt_logprobs": told}]}),
+        "/inference/v1/generate": generated(),
+    }
+    async with backend(answers) as (server, seen):
+        assert await server.score([5, 6, 7, 8], 2) == [-0.5, -0.25]
+        with pytest.raises(InferenceError, match="not vLLM's"):
+            await server.score([5, 6, 7, 1], 1)
+        await server.generate([1], PARAMS, request_id="r")
+    asked = seen[1][1]
+    assert (asked["model"], asked["prompt"], asked["prompt_logprobs"]) == ("served", [5, 6, 7, 8], 0)
+    assert (asked["max_tokens"], asked["temperature"]) == (1, 1.0)
+    assert seen[-1][0] == "/inference/v1/generate", "scoring does not change how it generates"
+
+
 async def test_without_scale_out_completions_are_asked_and_stamped_with_the_version_they_started_under() -> None:
     async with backend(OLD) as (server, seen):
         result = await server.generate([1, 2], PARAMS, request_id="r")

@@ -72,8 +72,8 @@ def test_stop_ends_children_that_ignore_sigterm_and_their_families(
 
 
 def test_a_peer_that_ends_is_told_of_once_and_the_last_one_is_fatal(supervisor: Supervisor) -> None:
-    first = supervisor.start("server-0", [PYTHON, "-c", FOREVER], peer=True)
-    second = supervisor.start("server-1", [PYTHON, "-c", FOREVER], peer=True)
+    first = supervisor.start("server-0", [PYTHON, "-c", FOREVER], peer="server")
+    second = supervisor.start("server-1", [PYTHON, "-c", FOREVER], peer="server")
     supervisor.check()
     assert supervisor.lost() == []
     first.process.kill()

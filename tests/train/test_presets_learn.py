@@ -19,7 +19,7 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "distill"])  # it has no reward: test_distill
 def test_every_preset_improves_the_reward(preset: str, seed: int, tiny_model: Path, mesh: DeviceMesh) -> None:
     engine = make_engine(tiny_model, {"preset": preset})
     generator = torch.Generator().manual_seed(seed)

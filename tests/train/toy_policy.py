@@ -27,9 +27,20 @@ def make_engine(folder: Path, choices: dict[str, Any]) -> TrainEngine:
 
 
 @torch.no_grad()
-def sample(policy: Policy, version: int, generator: torch.Generator, length: int = ANSWER) -> list[Episode]:
-    """Groups of answers; the reward is the share of even ids in an answer, half of them at first."""
-    prompts = torch.randint(3, 200, (GROUPS, 3), generator=generator).repeat_interleave(MEMBERS, 0)
+def sample(
+    policy: Policy,
+    version: int,
+    generator: torch.Generator,
+    length: int = ANSWER,
+    prompts: torch.Tensor | None = None,
+) -> list[Episode]:
+    """Groups of answers; the reward is the share of even ids in an answer, half of them at first.
+
+    ``prompts`` are ``[GROUPS, 3]``, and drawn where they are not given.
+    """
+    if prompts is None:
+        prompts = torch.randint(3, 200, (GROUPS, 3), generator=generator)
+    prompts = prompts.repeat_interleave(MEMBERS, 0)
     ids, logprobs = prompts, []
     for _ in range(length):
         rows = policy.model(input_ids=ids, use_cache=False).logits[:, -1].float().log_softmax(-1)

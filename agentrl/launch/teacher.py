@@ -1,0 +1,64 @@
+"""The teacher of a distillation: its model, its vocabulary, its servers.
+
+Guarantees: a teacher whose tokens are not the policy's is refused before a process starts; servers that were named by
+URL are never started or stopped by us.
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.config.errors import UserError
+from agentrl.config.recipe import Recipe
+from agentrl.config.teacher import as_teacher
+from agentrl.data.models import find_file, resolve_model
+from agentrl.data.vocabulary import TOKENIZER, disagreements
+from agentrl.launch.servers import start_servers
+from agentrl.launch.supervisor import Supervisor
+
+SHOWN = 3  # tokens that disagree, named in the message
+
+
+def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None:
+    """Find the teacher's model, or where it is served already its tokenizer, and hold it against the policy's.
+
+    Args:
+        recipe: For ``teacher``.
+        student: Folder of the policy.
+        console: Where to say where it came from.
+
+    Returns:
+        Its folder; ``None`` where there is none to start.
+
+    Raises:
+        UserError: It is not found, or its ids mean other tokens.
+    """
+    name = recipe.teacher.model
+    if name is None:
+        return None
+    if recipe.teacher.urls:
+        file, source = find_file(name, TOKENIZER)
+        if file is None:
+            raise UserError(
+                f"teacher.model={name}: its {TOKENIZER} is needed to see that its tokens are the policy's ({source})"
+            )
+        folder, teacher = None, file
+    else:
+        model = resolve_model(name, lambda text: console.print(text, highlight=False, soft_wrap=True), "teacher.model")
+        folder, teacher, source = model.path, model.path / TOKENIZER, model.source
+    wrong = disagreements(student / TOKENIZER, teacher)
+    if wrong:
+        shown = ", ".join(f"{token!r} is {ours}, there {theirs}" for token, ours, theirs in wrong[:SHOWN])
+        raise UserError(
+            f"teacher.model={name} has another vocabulary than model.name={recipe.model.name}: {len(wrong)} tokens "
+            f"disagree ({shown}); a teacher can only score ids that mean the same to it"
+        )
+    console.print(f"teacher {source}", highlight=False, soft_wrap=True)
+    return folder
+
+
+def teacher_urls(recipe: Recipe, model: Path | None, processes: Path, supervisor: Supervisor) -> list[str]:
+    """URLs of the teacher's servers, started where they do not run already; none without a teacher."""
+    if model is None:
+        return list(recipe.teacher.urls)
+    return start_servers(as_teacher(recipe), model, processes, supervisor, "teacher")
