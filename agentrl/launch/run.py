@@ -100,7 +100,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
             if recipe.trainer.type in SUPERVISED:
                 train_on_lines(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:
-                _train(recipe, model.path, teacher, run_dir, supervisor, view, resume=resume)
+                _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
     finally:
         supervisor.stop()
         sweep_stale()
@@ -219,12 +219,12 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
 def _train(
     recipe: Recipe,
     model: Path,
-    teacher: Path | None,
     run_dir: Path,
     supervisor: Supervisor,
     view: LiveView,
     *,
     resume: bool,
+    teacher: Path | None = None,
 ) -> None:
     shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false"}
     processes = run_dir / "processes"

@@ -55,6 +55,15 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(
     assert close_to(references[0], answer, temperature)
 
 
+async def test_given_tokens_are_scored_at_temperature_one(backend: Backend, references: References) -> None:
+    answer = [12, 7, 250, 40]
+    for start in (1, len(PROMPT)):
+        told = await backend.score(PROMPT + answer, start)
+        expected = references[0].logprobs(PROMPT[:start], (PROMPT + answer)[start:], 1.0)
+        assert len(told) == len(PROMPT + answer) - start
+        assert (torch.tensor(told) - expected).abs().max().item() < 1e-3
+
+
 async def test_requests_at_once_get_their_own_answers(backend: Backend, references: References) -> None:
     prompts = [PROMPT[: 2 + index] for index in range(5)]
     params = SamplingParams(max_new_tokens=8 + 3, temperature=1.0)
