@@ -60,7 +60,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logits = _logits(hidden[whole], weight, ctx.temperature, room)
             for part, logits in _blocks(start, grad_logits):
                 logits.sub_(normalizers[part, None])  # now logprobs
-                if block is None:
+                if block is None or grad_entropies is None:
                     logits.exp_().mul_(-upstream[part, None])
                 else:  # d entropy / d logit = -p (log p + entropy) / T
                     scale = (grad_entropies[part] / ctx.temperature)[:, None]
