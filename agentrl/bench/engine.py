@@ -78,14 +78,14 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
     return figures
 
 
-def start(path: str, slots: int, device: str, *, compiled: bool) -> "Engine":
+def start(path: str, slots: int, device: str, *, compiled: bool, dtype: str = "auto") -> "Engine":
     """A ready engine."""
     from agentrl.inference.engine.engine import Engine
     from agentrl.inference.engine.model import load_model
     from agentrl.inference.engine.runner import ModelRunner
 
     def build() -> ModelRunner:
-        return ModelRunner(load_model(path, device=device), slots, compiled=compiled)
+        return ModelRunner(load_model(path, dtype=dtype, device=device), slots, compiled=compiled)
 
     engine = Engine(build, max_running=slots, seed=0).start()
     engine.ready.result()

@@ -1,9 +1,9 @@
 """A whole GRPO step, and its update alone, beside ``trl.GRPOTrainer`` at equal work.
 
-Guarantees: the same number of prompts (4 of 150 to 200 tokens), answers (8 each, 80 tokens), dtype (float32) and
-optimizer; one update over all of them on both sides. Each side runs in processes of its own, one at a time,
-interleaved; TRL takes the step that its ``train()`` takes, without gradient checkpointing, which would only slow it
-down here.
+Guarantees: the same number of prompts (4 of 150 to 200 tokens), answers (8 each, 80 tokens), dtype (bfloat16 over
+float32 parameters where the CPU has it, else float32) and optimizer; one update over all of them on both sides. Each
+side runs in processes of its own, one at a time, interleaved; TRL takes the step that its ``train()`` takes, without
+gradient checkpointing, which would only slow it down here.
 """
 
 import json
@@ -15,22 +15,27 @@ from typing import Any
 from agentrl.bench.report import default_model
 
 
-def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
+def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict[str, list[float]]:
     """Measure ``repeats`` times.
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
         repeats: Interleaved measurements, after one that warms up.
+        dtype: ``float32``, ``bfloat16`` or ``auto``.
 
     Returns:
         ``step_vs_trl``, our seconds of a step over TRL's; ``tokens_vs_trl``, our trained tokens per second of an update
         over TRL's; ``memory_vs_trl``, our trainer's peak of memory over TRL's; and the seconds behind them.
     """
+    import torch
+
     from agentrl.launch.commands import CPU_ENV
+    from agentrl.train.__main__ import resolve_dtype
 
     path = model or default_model()
     names = ("engine", "trainer", "trl")
-    sides = {name: _Side(name, path, dict(CPU_ENV)) for name in names}
+    computed = str(resolve_dtype(dtype, torch.device("cpu"))).removeprefix("torch.")
+    sides = {name: _Side(name, path, computed, dict(CPU_ENV)) for name in names}
     figures: dict[str, list[float]] = {}
     try:
         for side in sides.values():
@@ -64,10 +69,10 @@ def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
 class _Side:
     """A process that does one step at a time."""
 
-    def __init__(self, name: str, model: str, env: dict[str, str]) -> None:
+    def __init__(self, name: str, model: str, dtype: str, env: dict[str, str]) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentrl.bench.step_sides", name, model],
+            [sys.executable, "-m", "agentrl.bench.step_sides", name, model, dtype],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

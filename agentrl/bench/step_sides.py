@@ -1,7 +1,7 @@
 """Processes of ``agentrl bench step``: our engine, our trainer, and TRL's trainer, each doing one step when told to.
 
-``python -m agentrl.bench.step_sides SIDE MODEL`` reads a line of JSON for each step from stdin and answers with one
-line of JSON on stdout; seconds and the peak of resident memory are its own.
+``python -m agentrl.bench.step_sides SIDE MODEL DTYPE`` reads a line of JSON for each step from stdin and answers with
+one line of JSON on stdout; seconds and the peak of resident memory are its own.
 """
 
 import itertools
@@ -64,14 +64,14 @@ def requests() -> Iterator[Any]:
         yield json.loads(line)
 
 
-def engine_side(model: str) -> None:
+def engine_side(model: str, dtype: str) -> None:
     """Sample a batch: ids, masks and logprobs."""
     from transformers import AutoTokenizer
 
     from agentrl.bench.engine import make_request, start
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    engine = start(model, GROUPS * MEMBERS, "cpu", compiled=True)
+    engine = start(model, GROUPS * MEMBERS, "cpu", compiled=True, dtype=dtype)
     answer(ready=True)
     for seed in requests():
         prompts = [tuple(tokenizer(text)["input_ids"]) for text in make_prompts(tokenizer, seed)]
@@ -100,21 +100,26 @@ def _sampled(engine: Any, make_request: Any, prompts: list[tuple[int, ...]]) -> 
     return made
 
 
-def trainer_side(model: str) -> None:
+def trainer_side(model: str, dtype: str) -> None:
     """One GRPO update, with the recipe's settings for a CPU."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
     from agentrl.config.recipe import TrainerConfig
     from agentrl.train.batch import TrainBatch
     from agentrl.train.engine import TrainEngine
     from agentrl.train.packing import TrainSequence
-    from agentrl.train.policy import Policy, load_model
+    from agentrl.train.policy import Policy, load_model, shard
 
     store = Path(tempfile.mkdtemp()) / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    torch.set_flush_denormal(True)
     config = TrainerConfig(tokens_per_microbatch=2048)
-    engine = TrainEngine(Policy(load_model(Path(model)), 1.0, config.logprob_chunk), None, config, torch.device("cpu"))
+    policy = Policy(load_model(Path(model)), 1.0, config.logprob_chunk)
+    if dtype != "float32":
+        shard(policy, init_device_mesh("cpu", (1,)), getattr(torch, dtype))
+    engine = TrainEngine(policy, None, config, torch.device("cpu"))
     answer(ready=True)
     for batch in requests():
         rng = random.Random(0)
@@ -133,7 +138,7 @@ def trainer_side(model: str) -> None:
         answer(seconds=time.perf_counter() - begun, tokens=metrics["train/tokens"], peak=peak_mib())
 
 
-def trl_side(model: str) -> None:
+def trl_side(model: str, dtype: str) -> None:
     """TRL's own step: generation and update, told apart by the time that generation takes."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -171,8 +176,8 @@ def trl_side(model: str) -> None:
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=ROWS_AT_ONCE,
         gradient_accumulation_steps=GROUPS * MEMBERS // ROWS_AT_ONCE, num_generations=MEMBERS, learning_rate=1e-6,
         max_completion_length=ANSWER_TOKENS, generation_kwargs={"min_new_tokens": ANSWER_TOKENS}, temperature=1.0,
-        loss_type="grpo", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], max_steps=1000,
-        save_strategy="no", logging_strategy="no", shuffle_dataset=False, disable_tqdm=True,
+        loss_type="grpo", use_cpu=True, bf16=dtype == "bfloat16", gradient_checkpointing=False, report_to=[],
+        max_steps=1000, save_strategy="no", logging_strategy="no", shuffle_dataset=False, disable_tqdm=True,
         model_init_kwargs={"dtype": "float32"},
     )  # fmt: skip
     trainer = Timed(
@@ -187,4 +192,4 @@ def trl_side(model: str) -> None:
 
 
 if __name__ == "__main__":
-    {"engine": engine_side, "trainer": trainer_side, "trl": trl_side}[sys.argv[1]](sys.argv[2])
+    {"engine": engine_side, "trainer": trainer_side, "trl": trl_side}[sys.argv[1]](*sys.argv[2:])
