@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentrl.config import adapter
+from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -148,7 +150,7 @@ class EvalConfig(Section):
     samples: Positive = Field(default=1, description="Episodes per task.")
 
 
-class TrainerConfig(AlgorithmConfig):
+class TrainerConfig(AdapterConfig, AlgorithmConfig):
     """The optimisation. Times are wall-clock seconds, lengths are tokens."""
 
     type: str | None = Field(
@@ -185,6 +187,10 @@ class TrainerConfig(AlgorithmConfig):
     )
     logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
+    compile: bool = Field(default=False, description="torch.compile of the decoder layers; the first steps are slow.")
+    cpu_offload: bool = Field(
+        default=False, description="On GPU: parameters, gradients and optimizer stay in the host's memory (FSDP2)."
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of each rank; cores / nproc by default.")
     save_every: int = Field(
         default=0, ge=0, description="Trainer steps between checkpoints; 0: by time and at the end only."
@@ -264,7 +270,7 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        for problem in teacher_contradictions(self):
+        for problem in (*teacher_contradictions(self), *adapter.contradictions(self)):
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}

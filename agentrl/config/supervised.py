@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.section import Positive, Section
 
@@ -25,8 +26,10 @@ _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),
     "weights": ("transport", "pause_mode", "lease_seconds"),
-    "trainer": (*AlgorithmConfig.model_fields, "logprob_chunk"),
-}
+    "trainer": (
+        *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, "logprob_chunk", "compile", "cpu_offload",
+    ),
+}  # fmt: skip
 _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}
 
 

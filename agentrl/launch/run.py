@@ -5,10 +5,12 @@ Ctrl-C) leaves no process, port or shared memory behind; outputs stand in ``runs
 """
 
 import itertools
+import os
 import secrets
 import shutil
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -185,6 +187,10 @@ def check_names(recipe: Recipe) -> None:
             require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
+    if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
+        raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")
+    if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
+        raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and there is none")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
     if parser is not None and parser not in PARSERS:
         hint = nearest(parser, list(PARSERS))
@@ -197,6 +203,10 @@ def check_names(recipe: Recipe) -> None:
         )
 
 
+def _has_compiler() -> bool:
+    return bool(os.environ.get("CXX")) or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     """Refuse a run whose checkpoints cannot fit.
 
@@ -207,6 +217,8 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     checkpoints = (
         3 * parameters * (recipe.trainer.keep_checkpoints + 1)
     )  # parameters and two moments; one more while writing
+    if recipe.trainer.lora_rank is not None:
+        checkpoints = 0  # adapters are small
     needed = checkpoints + parameters
     free = shutil.disk_usage(run_dir).free
     if free < needed:

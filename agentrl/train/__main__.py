@@ -7,12 +7,14 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.process import die_with_parent
@@ -21,8 +23,9 @@ from agentrl.train.broadcast import BroadcastPublisher
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
+from agentrl.train.gather import Weight
 from agentrl.train.packed import is_packed, use_tree_attention
-from agentrl.train.policy import Policy, load_model, shard
+from agentrl.train.policy import Policy, compile_layers, load_model, shard
 from agentrl.train.publish import Publisher, WeightPublisher
 from agentrl.train.trainer import Trainer, TrainingStopped
 
@@ -45,46 +48,82 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: ControllerClient | None) -> Trainer:
     """Load, shard and wire everything on this rank; the process group is up already."""
     config = recipe.trainer
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    on_gpu = "nccl" in dist.get_backend_config()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    dtype = resolve_dtype(config.dtype, device)
+    policy = make_policy(recipe, model_path, mesh, device)
+    reference: nn.Module | None = None
+    if config.kl_coef > 0 and config.lora_rank is None:
+        reference = make_policy(recipe, model_path, mesh, device).requires_grad_(False)
+    elif config.kl_coef > 0:
+        from agentrl.train.lora import BasePolicy
 
-    def make_model() -> Any:
-        model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
-        if is_packed(config.attention, device):
-            use_tree_attention(model)
-        return model.to(device)
-
-    def sharded(module: Any) -> Any:
-        if mesh.size() > 1 or dtype != torch.float32:  # else there is nothing to shard or to convert, only to copy
-            shard(module, mesh, dtype)
-        return module
-
-    def make_policy() -> Policy:
-        return sharded(Policy(make_model(), recipe.sampling.temperature, config.logprob_chunk))
-
-    def make_critic() -> ValueLearner:
-        return ValueLearner(sharded(Critic(make_model().get_decoder()).to(device)), config, device)
-
-    policy = make_policy()
-    reference = make_policy().requires_grad_(False) if config.kl_coef > 0 else None
-    files = WeightPublisher(
-        policy.model.named_parameters(),
-        resolve_dtype(recipe.inference.dtype, device),
-        "disk" if recipe.weights.transport == "broadcast" else recipe.weights.transport,
-        run_dir / "weights",
-        is_writer=dist.get_rank() == 0,
-    )
-    publisher: Publisher = files
-    if recipe.weights.transport == "broadcast":
-        publisher = BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
-    critic = make_critic() if config.advantage == "gae" else None
+        reference = BasePolicy(policy)
+    publisher = make_publisher(recipe, policy, run_dir, device, client)
+    critic = make_critic(recipe, model_path, mesh, device) if config.advantage == "gae" else None
     engine = TrainEngine(policy, reference, config, device, critic)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
-        take_memory(3 * sum(p.numel() * p.element_size() for p in learned))  # gradients and two moments
+        take_memory(3 * sum(p.numel() * p.element_size() for p in learned if p.requires_grad))  # gradients, two moments
     made: type[Trainer] = load("trainer", config.type or "grpo")
     return made(recipe, model_path, run_dir, engine, publisher, client)
+
+
+def make_model(recipe: Recipe, model_path: Path, device: torch.device) -> Any:
+    """The starting model as it was saved."""
+    model = load_model(model_path, gradient_checkpointing=recipe.trainer.gradient_checkpointing)
+    if is_packed(recipe.trainer.attention, device):
+        use_tree_attention(model)
+    return model
+
+
+def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
+    """The starting policy, with adapters where the recipe trains those."""
+    config, model = recipe.trainer, make_model(recipe, model_path, device)
+    if config.lora_rank is not None:
+        from agentrl.train.lora import add_adapter  # PEFT is there where it is asked for
+
+        add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
+    return prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), recipe, mesh, device)
+
+
+def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
+    """A critic that starts from the policy's decoder, all its weights trained."""
+    decoder = make_model(recipe, model_path, device).get_decoder()
+    return ValueLearner(prepared(Critic(decoder), recipe, mesh, device), recipe.trainer, device)
+
+
+def prepared(module: Any, recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Any:
+    """A policy or a critic on its device, sharded and compiled as the recipe says."""
+    config = recipe.trainer
+    dtype = resolve_dtype(config.dtype, device)
+    module.to(device)
+    if mesh.size() > 1 or dtype != torch.float32 or config.cpu_offload:  # else there is nothing to do, only to copy
+        shard(module, mesh, dtype, offload=config.cpu_offload)
+    if config.compile:
+        compile_layers(module.model)
+    return module
+
+
+def make_publisher(
+    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None
+) -> Publisher:
+    """The way out for the weights that the recipe names."""
+    transport, folder, is_writer = recipe.weights.transport, run_dir / "weights", dist.get_rank() == 0
+    dtype = resolve_dtype(recipe.inference.dtype, device)
+    weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
+    if recipe.trainer.lora_rank is not None:
+        from agentrl.train.lora import plain_weights
+
+        weights = plain_weights(policy.model)
+        if recipe.trainer.lora_push == "adapter" and transport != "broadcast":
+            from agentrl.train.publish_adapter import AdapterPublisher
+
+            return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
+    if transport != "broadcast":
+        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer)
+    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer)
+    return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
 
 def take_memory(nbytes: int) -> None:
@@ -113,7 +152,8 @@ def main(argv: list[str] | None = None) -> int:
     use_cuda = recipe.launch.device != "cpu" and torch.cuda.is_available()
     if use_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    on_gpu = "cpu:gloo,cuda:nccl" if recipe.trainer.cpu_offload else "nccl"  # gloo: the gradients' norm is on the host
+    dist.init_process_group(on_gpu if use_cuda else "gloo")
     client = ControllerClient(args.controller, recipe.trainer.batch_timeout) if dist.get_rank() == 0 else None
     if client is not None:
         client.start_heartbeat()

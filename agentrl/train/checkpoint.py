@@ -1,7 +1,8 @@
 """Checkpoints: parameters, optimizer and the controller's cut, written whole or not at all.
 
 Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded by
-another number of ranks; older ones are removed only after the new one stands.
+another number of ranks; what is frozen (all but the adapters, where those are trained) is not in it; older ones are
+removed only after the new one stands.
 """
 
 import json
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -65,7 +67,13 @@ def load_checkpoint(checkpoint: Path, engine: TrainEngine) -> dict[str, Any]:
     tensors = _tensors(engine)
     load(tensors, checkpoint_id=str(checkpoint))
     for name, module, optimizer in _learned(engine):
-        set_state_dict(module, optimizer, model_state_dict=tensors[name], optim_state_dict=tensors[_OPTIMIZERS[name]])
+        set_state_dict(
+            module,
+            optimizer,
+            model_state_dict=tensors[name],
+            optim_state_dict=tensors[_OPTIMIZERS[name]],
+            options=StateDictOptions(strict=not _frozen(module)),
+        )
     if engine.moving_reference is not None:
         set_model_state_dict(engine.moving_reference, tensors["reference"])
     return read_state(checkpoint)
@@ -84,10 +92,17 @@ def _learned(engine: TrainEngine) -> Iterator[tuple[str, nn.Module, torch.optim.
 def _tensors(engine: TrainEngine) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for name, module, optimizer in _learned(engine):
-        tensors[name], tensors[_OPTIMIZERS[name]] = get_state_dict(module, optimizer)
+        whole, tensors[_OPTIMIZERS[name]] = get_state_dict(module, optimizer)
+        frozen = _frozen(module)
+        tensors[name] = {key: tensor for key, tensor in whole.items() if key not in frozen}
     if engine.moving_reference is not None:
         tensors["reference"] = get_model_state_dict(engine.moving_reference)
     return tensors
+
+
+def _frozen(module: nn.Module) -> set[str]:
+    """Names of the parameters that are never changed, tied copies included."""
+    return {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def _prune(folder: Path, keep: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
@@ -67,7 +67,7 @@ class TrainEngine:
     def __init__(
         self,
         policy: Policy,
-        reference: Policy | None,
+        reference: nn.Module | None,
         config: TrainerConfig,
         device: torch.device,
         critic: ValueLearner | None = None,
@@ -83,10 +83,10 @@ class TrainEngine:
         self.device = device
         self.packed = is_packed(config.attention, device)
         self.objective: Objective = load("objective", config.objective)
-        self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
+        self.optimizer = make_optimizer([p for p in policy.parameters() if p.requires_grad], config, config.learning_rate)
 
     @property
-    def moving_reference(self) -> Policy | None:
+    def moving_reference(self) -> nn.Module | None:
         """The reference where it is not the starting policy, and so belongs into a checkpoint."""
         return None if self.config.reference == "frozen" else self.reference
 
@@ -152,7 +152,7 @@ class TrainEngine:
         return plan_rows(self.policy.model, sequences, self.config.tokens_per_microbatch, firsts, packed=self.packed)
 
     @torch.no_grad()
-    def _scores(self, policy: Policy, sequences: Sequence[TrainSequence]) -> Tensor:
+    def _scores(self, policy: nn.Module, sequences: Sequence[TrainSequence]) -> Tensor:
         """``[tokens]`` logprobs of all trained tokens under a policy, on every rank."""
         found = torch.zeros(sum(sum(s.loss_mask) for s in sequences), device=self.device)
         for rows in self._plan(sequences)[1]:

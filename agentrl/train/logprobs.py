@@ -50,7 +50,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(normalizers)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         upstream = grad_logprobs / ctx.temperature
         rows = min(ctx.chunk, hidden.shape[0])
         room = _room(rows, weight)
@@ -70,7 +70,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logits.scatter_add_(-1, targets[part, None], upstream[part, None])
             grad_logits = grad_logits.to(hidden.dtype)
             torch.mm(grad_logits, weight, out=grad_hidden[whole])
-            grad_weight.addmm_(grad_logits.t(), hidden[whole])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_logits.t(), hidden[whole])
         return grad_hidden, grad_weight, None, None, None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
@@ -135,18 +135,38 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False) -> Any:
     return model
 
 
-def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The layers that repeat, as the model's class names them; none where it does not."""
+    names = set(model._no_split_modules or [])
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_layers(model: Any) -> None:
+    """Have ``torch.compile`` translate the decoder layers at their first use, for any batch and length.
+
+    The layers' own ``forward`` alone: what FSDP2 and activation checkpointing hang around it runs as before.
+
+    Raises:
+        ValueError: The model does not name its layers.
+    """
+    layers = decoder_layers(model)
+    if not layers:
+        raise ValueError(f"trainer.compile: {type(model).__name__} does not name its decoder layers")
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
     """Shard a policy or a critic with FSDP2; gradients are reduced in float32.
 
     One parameter group is a decoder layer, one the rest.
-    A parameter group stays gathered from its first use to the step's last micro-batch (see :func:`accumulate`).
+    A parameter group stays gathered from its first use to the step's last micro-batch (see :func:`accumulate`). With
+    ``offload`` shards, their gradients and the optimizer's moments stay in the host's memory.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    names = set(policy.model._no_split_modules or [])
-    layers = [module for module in policy.model.modules() if type(module).__name__ in names]
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
-    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    for module in (*decoder_layers(policy.model), policy):
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=keep, reshard_after_forward=False)
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:

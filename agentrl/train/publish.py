@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from agentrl.core.weights import (
     SAMPLED,
@@ -28,6 +27,7 @@ from agentrl.core.weights import (
     fingerprint,
     sweep_stale,
 )
+from agentrl.train.gather import Weight, full_tensor
 
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
@@ -55,7 +55,7 @@ class Publisher(Protocol):
 
     @property
     def unchanged(self) -> float | None:
-        """Share of the tensors of the latest version that are the same as before, where that is known."""
+        """Share of the trained tensors of the latest version that are the same as before, where that is known."""
         ...
 
     def publish(self, version: int, offer: Offer) -> None:
@@ -75,31 +75,35 @@ class WeightPublisher:
     """Writes published versions for the servers of this host, or of any host that sees ``disk_dir``.
 
     Args:
-        parameters: Hugging Face name -> parameter (DTensor or plain), tied copies left out.
+        parameters: Hugging Face name -> parameter (DTensor or plain) or what a trained adapter makes of it, tied copies
+            left out.
         dtype: Element type to write.
         transport: See :func:`choose_transport`.
         disk_dir: Folder for ``disk``.
         is_writer: Whether this rank writes.
+        file: Name of the file in its folder.
     """
 
     def __init__(
         self,
-        parameters: Iterable[tuple[str, nn.Parameter]],
+        parameters: Iterable[tuple[str, Weight]],
         dtype: torch.dtype,
         transport: Literal["auto", "shm", "disk"],
         disk_dir: Path,
         *,
         is_writer: bool,
+        file: str = WEIGHTS_FILE,
     ) -> None:
         self._parameters = list(parameters)
         self.dtype = dtype
         self.specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in self._parameters]
         self._is_writer = is_writer
+        self._file = file
         self._latest: dict[str, str] = {}  # fingerprints
         self.unchanged: float | None = None
         itemsize = torch.empty((), dtype=dtype).element_size()
-        self._nbytes = sum(p.numel() for _, p in self._parameters) * itemsize
-        self._sampled = spread([n for n, p in self._parameters if p.dim() == 2], SAMPLED_PARAMETERS)
+        self._nbytes = sum(p.shape.numel() for _, p in self._parameters) * itemsize
+        self._sampled = spread([n for n, p in self._parameters if len(p.shape) == 2], SAMPLED_PARAMETERS)
         self._folder: Path | None = None
         self._buffers: list[tuple[Path, mmap.mmap, int]] = []
         self.transport: Literal["shm", "disk"] = "disk"
@@ -121,7 +125,7 @@ class WeightPublisher:
         """Gather all parameters; on the writing rank fill the next buffer and return its manifest."""
         if not self._is_writer:
             for _, parameter in self._parameters:
-                _full(parameter)
+                full_tensor(parameter)
             return None
         path, buffer, data_start = self._buffer(version % 2)
         view = memoryview(buffer)
@@ -129,7 +133,7 @@ class WeightPublisher:
         samples: dict[str, list[float]] = {}
         offset = data_start
         for name, parameter in self._parameters:
-            full = _full(parameter)
+            full = full_tensor(parameter)
             nbytes = full.numel() * torch.empty((), dtype=self.dtype).element_size()
             target = torch.frombuffer(buffer, dtype=self.dtype, count=full.numel(), offset=offset).view(full.shape)
             target.copy_(full)
@@ -137,8 +141,9 @@ class WeightPublisher:
             if name in self._sampled:
                 samples[name] = _first_values(target)
             offset += nbytes
-        same = sum(self._latest.get(name) == value for name, value in fingerprints.items())
-        self.unchanged = same / len(fingerprints) if self._latest else None
+        trained = [name for name, parameter in self._parameters if parameter.requires_grad]
+        same = sum(self._latest.get(name) == fingerprints[name] for name in trained)
+        self.unchanged = same / len(trained) if self._latest and trained else None
         self._latest = fingerprints
         return self.manifest(
             version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
@@ -157,12 +162,12 @@ class WeightPublisher:
     def samples(self) -> dict[str, list[float]]:
         """The first values of some parameters, as servers will hold them; a collective."""
         chosen = [(name, parameter) for name, parameter in self._parameters if name in self._sampled]
-        return {name: _first_values(_full(parameter).to(self.dtype)) for name, parameter in chosen}
+        return {name: _first_values(full_tensor(parameter).to(self.dtype)) for name, parameter in chosen}
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
         """Full parameters, one at a time; a collective over all ranks."""
         for name, parameter in self._parameters:
-            yield name, _full(parameter)
+            yield name, full_tensor(parameter)
 
     def _buffer(self, index: int) -> tuple[Path, mmap.mmap, int]:
         while len(self._buffers) <= index:
@@ -170,7 +175,7 @@ class WeightPublisher:
             folder = self._folder / f"buffer-{len(self._buffers)}"
             folder.mkdir()
             header = safetensors_header([(n, p.shape) for n, p in self._parameters], self.dtype)
-            with open(folder / WEIGHTS_FILE, "w+b") as file:
+            with open(folder / self._file, "w+b") as file:
                 os.posix_fallocate(
                     file.fileno(), 0, len(header) + self._nbytes
                 )  # a full disk shows here, not as SIGBUS
@@ -204,11 +209,6 @@ def safetensors_header(shapes: Iterable[tuple[str, torch.Size]], dtype: torch.dt
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _full(parameter: Tensor) -> Tensor:
-    data = parameter.detach()
-    return data.full_tensor() if isinstance(data, DTensor) else data
 
 
 def _first_values(matrix: Tensor) -> list[float]:

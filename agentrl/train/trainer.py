@@ -24,6 +24,7 @@ from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.collectives import broadcast_bytes, shared_decision
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
+from agentrl.train.policy import reshard
 from agentrl.train.publish import Publisher
 from agentrl.train.schedule import learning_rate_factor, progress
 
@@ -188,7 +189,10 @@ class Trainer:
         self._last_save = time.monotonic()
 
     def export(self, target: Path) -> None:
-        """Write a plain Hugging Face folder with the current weights, whole or not at all."""
+        """Write a plain Hugging Face folder with the current weights, whole or not at all.
+
+        Where an adapter is trained it is merged in, and stands beside it as ``adapter``, in PEFT's format.
+        """
         model = self.engine.policy.model
         dtype = getattr(model.config, "dtype", None) or torch.float32
         state: dict[str, torch.Tensor] = {}
@@ -206,4 +210,9 @@ class Trainer:
             tokenizer.save_pretrained(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
+        if self.config.lora_rank is not None:
+            from agentrl.train.lora import save_adapter
+
+            reshard(self.engine.policy)
+            save_adapter(model, target.with_name("adapter"))
         dist.barrier()

@@ -239,6 +239,27 @@ def test_kl_in_the_reward_is_the_log_ratio_of_each_answer(
     assert engine.penalties(shifted) == pytest.approx([0.5 * 0.1 * sum(s.loss_mask) for s in sequences], abs=1e-4)
 
 
+@pytest.mark.parametrize("how", ["checkpointing", "compile"])
+def test_a_layer_that_is_compiled_or_computed_again_gives_the_same_gradients(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence], how: str
+) -> None:
+    if how == "compile" and not shutil.which("g++"):
+        pytest.skip("torch.compile needs a C++ compiler, and this machine has no g++")
+    config = TrainerConfig(logprob_chunk=16, tokens_per_microbatch=150)
+    found = []
+    for special in (False, True):
+        model = load_model(tiny_model, gradient_checkpointing=special and how == "checkpointing")
+        if special and how == "compile":
+            compile_layers(model)
+        policy = Policy(model, TEMPERATURE, 16)
+        shard(policy, mesh, torch.float32)
+        found.append(captured_gradients(TrainEngine(policy, None, config, CPU), sequences))
+        count = model.model.layers[0].self_attn.q_proj.register_forward_hook if special else None
+    (loss, plain), (other_loss, other) = found
+    assert other_loss == pytest.approx(loss, abs=1e-5)
+    torch.testing.assert_close(other, plain, atol=1e-6, rtol=1e-4)
+
+
 def test_minibatches_take_whole_groups_and_each_sequence_once() -> None:
     groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
     sequences = [TrainSequence([1] * (5 + group), [0, 1], [0, 0], [1.0] * 2, group=group) for group in groups]

@@ -96,7 +96,8 @@ async def weights_checker(http: HttpRequest) -> Response:
         raise BadRequestError(f"action must be one of {', '.join(DIGESTS)}, got {action!r:.80}")
     service = service_of(http)
     model = service.loaded.model
-    found = await settled(service.engine.call(lambda: digests(model, action)))
+    adapter = service.engine.adapter
+    found = await settled(service.engine.call(lambda: digests(model, action) | adapter.digests(action)))
     return json_response({"success": True, f"{action}s": found, "weight_version": service.engine.version})
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentrl.inference.engine.adapter import LiveAdapter, is_adapter
 from agentrl.inference.engine.admission import CHUNK, Admission, plain
 from agentrl.inference.engine.request import Finish, Request
 from agentrl.inference.engine.runner import ModelRunner
@@ -68,6 +69,7 @@ class Engine:
         self.scheduler = Scheduler(max_running, max_tokens)
         self.max_waiting = max_waiting
         self.version = version
+        self.adapter = LiveAdapter()
         self.paused = False
         self.failed_steps = 0
         self.ready: Future[ModelRunner] = Future()
@@ -152,12 +154,27 @@ class Engine:
         return self.call(self._resume)
 
     def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
-        """Load weights from a folder between two steps; returns the bytes read."""
-        return self.call(lambda: self._load(lambda model: load_weights(model, folder), version, abort_all))
+        """Load weights, or an adapter for them, from a folder between two steps; returns the bytes read."""
+
+        def whole(model: torch.nn.Module) -> int:
+            read = load_weights(model, folder)
+            self.adapter.forget(model, written=model.state_dict())
+            return read
+
+        def adapter(model: torch.nn.Module) -> int:
+            return self.adapter.load(model, folder)
+
+        return self.call(lambda: self._load(adapter if is_adapter(folder) else whole, version, abort_all))
 
     def take(self, tensors: Mapping[str, torch.Tensor], version: str | None, *, abort_all: bool) -> "Future[int]":
         """Copy some parameters into the model between two steps; returns their bytes."""
-        return self.call(lambda: self._load(lambda model: copy_weights(model, tensors), version, abort_all))
+
+        def some(model: torch.nn.Module) -> int:
+            taken = copy_weights(model, tensors)
+            self.adapter.forget(model, written=tensors)
+            return taken
+
+        return self.call(lambda: self._load(some, version, abort_all))
 
     def stop(self, timeout: float = 2.0) -> bool:
         """Abort everything and end the thread.

@@ -1,0 +1,121 @@
+"""LoRA through PEFT: adapters inside the policy's own model, and ways out for what they make of it.
+
+Guarantees: only adapters get gradients; they start at zero effect and the same on every rank; the names of everything
+that leaves are those of the plain model, or of PEFT's file format. The output head and the embeddings get no adapter,
+because logprobs are computed from the head's own weight.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, inject_adapter_in_model
+from peft.helpers import rescale_adapter_scale
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from agentrl.config.adapter import AdapterConfig
+from agentrl.train.gather import MergedWeight, Weight, full_tensor
+from agentrl.train.policy import MicroBatch, Policy
+
+ADAPTER = "default"  # PEFT's name of the only adapter
+CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's
+
+
+def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> None:
+    """Put an adapter beside the linear layers of ``model``, in place, and freeze all else.
+
+    Args:
+        model: Hugging Face causal LM, not sharded yet.
+        config: With a rank.
+        seed: Of the adapters' start.
+        base: What the saved adapter names as its base model.
+
+    Raises:
+        ValueError: A target is no linear layer of the model, or is its head.
+    """
+    assert config.lora_rank is not None
+    kept = (model.get_output_embeddings(), model.get_input_embeddings())
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and not any(module is one for one in kept)
+    }
+    targets = set(config.lora_targets) or linear
+    if unknown := sorted(targets - linear):
+        raise ValueError(f"trainer.lora_targets={unknown}: the model's linear layers are {', '.join(sorted(linear))}")
+    made = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type] - PEFT divides it and no more
+        target_modules=sorted(targets),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        base_model_name_or_path=base,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(made, model)
+
+
+class BasePolicy(nn.Module):
+    """The policy without its adapters: a reference that needs no weights of its own.
+
+    Args:
+        policy: Policy with adapters.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """See :meth:`Policy.forward`."""
+        with rescale_adapter_scale(self.policy.model, 0.0):
+            return self.policy(batch)
+
+
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
+    """Hugging Face name -> weight of the plain model, adapters added; tied copies left out."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    for name, parameter in model.named_parameters():
+        owner, inside, rest = name.partition(".base_layer.")
+        if inside:
+            yield f"{owner}.{rest}", _merged(layers[owner], parameter) if rest == "weight" else parameter
+        elif not parameter.requires_grad:
+            yield name, parameter
+
+
+def _merged(layer: Any, base: nn.Parameter) -> MergedWeight:
+    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    return MergedWeight(base, down, up, layer.scaling[ADAPTER], layer.fan_in_fan_out)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name in PEFT's file -> weight of the adapter."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", parameter
+
+
+def write_config(model: Any, folder: Path) -> None:
+    """Write PEFT's ``adapter_config.json``."""
+    model.peft_config[ADAPTER].save_pretrained(str(folder))
+
+
+def save_adapter(model: nn.Module, target: Path) -> None:
+    """Write the adapter in PEFT's format, whole or not at all; a collective, rank 0 writes."""
+    state = {name: full_tensor(parameter).cpu() for name, parameter in adapter_weights(model)}
+    if dist.get_rank() == 0:
+        partial = target.with_name(f".partial-{target.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_config(model, partial)
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial / ADAPTER_FILE)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    dist.barrier()

@@ -1,0 +1,86 @@
+"""Training steps with an adapter, the same in the test's process and on ranks of their own.
+
+``python -m tests.train.adapting MODEL STORE RANK RANKS OUT`` runs each of :data:`VARIANTS` on one of several ranks.
+"""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentrl.config.recipe import TrainerConfig
+from agentrl.train.batch import TrainBatch
+from agentrl.train.engine import TrainEngine
+from agentrl.train.gather import full_tensor
+from agentrl.train.lora import BasePolicy, add_adapter, plain_weights
+from agentrl.train.packing import TrainSequence
+from agentrl.train.policy import Policy, load_model, shard
+from tests.train.test_packing import random_sequences
+
+CPU = torch.device("cpu")
+RATE = 1e-2
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": LORA,
+    "lora_kl": {**LORA, "kl_coef": 0.1, "gradient_checkpointing": True},
+    "decoupled": {"preset": "decoupled", "minibatches": 2},
+}
+
+
+def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offload: bool = False) -> TrainEngine:
+    """Sharded with FSDP2, however many ranks there are."""
+    given = {"tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3, **choices}
+    config = TrainerConfig.model_validate(given)
+    model = load_model(folder, gradient_checkpointing=config.gradient_checkpointing)
+    if config.lora_rank is not None:
+        add_adapter(model, config, seed=3, base="tiny")
+    policy = Policy(model, 0.8, config.logprob_chunk)
+    shard(policy, mesh, torch.float32, offload=offload)
+    return TrainEngine(policy, BasePolicy(policy) if config.kl_coef else None, config, CPU)
+
+
+def steps(engine: TrainEngine, first: int, last: int) -> None:
+    """Updates on batches that depend on their number alone."""
+    for version in range(first, last):
+        rng = random.Random(version)
+        sequences = [
+            TrainSequence(
+                s.token_ids, s.loss_mask, [-4.0 + rng.gauss(0, 1) for _ in s.token_ids], rng.gauss(0, 1),
+                versions=[version] * len(s.token_ids), group=index // 3,
+            )
+            for index, s in enumerate(random_sequences(version, 6))
+        ]  # fmt: skip
+        engine.update(TrainBatch(sequences, 100.0, 1.0, version=version), RATE)
+
+
+def weights(engine: TrainEngine) -> dict[str, Tensor]:
+    """All weights under the plain model's names."""
+    return {name: full_tensor(weight).clone() for name, weight in plain_weights_of(engine)}
+
+
+def plain_weights_of(engine: TrainEngine) -> Any:
+    model = engine.policy.model
+    return model.named_parameters() if engine.config.lora_rank is None else plain_weights(model)
+
+
+def main(model: str, store: str, rank: str, ranks: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
+    mesh = init_device_mesh("cpu", (int(ranks),))
+    for name, choices in VARIANTS.items():
+        engine = make_engine(Path(model), mesh, choices)
+        steps(engine, 0, 3)
+        found = weights(engine)
+        if int(rank) == 0:
+            save_file(found, Path(out) / f"{name}.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
