@@ -138,13 +138,14 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False) -> Any:
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The layers that repeat, as the model's class names them; none where it does not."""
     names = set(model._no_split_modules or [])
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [m for m in model.modules() if any(kind.__name__ in names for kind in type(m).__mro__)]  # FSDP2 subclasses
 
 
-def compile_layers(model: Any) -> None:
+def compile_layers(model: Any, backend: str = "inductor") -> None:
     """Have ``torch.compile`` translate the decoder layers at their first use, for any batch and length.
 
-    The layers' own ``forward`` alone: what FSDP2 and activation checkpointing hang around it runs as before.
+    The layers' ``forward`` alone, so that FSDP2's hooks stay outside. A model that is to be sharded must be so already:
+    activation checkpointing belongs to the class that FSDP2 gives a layer, and would be lost.
 
     Raises:
         ValueError: The model does not name its layers.
@@ -153,7 +154,7 @@ def compile_layers(model: Any) -> None:
     if not layers:
         raise ValueError(f"trainer.compile: {type(model).__name__} does not name its decoder layers")
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
