@@ -5,14 +5,18 @@ keys named, before anything starts.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from agentrl.config.section import Positive, Section
 
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
+
+
+# A preset is filled in first: what was JSON's list is Python's by then, and no tuple to pydantic any more.
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)]
 
 
 class AdapterConfig(Section):
@@ -25,8 +29,9 @@ class AdapterConfig(Section):
         default=None, description="Train adapters of this rank and leave the weights alone (LoRA); null: all weights."
     )
     lora_alpha: float = Field(default=32.0, gt=0, description="An adapter counts lora_alpha / lora_rank times.")
-    lora_targets: tuple[str, ...] = Field(
-        default=(), description="Linear layers that get one, e.g. [q_proj, v_proj]; [] for all but the head."
+    lora_targets: Names = Field(
+        default=(),
+        description="Linear layers that get one, e.g. [q_proj, v_proj]; [] for all but the head.",
     )
     lora_push: Literal["merged", "adapter"] = Field(
         default="merged",

@@ -27,12 +27,14 @@ class ModelShape:
         layers: Decoder layers.
         kv_width: Key heads times head size: keys of one token in one layer.
         vocab: Vocabulary size.
+        linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
     """
 
     parameters: int
     layers: int
     kv_width: int
     vocab: int
+    linear_sides: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         attention += heads * head + 2 * kv_width
     layer = attention + 3 * hidden * inner + 2 * hidden
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return ModelShape(embeddings + layers * layer + hidden, layers, kv_width, vocab)
+    sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
+    return ModelShape(embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides)
 
 
 def resolved_dtype(wanted: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -103,10 +106,15 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     if trainer.type in SUPERVISED:
         return items + _lines_memory(recipe, shape, width)
     share = -(-shape.parameters // trainer.nproc)
-    items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
+    if trainer.lora_rank is None:
+        items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
+    else:
+        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.nproc)
+        items.append(MemoryItem("trainer rank", "frozen parameters in float32", 4 * share))
+        items.append(MemoryItem("trainer rank", "adapters at most, gradients, two Adam moments", 16 * adapters))
     if width != 4:
         items.append(MemoryItem("trainer rank", "parameters in bfloat16 for compute", 2 * shape.parameters))
-    if trainer.kl_coef > 0:
+    if trainer.kl_coef > 0 and trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
     logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
     items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))

@@ -99,6 +99,21 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("setting", "missing", "message"),
+    [
+        ("trainer.lora_rank=4", "find_spec", r"trainer\.lora_rank needs PEFT: pip install 'agentrl\[lora\]'"),
+        ("trainer.compile=true", "_has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
+    ],
+)
+def test_what_a_choice_needs_and_is_not_there_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, missing: str, message: str
+) -> None:
+    monkeypatch.setattr(run_module, missing, lambda *_: None)
+    with pytest.raises(RunError, match=message):
+        check_components(recipe(tmp_path, setting))
+
+
 def test_the_controller_may_ask_the_hub_for_data(tmp_path, monkeypatch):
     """It loads the datasets: offline it would take generated problems where the real ones can be had."""
     given = {}
