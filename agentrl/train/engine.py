@@ -83,7 +83,7 @@ class TrainEngine:
         self.device = device
         self.packed = is_packed(config.attention, device)
         self.objective: Objective = load("objective", config.objective)
-        self.optimizer = make_optimizer([p for p in policy.parameters() if p.requires_grad], config, config.learning_rate)
+        self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
 
     @property
     def moving_reference(self) -> nn.Module | None:

@@ -15,9 +15,9 @@ from agentrl.config.recipe import TrainerConfig
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerConfig, learning_rate: float) -> AdamW:
-    """AdamW as the recipe's trainer section says."""
+    """AdamW as the recipe's trainer section says, over the parameters that are not frozen."""
     return AdamW(
-        parameters,
+        [parameter for parameter in parameters if parameter.requires_grad],
         lr=learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,

@@ -5,6 +5,7 @@
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.engine import TrainEngine
 from agentrl.train.gather import full_tensor
 from agentrl.train.lora import BasePolicy, add_adapter, plain_weights
-from agentrl.train.packing import TrainSequence
 from agentrl.train.policy import Policy, load_model, shard
 from tests.train.test_packing import random_sequences
 
@@ -50,11 +50,11 @@ def steps(engine: TrainEngine, first: int, last: int) -> None:
     for version in range(first, last):
         rng = random.Random(version)
         sequences = [
-            TrainSequence(
-                s.token_ids, s.loss_mask, [-4.0 + rng.gauss(0, 1) for _ in s.token_ids], rng.gauss(0, 1),
-                versions=[version] * len(s.token_ids), group=index // 3,
+            replace(
+                sequence, logprobs=[-4.0 + rng.gauss(0, 1) for _ in sequence.token_ids],
+                advantages=[rng.gauss(0, 1) for _ in sequence.token_ids], group=index // 3,
             )
-            for index, s in enumerate(random_sequences(version, 6))
+            for index, sequence in enumerate(random_sequences(version, 6))
         ]  # fmt: skip
         engine.update(TrainBatch(sequences, 100.0, 1.0, version=version), RATE)
 

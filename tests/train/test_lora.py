@@ -80,12 +80,12 @@ def test_only_adapters_are_trained_and_saved_and_a_resumed_run_goes_on_exactly(
     assert adapters and all("lora_" in name for name in adapters)
     assert sum(len(group["params"]) for group in engine.optimizer.param_groups) == len(adapters)
     steps(engine, 0, 2)
-    saved = save_checkpoint(tmp_path, 2, engine.policy, engine.optimizer, {}, keep=1)
+    saved = save_checkpoint(tmp_path, 2, engine, {}, keep=1)
     names = FileSystemReader(saved).read_metadata().state_dict_metadata
     assert {name.removeprefix("model.") for name in names if name.startswith("model.")} == adapters
     steps(engine, 2, 4)
     resumed = make_engine(tiny_model, mesh, LORA)
-    load_checkpoint(saved, resumed.policy, resumed.optimizer)
+    load_checkpoint(saved, resumed)
     steps(resumed, 2, 4)
     expected = weights(engine)
     for name, tensor in weights(resumed).items():
