@@ -187,7 +187,9 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     )
     logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
-    compile: bool = Field(default=False, description="torch.compile of the decoder layers; the first steps are slow.")
+    compile: bool = Field(
+        default=False, description="torch.compile of the decoder layers; the first step takes minutes."
+    )
     cpu_offload: bool = Field(
         default=False, description="On GPU: parameters, gradients and optimizer stay in the host's memory (FSDP2)."
     )

@@ -100,6 +100,8 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
             )
             if device == "cpu":
                 items.append(MemoryItem("server", "weights once more, packed", shape.parameters * width))
+        if trainer.lora_push == "adapter":
+            items.append(MemoryItem("server", "weights beneath the adapters at most", shape.parameters * width))
     if trainer.type is None:
         return items
     width = _BYTES[resolved_dtype(trainer.dtype, device)]
@@ -118,7 +120,10 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
     logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
     items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
-    items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * 2 * shape.parameters))
+    sent = 2 * shape.parameters
+    if trainer.lora_rank is not None and trainer.lora_push == "adapter":
+        sent = 4 * trainer.lora_rank * shape.linear_sides
+    items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * sent))
     return items
 
 

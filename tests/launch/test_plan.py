@@ -49,11 +49,13 @@ def test_memory_adds_up_what_lasts():
 
 def test_an_adapter_takes_the_memory_of_its_own_parameters():
     settings = ["trainer.dtype=float32", "trainer.lora_rank=16", "trainer.kl_coef=0.1", "trainer.nproc=2"]
+    settings += ["trainer.lora_push=adapter"]
     found = memory(load_recipe("gsm8k_grpo", settings, device="cpu"), model_shape(SMOLLM2))
     items = {item.what.split(",")[0]: item.nbytes for item in found}
     assert items["frozen parameters in float32"] == 4 * 134_515_008 // 2
     assert items["adapters at most"] == 16 * 4_884_480 // 2  # PEFT's count for rank 16 on all linear layers
     assert "parameters" not in items and "reference model" not in items
+    assert items["weights on their way to the servers"] == 2 * 4 * 4_884_480
 
 
 def test_the_plan_names_processes_tokens_and_memory():
