@@ -251,11 +251,14 @@ def test_layers_that_are_computed_again_give_the_same_gradients(
 ) -> None:
     loss, gradient = gradients(tiny_model, mesh, sequences, 150)
     engine = TrainEngine(make_policy(tiny_model, mesh, gradient_checkpointing=True), None, TrainerConfig(), CPU)
+    passes: list[bool] = []
     calls: list[bool] = []
-    for layer in decoder_layers(engine.policy.model):
+    engine.policy.register_forward_pre_hook(lambda *_: passes.append(True))
+    layers = decoder_layers(engine.policy.model)
+    for layer in layers:
         layer.mlp.register_forward_pre_hook(lambda *_: calls.append(True))
     again, checkpointed = captured(engine, sequences)
-    assert len(calls) == 2 * len(decoder_layers(engine.policy.model)), "nothing was computed again"
+    assert len(calls) == 2 * len(layers) * len(passes) > 0, "nothing was computed again"
     assert again == pytest.approx(loss, abs=1e-6)
     torch.testing.assert_close(checkpointed, gradient, atol=1e-6, rtol=1e-4)
 
