@@ -217,8 +217,8 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     checkpoints = (
         3 * parameters * (recipe.trainer.keep_checkpoints + 1)
     )  # parameters and two moments; one more while writing
-    if recipe.trainer.lora_rank is not None:
-        checkpoints = 0  # adapters are small
+    if recipe.trainer.lora_rank is not None and recipe.trainer.advantage != "gae":
+        checkpoints = 0  # adapters are small, a critic is not
     needed = checkpoints + parameters
     free = shutil.disk_usage(run_dir).free
     if free < needed:

@@ -37,6 +37,19 @@ def test_values_and_gradients_equal_plain_log_softmax(
         torch.testing.assert_close(grad, reference, atol=1e-5, rtol=1e-5)
 
 
+def test_a_frozen_head_changes_nothing_for_what_is_below_it() -> None:
+    hidden, weight = torch.randn(7, 5), torch.randn(11, 5)
+    targets = torch.randint(0, 11, (7,))
+    found = []
+    for frozen in (False, True):
+        states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)
+        logprobs, entropies = chunked_logprobs(states, head, targets, chunk=3)
+        (logprobs + entropies).sum().backward()
+        assert (head.grad is None) == frozen
+        found.append(states.grad)
+    assert torch.equal(*found)
+
+
 def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
     weight = torch.randn(11, 5, requires_grad=True)
     logprobs, _ = chunked_logprobs(torch.zeros(0, 5, requires_grad=True), weight, torch.zeros(0, dtype=torch.long))

@@ -108,9 +108,10 @@ class LiveAdapter:
 
 def _read(folder: str) -> dict[str, Tensor]:
     try:
-        return load_file(Path(folder) / ADAPTER_FILE)
+        found = load_file(Path(folder) / ADAPTER_FILE)
     except (SafetensorError, OSError) as error:
         raise BadRequestError(f"cannot read {folder}: {error}") from error
+    return {name: tensor.clone() for name, tensor in found.items()}  # the file is mapped, and written again later
 
 
 def _config(folder: str) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def test_the_server_proves_the_adapter_and_the_weights_beneath_it(
     layer = "model.layers.1.mlp.up_proj"
     assert found[f"{layer}.base_layer.weight"] == fingerprint(raw_bytes(base[f"{layer}.weight"]))
     assert found[f"{layer}.weight"] != found[f"{layer}.base_layer.weight"]
+    assert found.keys() >= base.keys(), "the rest is told as before"
 
 
 @pytest.mark.parametrize("fault", ["dora", "bias", "no rank", "unknown", "shape", "half", "garbage", "config"])
