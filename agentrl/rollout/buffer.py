@@ -1,7 +1,8 @@
 """Finished groups on their way to the trainer.
 
-Guarantees: first in, first out; a batch has exactly the asked number of groups; each group leaves once. A failure put
-in reaches whoever waits.
+Guarantees: first in, first out; a batch has exactly the asked number of groups, in the order in which their tasks were
+drawn, so that what an update takes from it does not depend on which of them was finished first; each group leaves once.
+A failure put in reaches whoever waits.
 """
 
 import asyncio
@@ -50,9 +51,9 @@ class GroupBuffer:
             self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        """The ``count`` oldest groups, as soon as there are so many."""
+        """The ``count`` oldest groups, as soon as there are so many, by draw."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure is not None or len(self._groups) >= count)
             if self._failure is not None:
                 raise self._failure
-            return [self._groups.popleft() for _ in range(count)]
+            return sorted((self._groups.popleft() for _ in range(count)), key=lambda group: group.draw)

@@ -65,7 +65,7 @@ def test_interleavings(
 def _run(
     steps: list[tuple[Any, ...]], kept: int, most: int | None, folders: list[Path], models: list[torch.nn.Module]
 ) -> None:
-    loaded = load_model(str(folders[0]), device="cpu")
+    loaded = load_model(str(folders[0]), "float32", "cpu")
     engine = Engine(lambda: ModelRunner(loaded, 4, kept), max_running=4, max_tokens=most, prefill_chunk=LEAST)
     engine.build()
     driver = Driver(engine)
@@ -132,7 +132,7 @@ def _check(request: Request, models: list[Any], cuts: set[int]) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_what_runs(tiny: Path) -> None:
-    engine = Engine(lambda: ModelRunner(load_model(str(tiny), device="cpu"), 4), max_running=4, prefill_chunk=16)
+    engine = Engine(lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 4), max_running=4, prefill_chunk=16)
     engine.build()
     driver = Driver(engine)
     running = driver.make([1, 2, 3], SamplingParams(max_new_tokens=60, ignore_eos=True))
@@ -151,7 +151,7 @@ def test_a_long_prompt_does_not_hold_up_what_runs(tiny: Path) -> None:
 
 
 def test_a_request_waits_until_its_tokens_fit(tiny: Path) -> None:
-    engine = Engine(lambda: ModelRunner(load_model(str(tiny), device="cpu"), 4), max_running=4, max_tokens=50)
+    engine = Engine(lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 4), max_running=4, max_tokens=50)
     engine.build()
     driver = Driver(engine)
     params = SamplingParams(max_new_tokens=10, ignore_eos=True)

@@ -15,7 +15,7 @@ import pytest
 from agentrl.inference.engine.__main__ import main
 from tests.inference.engine.driving import SECONDS
 
-COMMAND = [sys.executable, "-m", "agentrl.inference.engine", "--device", "cpu", "--threads", "1"]
+COMMAND = [sys.executable, "-m", "agentrl.inference.engine", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
 
 
 def test_a_port_in_use_is_one_line_and_code_2(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,13 +37,16 @@ def test_it_serves_and_a_signal_ends_it_cleanly(tiny: Path, tmp_path: Path) -> N
     ready, log = tmp_path / "ready.json", tmp_path / "log"
     arguments = ["--model", str(tiny), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     with log.open("w") as sink, subprocess.Popen([*COMMAND, *arguments], stderr=sink, stdout=sink) as process:
-        told = _wait_for(ready, process)
-        assert told["pid"] == process.pid and told["dtype"] == "float32" and told["context_length"] == 512
-        body = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 500, "ignore_eos": True}}
-        with httpx.stream("POST", told["url"] + "/generate", json=body, timeout=SECONDS) as response:
-            next(response.iter_lines())
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 0
+        try:
+            told = _wait_for(ready, process)
+            assert told["pid"] == process.pid and told["dtype"] == "float32" and told["context_length"] == 512
+            body = {"input_ids": [1], "stream": True, "sampling_params": {"max_new_tokens": 500, "ignore_eos": True}}
+            with httpx.stream("POST", told["url"] + "/generate", json=body, timeout=SECONDS) as response:
+                next(response.iter_lines())
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()  # else leaving the context would wait for it
     assert "Traceback" not in log.read_text()
 
 
