@@ -14,6 +14,7 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
 from agentrl.config.teacher import TeacherConfig, teacher_contradictions
+from agentrl.core.transport import Transport, choose
 
 Seconds = Annotated[float, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -208,7 +209,8 @@ class WeightsConfig(Section):
 
     transport: Literal["auto", "shm", "disk", "broadcast"] = Field(
         default="auto",
-        description="Shared memory, files that the servers can read, or a process group (gloo, NCCL) with the servers.",
+        description="Shared memory, files that the servers can read, or a process group (gloo, NCCL) with the servers. "
+        "auto: shared memory where it fits and all servers stand on this host; for others the group, or the disk.",
     )
     pause_mode: Literal["retract", "in_place", "abort"] = Field(
         default="retract",
@@ -306,3 +308,10 @@ class Recipe(Section):
         if self.rollout.batch_size * self.rollout.group_size < self.trainer.nproc:
             raise ValueError("trainer.nproc is larger than rollout.batch_size * rollout.group_size")
         return self
+
+
+def weights_transport(recipe: Recipe) -> Transport:
+    """The way that new weights take, see :func:`agentrl.core.transport.choose`."""
+    inference, trainer = recipe.inference, recipe.trainer
+    files_only = trainer.lora_rank is not None and trainer.lora_push == "adapter"
+    return choose(recipe.weights.transport, inference.engine, inference.urls, files_only=files_only)

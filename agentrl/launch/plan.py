@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.recipe import Recipe, weights_transport
 from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.core.transport import Transport, costs, file_transport
 from agentrl.inference.engine import KEPT_TOKENS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -120,11 +121,39 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
     logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
     items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
-    sent = 2 * shape.parameters
-    if trainer.lora_rank is not None and trainer.lora_push == "adapter":
-        sent = 4 * trainer.lora_rank * shape.linear_sides
-    items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * sent))
+    if trainer.advantage == "gae":
+        items.append(MemoryItem("trainer rank", "critic, its gradients and two moments", 16 * share))
+        if width != 4:
+            items.append(MemoryItem("trainer rank", "critic in bfloat16 for compute", 2 * shape.parameters))
+    if _transport(recipe, shape) == "shm":
+        items.append(
+            MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * _sent(recipe, shape))
+        )
     return items
+
+
+def _sent(recipe: Recipe, shape: ModelShape) -> int:
+    """Bytes of a push."""
+    trainer = recipe.trainer
+    if trainer.lora_rank is not None and trainer.lora_push == "adapter":
+        return 4 * trainer.lora_rank * shape.linear_sides
+    return _BYTES[resolved_dtype(recipe.inference.dtype, recipe.launch.device)] * shape.parameters
+
+
+def _transport(recipe: Recipe, shape: ModelShape) -> Transport:
+    chosen = weights_transport(recipe)
+    if chosen != "shm" or recipe.weights.transport == "shm":
+        return chosen
+    return file_transport("auto", _sent(recipe, shape))
+
+
+def _weights(recipe: Recipe, shape: ModelShape) -> list[str]:
+    """Which way new weights take, and what each costs."""
+    chosen, servers = _transport(recipe, shape), len(recipe.inference.urls) or recipe.inference.servers
+    told = costs(_sent(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
+    asked = " (auto)" if recipe.weights.transport == "auto" else ""
+    others = [f"             instead of {way}: {text}" for way, text in told.items() if way != chosen]
+    return [f"weights    {chosen}{asked}: {told[chosen]}", *others]
 
 
 def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
@@ -155,6 +184,8 @@ def plan_lines(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> 
         shape = model_shape(config)
     except ValueError as error:
         return [*lines, f"memory     not estimated: {error}"]
+    if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED:
+        lines += _weights(recipe, shape)
     lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate without activations:")
     items = memory(recipe, shape)
     lines += [f"             {item.process + ',':<14} {item.what:<56} {_size(item.nbytes):>9}" for item in items]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.recipe import Recipe, weights_transport
 from agentrl.core.process import die_with_parent
 from agentrl.core.registry import load
 from agentrl.train.broadcast import BroadcastPublisher
@@ -109,7 +109,8 @@ def make_publisher(
     recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None
 ) -> Publisher:
     """The way out for the weights that the recipe names."""
-    transport, folder, is_writer = recipe.weights.transport, run_dir / "weights", dist.get_rank() == 0
+    folder, is_writer = run_dir / "weights", dist.get_rank() == 0
+    transport, chosen = recipe.weights.transport, weights_transport(recipe)
     dtype = resolve_dtype(recipe.inference.dtype, device)
     weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
     if recipe.trainer.lora_rank is not None:
@@ -120,8 +121,8 @@ def make_publisher(
             from agentrl.train.publish_adapter import AdapterPublisher
 
             return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
-    if transport != "broadcast":
-        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer)
+    if chosen != "broadcast":
+        return WeightPublisher(weights, dtype, transport if chosen == "shm" else "disk", folder, is_writer=is_writer)
     files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer)
     return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from agentrl.core.transport import LOOPBACK
 from agentrl.core.update_group import UpdateGroup, open_store
 from agentrl.core.weights import BroadcastPlan, TensorSpec
 from agentrl.train.collectives import shared_decision
@@ -25,7 +26,6 @@ from agentrl.train.controller_client import ControllerError
 from agentrl.train.publish import Offer, WeightPublisher
 
 BUCKET_BYTES = 512 * 1024 * 1024  # what a server holds beside its own weights while it takes them
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger(__name__)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from agentrl.core.transport import file_transport
 from agentrl.core.weights import (
     SAMPLED,
     SHM,
@@ -32,22 +33,6 @@ from agentrl.train.gather import Weight, full_tensor
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
-
-
-def choose_transport(transport: Literal["auto", "shm", "disk"], nbytes: int) -> Literal["shm", "disk"]:
-    """``auto`` takes tmpfs where two copies fit with room to spare.
-
-    Raises:
-        OSError: ``shm`` was asked for and does not fit or does not exist.
-    """
-    free = shutil.disk_usage(SHM).free if SHM.is_dir() else 0
-    fits = free > 2.2 * nbytes
-    if transport == "shm" and not fits:
-        raise OSError(
-            f"weights.transport=shm needs {2.2 * nbytes / 1e6:.0f} MB in {SHM}, which has {free / 1e6:.0f} MB free; "
-            "use weights.transport=disk"
-        )
-    return "shm" if fits and transport != "disk" else "disk"
 
 
 class Publisher(Protocol):
@@ -78,7 +63,7 @@ class WeightPublisher:
         parameters: Hugging Face name -> parameter (DTensor or plain) or what a trained adapter makes of it, tied copies
             left out.
         dtype: Element type to write.
-        transport: See :func:`choose_transport`.
+        transport: See :func:`~agentrl.core.transport.file_transport`.
         disk_dir: Folder for ``disk``.
         is_writer: Whether this rank writes.
         file: Name of the file in its folder.
@@ -109,7 +94,7 @@ class WeightPublisher:
         self.transport: Literal["shm", "disk"] = "disk"
         if is_writer:
             sweep_stale()
-            self.transport = choose_transport(transport, self._nbytes)
+            self.transport = file_transport(transport, self._nbytes)
             base = SHM if self.transport == "shm" else disk_dir
             base.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"{SHM_PREFIX}{os.getpid()}-", dir=base))

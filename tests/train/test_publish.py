@@ -1,7 +1,5 @@
 """Published weights: what stands in the file, buffers, fingerprints, clean-up."""
 
-import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.core.weights import fingerprint, mismatches
-from agentrl.train.publish import WeightPublisher, choose_transport
+from agentrl.train.publish import WeightPublisher
 
 
 @pytest.fixture
@@ -55,11 +53,3 @@ def test_the_version_before_stays_readable_until_the_one_after_the_next(
     assert first.fingerprints["a.weight"] != second.fingerprints["a.weight"]
     assert publisher.write(3).path == first.path  # type: ignore[union-attr]
     publisher.close()
-
-
-def test_auto_falls_back_to_disk_where_tmpfs_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 0, 100))
-    assert choose_transport("auto", 1000) == "disk"
-    with pytest.raises(OSError, match=r"weights\.transport=disk"):
-        choose_transport("shm", 1000)

@@ -39,7 +39,11 @@ def reference(tiny: Path) -> torch.nn.Module:
 @pytest.fixture
 def engine(tiny: Path) -> Iterator[Engine]:
     started = Engine(
-        lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 8), max_running=8, max_waiting=64, seed=0, threads=1
+        lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 8),
+        max_running=8,
+        max_waiting=64,
+        seed=0,
+        threads=1,
     ).start()
     started.ready.result(SECONDS)
     yield started

@@ -71,7 +71,17 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[htt
     folder = tmp_path_factory.mktemp("server")
     supervisor = Supervisor(folder)
     ready = folder / "ready.json"
-    command = [sys.executable, "-m", "agentrl.inference.engine", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.inference.engine",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+    ]
     command += ["--model", str(tiny), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     url = supervisor.wait_ready(supervisor.start("server", command), ready, SECONDS)["url"]
     with httpx.Client(base_url=url, timeout=SECONDS) as opened:

@@ -27,7 +27,10 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_flat_over_ten_thousand_requests(tiny: Path, other: Path) -> None:
     engine = Engine(
-        lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 16, 2048), max_running=16, max_tokens=2000, threads=1
+        lambda: ModelRunner(load_model(str(tiny), "float32", "cpu"), 16, 2048),
+        max_running=16,
+        max_tokens=2000,
+        threads=1,
     ).start()
     engine.ready.result(SECONDS)
     driver, rng, room = Driver(engine), random.Random(0), threading.Semaphore(AT_ONCE)
