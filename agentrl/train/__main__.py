@@ -122,7 +122,8 @@ def make_publisher(
 
             return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
     if chosen != "broadcast":
-        return WeightPublisher(weights, dtype, transport if chosen == "shm" else "disk", folder, is_writer=is_writer)
+        way = "disk" if chosen == "disk" or transport == "broadcast" else transport
+        return WeightPublisher(weights, dtype, way, folder, is_writer=is_writer)
     files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer)
     return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
