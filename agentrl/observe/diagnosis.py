@@ -16,6 +16,7 @@ FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5,
 UNCHANGED = 0.5  # share of tensors that a push left as they were
 CREEP = 1.5  # growth of the answers' length that should come with a growing reward
 RECENT = 3  # steps that a slow symptom must last
+GIVEN_TO_LEARN = 10  # steps before a critic is judged
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]
         records: Its training steps, in order.
         dtype: The trainer's compute type.
     """
-    steps = [record for record in records if is_step(record)]
+    steps = [record for record in records if is_step(record) and not record.get("critic/warmup")]
     if not steps:
         return []
     found = [rule(steps) for rule in _RULES]
@@ -234,7 +235,19 @@ def _overhead(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _critic(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "critic/explained")
+    if share is None or share >= 0 or len(steps) < GIVEN_TO_LEARN:
+        return None
+    return Finding(
+        "critic",
+        f"the critic explains {share:.0%} of the variance of the returns: less than a constant would",
+        "It learns too slowly for the policy, or its values were overtaken by it.",
+        "Raise trainer.critic_learning_rate or trainer.critic_warmup, or take an advantage of groups, which needs none.",
+    )
+
+
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
     _other_policy, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _creep, _clipped,
-    _overhead,
+    _overhead, _critic,
 )  # fmt: skip

@@ -101,6 +101,7 @@ class TrainEngine:
         if self.critic is not None:
             metrics |= self.critic.update(batch.valued, learning_rate / self.config.learning_rate)
             if batch.version < self.config.critic_warmup:
+                metrics["critic/warmup"] = 1.0
                 batch = replace(batch, sequences=[])
         table = self._table(batch)
         sums, worst = TokenSums(), (0.0, -1)

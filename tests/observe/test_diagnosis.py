@@ -30,6 +30,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
     ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),
     ("clip", {"train/clip_fraction": 0.7}, "70% of the tokens"),
+    ("critic", {"critic/explained": -0.4}, "-40%"),
     ("overhead", {"time/overhead_share": 0.5}, "50% of a step"),
 ]
 
@@ -41,10 +42,15 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 @pytest.mark.parametrize(("kind", "changes", "words"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_found_with_cause_and_remedy(kind: str, changes: dict[str, float], words: str) -> None:
-    found = {finding.kind: finding for finding in diagnose([HEALTHY] * 5 + [{**HEALTHY, **changes}] * 3)}
+    found = {finding.kind: finding for finding in diagnose([HEALTHY] * 9 + [{**HEALTHY, **changes}] * 3)}
     assert kind in found and words in found[kind].symptom
     assert set(found) <= {kind, "signal"}, "one fault, one finding"
     assert found[kind].cause and found[kind].remedy
+
+
+def test_steps_in_which_the_critic_alone_learns_are_not_judged() -> None:
+    warm = {**HEALTHY, "critic/warmup": 1.0, "train/tokens": 0.0, "train/skipped": 1.0, "critic/explained": -3.0}
+    assert diagnose([warm] * 20) == [] and diagnose([warm] * 20 + [HEALTHY] * 3) == []
 
 
 def test_a_slow_symptom_must_last() -> None:
