@@ -243,7 +243,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
         "critic",
         f"the critic explains {share:.0%} of the variance of the returns: less than a constant would",
         "It learns too slowly for the policy, or its values were overtaken by it.",
-        "Raise trainer.critic_learning_rate or trainer.critic_warmup, or take an advantage of groups, which needs none.",
+        "Raise trainer.critic_learning_rate or trainer.critic_warmup, or take an advantage that needs none.",
     )
 
 
