@@ -195,6 +195,7 @@ def test_servers_are_listed_and_added_while_a_run_goes_on(tiny_model: Path, runs
     supervisor = Supervisor(runs / "joining-logs")
     ready = runs / "joining.json"
     arguments = ["serve", "--engine", "embedded", "--model", str(tiny_model), "--ready-file", str(ready)]
+    arguments += ["--dtype", "float32"]
     joining = supervisor.start("serve", command(*arguments), env=environment())
     more = ("trainer.total_steps=10000", "weights.transport=broadcast")
     process = subprocess.Popen(

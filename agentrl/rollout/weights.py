@@ -173,4 +173,6 @@ async def _load(backend: Backend, manifest: WeightManifest) -> None:
 async def _verify(backend: Backend, manifest: WeightManifest) -> None:
     wrong = await backend.verify(manifest)
     if wrong:
-        raise InferenceError(f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}")
+        every = len(wrong) >= len(manifest.fingerprints or manifest.samples)
+        hint = "; all of them differ: does it compute in another type than inference.dtype?" if every else ""
+        raise InferenceError(f"{backend.url} holds other values for {len(wrong)} tensors: {wrong[:5]}{hint}")

@@ -41,8 +41,9 @@ async def test_when_one_server_fails_all_go_back_to_the_committed_version_and_go
         backends[1].load = load  # type: ignore[method-assign]
     else:
         backends[1].refuse = {"verify"}
-    with pytest.raises(WeightPushError, match="version 3 was not taken"):
+    with pytest.raises(WeightPushError, match="version 3 was not taken") as caught:
         await transaction.push(MANIFEST)
+    assert ("does it compute in another type than inference.dtype" in str(caught.value)) == (failure == "values")
     assert transaction.committed == Committed(2, "/old")
     for backend in backends:
         assert backend.calls[-2:] == [("load", ("/old", 2)), ("resume", None)]
