@@ -155,7 +155,7 @@ def _decode(size: Size, device: torch.device, repeats: int, folder: Path) -> Fig
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from agentrl.bench.engine import SHORT_PROMPT, make_prompts, start, tokens_a_second
+    from agentrl.bench.engine_sides import SHORT_PROMPT, make_prompts, start, tokens_a_second
 
     words = Tokenizer(models.WordLevel({"<end>": 0, "<unknown>": 1}, unk_token="<unknown>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder)

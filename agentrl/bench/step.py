@@ -6,13 +6,8 @@ side runs in processes of its own, one at a time, interleaved; TRL takes the ste
 gradient checkpointing, which would only slow it down here.
 """
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
-
 from agentrl.bench.report import default_model
+from agentrl.bench.sides import Side
 
 
 def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict[str, list[float]]:
@@ -35,7 +30,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
     path = model or default_model()
     names = ("engine", "trainer", "trl")
     computed = str(resolve_dtype(dtype, torch.device("cpu"))).removeprefix("torch.")
-    sides = {name: _Side(name, path, computed, dict(CPU_ENV)) for name in names}
+    sides = {name: Side("agentrl.bench.step_sides", name, path, computed, env=CPU_ENV) for name in names}
     figures: dict[str, list[float]] = {}
     try:
         for side in sides.values():
@@ -61,35 +56,5 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
                 figures.setdefault(key, []).append(value)
     finally:
         for side in sides.values():
-            side.process.kill()
-            side.process.wait()
+            side.end()
     return figures
-
-
-class _Side:
-    """A process that does one step at a time."""
-
-    def __init__(self, name: str, model: str, dtype: str, env: dict[str, str]) -> None:
-        self.name = name
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentrl.bench.step_sides", name, model, dtype],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | env,
-        )
-
-    def do(self, request: Any) -> dict[str, Any]:
-        """Have it take a step, and wait for what it says."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def hear(self) -> dict[str, Any]:
-        """Its next answer; libraries print in between."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("@"):
-                return json.loads(line[1:])
-        raise RuntimeError(f"the {self.name} side ended with code {self.process.wait()}")

@@ -5,15 +5,15 @@ one line of JSON on stdout; seconds and the peak of resident memory are its own.
 """
 
 import itertools
-import json
 import random
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from agentrl.bench.sides import answer, requests
 
 GROUPS, MEMBERS = 4, 8
 PROMPT_TOKENS = (150, 200)
@@ -53,22 +53,11 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def answer(**values: Any) -> None:
-    """One line to the parent."""
-    print("@" + json.dumps(values), flush=True)
-
-
-def requests() -> Iterator[Any]:
-    """Lines from the parent."""
-    for line in sys.stdin:
-        yield json.loads(line)
-
-
 def engine_side(model: str, dtype: str) -> None:
     """Sample a batch: ids, masks and logprobs."""
     from transformers import AutoTokenizer
 
-    from agentrl.bench.engine import make_request, start
+    from agentrl.bench.engine_sides import make_request, start
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     engine = start(model, GROUPS * MEMBERS, "cpu", compiled=True, dtype=dtype)
