@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
-from agentrl.launch.plan import resolved_dtype
+from agentrl.core.compute_dtype import resolved_dtype
 
 # Threads that wait for work must sleep: server and trainer share the cores, and a spinning one steals the other's time.
 CPU_ENV = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe, weights_transport
 from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.core.compute_dtype import resolved_dtype
 from agentrl.core.transport import Transport, costs, file_transport
 from agentrl.inference.engine import KEPT_TOKENS
 
@@ -67,16 +68,6 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
     sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
     return ModelShape(embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides)
-
-
-def resolved_dtype(wanted: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What ``auto`` becomes: bfloat16 on a GPU and on CPUs that multiply it natively, else float32."""
-    if wanted != "auto":
-        return wanted
-    if device == "cuda":
-        return "bfloat16"
-    flags = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
 def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
+from agentrl.core.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import Finding, diagnose, is_step
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
@@ -25,9 +26,10 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
         raise UserError(f"{run_dir} is no run: it has no {METRICS}")
     records = [record for record in lines(run_dir / METRICS) if is_step(record)]
     config = json.loads((run_dir / CONFIG).read_text()) if (run_dir / CONFIG).is_file() else {}
-    dtype = (config.get("trainer") or {}).get("dtype", "auto")
+    trainer, launch = config.get("trainer") or {}, config.get("launch") or {}
+    dtype = resolved_dtype(trainer.get("dtype", "auto"), launch.get("device", "cpu"))  # auto: as this machine has it
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
-    found = diagnose(numbers, "float32" if dtype == "auto" else dtype)
+    found = diagnose(numbers, dtype)
     kind = (config.get("trainer") or {}).get("type")
     nothing = f"trainer.type={kind} learns from lines: the rules are for episodes" if kind in SUPERVISED else ""
     unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]

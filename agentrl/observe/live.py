@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.recipe import Recipe
+from agentrl.core.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import diagnose
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -41,6 +42,7 @@ class LiveView:
         self, recipe: Recipe, run_dir: Path, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._recipe = recipe
+        self._dtype = resolved_dtype(recipe.trainer.dtype, recipe.launch.device)
         self._run_dir = run_dir
         self._console = console
         self._clock = clock
@@ -90,7 +92,7 @@ class LiveView:
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            for finding in diagnose(self._steps, self._recipe.trainer.dtype):
+            for finding in diagnose(self._steps, self._dtype):
                 if finding.kind not in self._warnings:  # once is enough
                     self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
                     self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))

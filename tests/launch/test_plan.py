@@ -1,5 +1,6 @@
 from agentrl.config.load import load_recipe
-from agentrl.launch.plan import memory, model_shape, plan_lines, resolved_dtype
+from agentrl.core.compute_dtype import resolved_dtype
+from agentrl.launch.plan import memory, model_shape, plan_lines
 
 SMOLLM2 = {
     "model_type": "llama",

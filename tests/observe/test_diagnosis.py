@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
+from agentrl.observe import doctor
 from agentrl.observe.diagnosis import diagnose
 from agentrl.observe.doctor import examine
 
@@ -89,6 +90,17 @@ def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "episodes.jsonl").write_text(episode("2+2") + "\n" + episode("3+3") + "\n")
     (tmp_path / "eval-episodes.jsonl").write_text(episode("4+4") + "\n")
     return tmp_path
+
+
+@pytest.mark.parametrize(("cpu", "found"), [("bfloat16", []), ("float32", ["ratio"])])
+def test_a_run_in_auto_is_judged_by_what_its_machine_computes_in(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, found: list[str]
+) -> None:
+    (run_dir / "config.json").write_text(json.dumps({"trainer": {"dtype": "auto"}, "launch": {"device": "cpu"}}))
+    off = {"step": 5, **HEALTHY, "train/ratio_deviation_max": 0.4}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(off) + "\n")
+    monkeypatch.setattr(doctor, "resolved_dtype", lambda wanted, device: {"auto": cpu}[wanted])
+    assert [finding.kind for finding in examine(run_dir)[0]] == found
 
 
 def test_the_command_says_that_nothing_was_found(run_dir: Path) -> None:
