@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PrinterCallback
+from transformers import AutoConfig, PrinterCallback, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.errors import UserError
@@ -87,6 +87,7 @@ def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resum
 def build(recipe: Recipe, run_dir: Path, model: Path, lines: Lines, tokenizer: Any, course: Course) -> Any:
     """The TRL trainer of ``trainer.type`` on the encoded lines, with the run's course and checkpoints."""
     config = recipe.trainer
+    set_seed(recipe.seed)  # a reward model's head begins with random numbers
     checkpoints = run_dir / "checkpoints"
     micro = micro_batch(recipe, lines.train.longest)
     device = torch.device("cpu" if recipe.launch.device == "cpu" else "cuda")
