@@ -36,8 +36,10 @@ async def interrupted(backend: Backend, mode: PauseMode) -> tuple["asyncio.Task[
         if mode != "abort":
             if not task.done():
                 return task, attempt
-        elif 0 < len((await asyncio.wait_for(task, SECONDS)).token_ids) < LONG.max_new_tokens:
-            return task, attempt
+        else:  # one that had ended by itself, however shortly before, was not met
+            answer = await asyncio.wait_for(task, SECONDS)
+            if answer.finish_reason == "abort" and answer.token_ids:
+                return task, attempt
         await backend.resume()
         await asyncio.wait_for(task, SECONDS)
     raise AssertionError("no pause met the request")
