@@ -26,6 +26,7 @@ from transformers import (
 
 from agentrl.bench.report import default_model
 from agentrl.inference.engine import fast_path as fast_path_module
+from agentrl.inference.engine import operators as operators_module
 from agentrl.inference.engine.fast_path import FastPath, _attend_to_itself, fast_path, fits, mean_difference
 from agentrl.inference.engine.model import LoadedModel
 from agentrl.inference.engine.native.build import native
@@ -123,9 +124,13 @@ def test_prefill_and_decode_give_the_models_own_logits(
                 torch.testing.assert_close(row, plain(model, ids), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("units", [False, True], ids=["own products", "oneDNN's products, as with AMX"])
 @pytest.mark.parametrize("name", FAMILY)
-def test_compiled_operators_compute_bfloat16_as_torch_does(name: str) -> None:
+def test_compiled_operators_compute_bfloat16_as_torch_does(
+    name: str, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rounds elsewhere: both are about as far from the float32 model, and not further."""
+    monkeypatch.setattr(operators_module, "matrix_units", lambda: units)
     library = native()
     if library is None:
         pytest.skip("there is no C++ compiler here")
