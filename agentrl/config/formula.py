@@ -92,10 +92,13 @@ def _along(trainer: AlgorithmConfig) -> list[str]:
         return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it on its branch"]
     if trainer.advantage != "gae":
         return []
+    advantage = (
+        "(the sum above)" if trainer.whiten == "batch" or trainer.distill_coef else "A"
+    )  # as it was before those
     clip = "" if trainer.critic_clip is None else f", V within {trainer.critic_clip:g} of what it was"
     lines = [
         f"delta_t = reward at t + gamma V(t+1) - V(t), gamma = {gamma:g}, lambda = {trainer.gae_lambda:g}",
-        f"critic: loss = mean over tokens of (V(t) - A - V_before(t))^2 / 2{clip}",
+        f"critic: loss = mean over tokens of (V(t) - {advantage} - V_before(t))^2 / 2{clip}",
     ]
     if trainer.critic_warmup:
         lines.append(f"the critic alone learns in the first {trainer.critic_warmup} steps")
