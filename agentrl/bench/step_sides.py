@@ -96,19 +96,19 @@ def trainer_side(model: str, dtype: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from agentrl.config.recipe import TrainerConfig
+    from agentrl.train.__main__ import make_model, prepared
     from agentrl.train.batch import TrainBatch
     from agentrl.train.engine import TrainEngine
     from agentrl.train.packing import TrainSequence
-    from agentrl.train.policy import Policy, load_model, shard
+    from agentrl.train.policy import Policy
 
     store = Path(tempfile.mkdtemp()) / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     torch.set_flush_denormal(True)
-    config = TrainerConfig(tokens_per_microbatch=2048)
-    policy = Policy(load_model(Path(model)), 1.0, config.logprob_chunk)
-    if dtype != "float32":
-        shard(policy, init_device_mesh("cpu", (1,)), getattr(torch, dtype))
-    engine = TrainEngine(policy, None, config, torch.device("cpu"))
+    config = TrainerConfig.model_validate({"tokens_per_microbatch": 2048, "dtype": dtype})
+    device = torch.device("cpu")
+    policy = Policy(make_model(config, Path(model), device), 1.0, config.logprob_chunk)
+    engine = TrainEngine(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
     answer(ready=True)
     for batch in requests():
         rng = random.Random(0)

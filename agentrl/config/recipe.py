@@ -184,7 +184,8 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",
         description="Rows of a micro-batch padded, with a dense mask, or end to end, with attention to what each token "
-        "may see alone. auto: packed on a GPU; padded on a CPU, where packed has a dense mask too and is slower.",
+        "may see alone. auto: packed where the model's attention can be exchanged,"
+        " but for layers that are compiled on a CPU.",
     )
     logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False

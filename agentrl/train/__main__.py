@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.config.recipe import Recipe, weights_transport
+from agentrl.config.recipe import Recipe, TrainerConfig, weights_transport
 from agentrl.core.process import die_with_parent
 from agentrl.core.registry import load
 from agentrl.train.broadcast import BroadcastPublisher
@@ -24,8 +24,9 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
 from agentrl.train.gather import Weight
-from agentrl.train.packed import is_packed, use_tree_attention
-from agentrl.train.policy import Policy, compile_layers, load_model, shard
+from agentrl.train.lean import keep_less
+from agentrl.train.packed import choose_attention
+from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
 from agentrl.train.publish import Publisher, WeightPublisher
 from agentrl.train.trainer import Trainer, TrainingStopped
 
@@ -69,36 +70,48 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     return made(recipe, model_path, run_dir, engine, publisher, client)
 
 
-def make_model(recipe: Recipe, model_path: Path, device: torch.device) -> Any:
+def make_model(config: TrainerConfig, model_path: Path, device: torch.device) -> Any:
     """The starting model as it was saved."""
-    model = load_model(model_path, gradient_checkpointing=recipe.trainer.gradient_checkpointing)
-    if is_packed(recipe.trainer.attention, device):
-        use_tree_attention(model)
+    model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
+    choose_attention(model, config, device)
     return model
 
 
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
     """The starting policy, with adapters where the recipe trains those."""
-    config, model = recipe.trainer, make_model(recipe, model_path, device)
+    config = recipe.trainer
+    model = make_model(config, model_path, device)
     if config.lora_rank is not None:
         from agentrl.train.lora import add_adapter  # PEFT is there where it is asked for
 
         add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
-    return prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), recipe, mesh, device)
+    return prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
 
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
     """A critic that starts from the policy's decoder, all its weights trained."""
-    decoder = make_model(recipe, model_path, device).get_decoder()
-    return ValueLearner(prepared(Critic(decoder), recipe, mesh, device), recipe.trainer, device)
+    decoder = make_model(recipe.trainer, model_path, device).get_decoder()
+    return ValueLearner(prepared(Critic(decoder), recipe.trainer, mesh, device), recipe.trainer, device)
 
 
-def prepared(module: Any, recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> Any:
-    """A policy or a critic on its device, sharded and compiled as the recipe says."""
-    config = recipe.trainer
+def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> Any:
+    """A policy or a critic on its device, sharded and compiled as the recipe says.
+
+    One rank without a card has nothing to gather, only to copy: it is not sharded, unless something here needs FSDP2.
+    """
     dtype = resolve_dtype(config.dtype, device)
     module.to(device)
-    if mesh.size() > 1 or dtype != torch.float32 or config.cpu_offload:  # else there is nothing to do, only to copy
+    if not config.compile:
+        keep_less(module.model)
+    alone = mesh.size() == 1 and not config.cpu_offload
+    if (
+        alone
+        and dtype != torch.float32
+        and device.type == "cpu"
+        and not (config.compile or config.gradient_checkpointing)
+    ):
+        compute_in(module, dtype)
+    elif not alone or dtype != torch.float32:
         shard(module, mesh, dtype, offload=config.cpu_offload)
     if config.compile:
         compile_layers(module.model)

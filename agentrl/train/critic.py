@@ -67,7 +67,7 @@ class ValueLearner:
         self.optimizer = make_optimizer(critic.parameters(), config, config.critic_learning_rate)
         self._config = config
         self._device = device
-        self._packed = is_packed(config.attention, device)
+        self._packed = is_packed(critic.model)
 
     @torch.no_grad()
     def values(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:

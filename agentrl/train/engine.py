@@ -81,7 +81,7 @@ class TrainEngine:
         self.critic = critic
         self.config = config
         self.device = device
-        self.packed = is_packed(config.attention, device)
+        self.packed = is_packed(policy.model)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
 

@@ -1,13 +1,13 @@
 """Rows laid end to end in one, with attention that computes only what each token may see.
 
 Guarantees: a token gets the position and sees the keys that it has in its own sequence, so packing changes nothing but
-rounding; blocks that no token sees are not computed. For CUDA, where it is compiled. On a CPU the same layout gets a
-dense mask (torch's ``flex_attention`` has no backward pass there), which is exact and slow: tests use it.
+rounding; blocks that no token sees are not computed. On CUDA it is torch's ``flex_attention``, compiled, which has no
+backward pass on a CPU; there it is :mod:`agentrl.train.tree_attention`.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +16,35 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from agentrl.core.tree_mask import tree_mask
+from agentrl.config.recipe import TrainerConfig
 from agentrl.train.packing import Row
 from agentrl.train.policy import MicroBatch
+from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's own
 ATTENTION = "agentrl_tree"  # our function's name among transformers' attention implementations
 
 
-def is_packed(attention: Literal["auto", "padded", "packed"], device: torch.device) -> bool:
-    """Whether ``trainer.attention`` means packed rows on this device."""
-    return device.type == "cuda" if attention == "auto" else attention == "packed"
+def choose_attention(model: Any, config: TrainerConfig, device: torch.device) -> None:
+    """Prepare a model for the rows that ``trainer.attention`` asks for.
+
+    ``auto`` packs them where the model can, but pads for layers that are compiled on a CPU: their graphs would end at
+    each attention.
+
+    Raises:
+        ValueError: They are to be packed, and the model's attention cannot be exchanged.
+    """
+    can = device.type == "cuda" or (device.type == "cpu" and not config.compile)
+    if config.attention == "packed" or (config.attention == "auto" and can):
+        try:
+            use_tree_attention(model)
+        except ValueError:
+            if config.attention == "packed":
+                raise
 
 
 def use_tree_attention(model: Any) -> None:
-    """Have a model take a :class:`BlockMask` as its attention mask; any other goes to PyTorch's attention as before.
+    """Have a model take :class:`TreeTiles` or a :class:`BlockMask` as its mask; any other goes to PyTorch's attention.
 
     Raises:
         ValueError: Its attention cannot be exchanged.
@@ -38,28 +52,34 @@ def use_tree_attention(model: Any) -> None:
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.set_attn_implementation(ATTENTION)  # only logs where it cannot
-    if model.config.get_text_config()._attn_implementation != ATTENTION:
+    if not is_packed(model):
         raise ValueError(
             f"{type(model).__name__} has an attention of its own, which cannot be exchanged: packed rows "
             "(trainer.attention) are not for it; set trainer.attention=padded"
         )
 
 
-def collate_packed(
-    rows: Sequence[Row], device: torch.device, make_mask: Callable[[Tensor], Any] | None = None
-) -> MicroBatch:
-    """Lay rows end to end, and fill up to whole blocks with tokens that see, and are seen by, themselves only.
+def is_packed(model: Any) -> bool:
+    """Whether a model gets rows end to end: see :func:`choose_attention`."""
+    return model.config.get_text_config()._attn_implementation == ATTENTION
+
+
+def collate_packed(rows: Sequence[Row], device: torch.device, *, blocks: bool | None = None) -> MicroBatch:
+    """Lay rows end to end.
 
     Args:
-        rows: No rows at all give one block of such tokens, and nothing to train.
+        rows: No rows at all give a dummy, and nothing to train.
         device: Where the tensors go.
-        make_mask: From ``ends``, ``[length]``; by default blocks on CUDA and a dense mask elsewhere.
+        blocks: A mask of blocks for ``flex_attention``, with whole blocks, filled up with tokens that see, and are seen
+            by, themselves only. By default on CUDA; :class:`TreeTiles` elsewhere.
 
     Returns:
         A micro-batch of one row.
     """
+    blocks = device.type == "cuda" if blocks is None else blocks
+    unit = BLOCK if blocks else 1
     used = sum(map(len, rows))
-    length = max(1, -(-used // BLOCK)) * BLOCK
+    length = max(1, -(-used // unit)) * unit
     token_ids: list[int] = []
     positions: list[int] = []
     ends: list[int] = []
@@ -79,12 +99,11 @@ def collate_packed(
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    if make_mask is None:
-        make_mask = block_mask if device.type == "cuda" else lambda ends: tree_mask(ends[None])
+    forest = tensor(ends + list(range(used + 1, length + 1)))
     return MicroBatch(
         token_ids=tensor(token_ids + filling)[None],
         positions=tensor(positions + filling)[None],
-        mask=make_mask(tensor(ends + list(range(used + 1, length + 1)))),
+        mask=block_mask(forest) if blocks else TreeTiles(forest),
         sources=tensor(sources),
         targets=tensor(targets),
         trained=tensor(trained),
@@ -140,6 +159,10 @@ def _attend(
             f"packed rows do not know {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
             "set trainer.attention=padded"
         )
+    scale = options.get("scaling")
+    if isinstance(attention_mask, TreeTiles):
+        queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+        return tree_attention(queries, keys, values, attention_mask, scale or query.shape[-1] ** -0.5)[None], None
     # Within a compiled layer it is compiled with it; on a CPU it runs as it is.
     inner = query.device.type != "cuda" or torch.compiler.is_compiling()
     attended = (flex_attention if inner else _compiled())(
@@ -147,7 +170,7 @@ def _attend(
         key,
         value,
         block_mask=attention_mask,
-        scale=options.get("scaling"),
+        scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return attended.transpose(1, 2).contiguous(), None

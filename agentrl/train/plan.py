@@ -31,7 +31,7 @@ def plan_rows(
         sequences: The same on every rank.
         budget: Tokens of a micro-batch.
         firsts: Place of each sequence's first trained token in the table; by default one after the other.
-        packed: Rows of a micro-batch are laid end to end; see :func:`~agentrl.train.packed.is_packed`.
+        packed: Rows of a micro-batch are laid end to end; see :func:`~agentrl.train.packed.choose_attention`.
     """
     span = attention_span(model.config.get_text_config().hidden_size)
     rows = build_rows(sequences, budget, math.inf if packed else span, firsts)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.func import functional_call
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
@@ -168,6 +169,33 @@ def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = 
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in (*decoder_layers(policy.model), policy):
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=keep, reshard_after_forward=False)
+
+
+def compute_in(policy: Any, dtype: torch.dtype) -> None:
+    """Have a policy or a critic of one rank compute in ``dtype``; parameters and gradients stay float32.
+
+    What FSDP2 does for several, without its second copies of parameters and gradients. Not for activation
+    checkpointing: what is computed again would not find the converted parameters.
+    """
+    inner = _AsItIs(policy)
+
+    def forward(*args: Any) -> Any:
+        converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
+        return functional_call(inner, converted, args)
+
+    policy.forward = forward
+
+
+class _AsItIs(nn.Module):
+    """Calls a module's own forward pass, whatever it was replaced by."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        """The module's."""
+        return type(self.module).forward(self.module, *args)
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:

@@ -4,16 +4,19 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
+from agentrl.config.recipe import TrainerConfig
 from agentrl.core.prefix_tree import PrefixTree
 from agentrl.core.tree_mask import tree_mask
-from agentrl.train.packed import BLOCK, block_mask, collate_packed, is_packed, use_tree_attention
+from agentrl.train.packed import BLOCK, block_mask, choose_attention, collate_packed, is_packed, use_tree_attention
 from agentrl.train.packing import Row, TrainSequence, build_rows
 from agentrl.train.policy import Policy, load_model, shard
 from tests.train.test_packing import random_sequences, sequence
@@ -76,36 +79,37 @@ def test_blocks_say_what_the_dense_mask_says(seed: int) -> None:
 
 def test_positions_start_anew_in_each_row() -> None:
     rows = build_rows([sequence([1, 2, 3], [7, 8]), sequence([4, 5], [6, 7, 8])], 100)
-    batch = collate_packed(rows, CPU)
+    batch = collate_packed(rows, CPU, blocks=True)
     assert batch.token_ids.shape == (1, BLOCK)
     assert batch.token_ids[0, :8].tolist() == [1, 2, 3, 7, 4, 5, 6, 7]
     assert batch.positions[0, :8].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert batch.sources.tolist() == [2, 3, 5, 6, 7]
-    seen = batch.mask[0, 0]
-    assert isinstance(seen, Tensor)
+    assert isinstance(batch.mask, BlockMask)
+    nodes = torch.arange(BLOCK)
+    seen = batch.mask.mask_mod(nodes, nodes, nodes[:, None], nodes[None, :])
     assert seen[4, :4].sum() == 0 and seen[8:].sum() == BLOCK - 8, "filling sees itself only"
+    assert collate_packed(rows, CPU).token_ids.tolist() == [[1, 2, 3, 7, 4, 5, 6, 7]], "nothing is filled up"
 
 
-@pytest.mark.parametrize("make_mask", [block_mask, None], ids=["blocks", "dense"])
-def test_packed_rows_give_the_logprobs_of_each_sequence_alone(
-    tiny_model: Path, mesh: DeviceMesh, make_mask: object
-) -> None:
+@pytest.mark.parametrize("blocks", [True, False])
+def test_packed_rows_give_the_logprobs_of_each_sequence_alone(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
     sequences = random_sequences(3, 8)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    batch = collate_packed(group_rows(sequences), CPU, make_mask)  # type: ignore[arg-type]
+    batch = collate_packed(group_rows(sequences), CPU, blocks=blocks)
     assert batch.token_ids.shape[1] > 2 * BLOCK
     with torch.no_grad():
         alone = torch.cat([torch.stack(plain_logprobs(model, s)) for s in sequences])
         logprobs, _ = packed_policy(tiny_model, mesh)(batch)
-    torch.testing.assert_close(logprobs, alone[batch.origins], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs, alone[batch.origins], atol=1e-5, rtol=1e-6)
 
 
-def test_a_neighbour_changes_nothing(tiny_model: Path, mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_neighbour_changes_nothing(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
     """To the last bit: what is masked takes no part at all."""
     sequences = random_sequences(3, 8)
     rows = group_rows(sequences)
     policy = packed_policy(tiny_model, mesh)
-    batch = collate_packed(rows, CPU, block_mask)
+    batch = collate_packed(rows, CPU, blocks=blocks)
     first, last = len(rows[0]), len(rows[0]) + len(rows[1])
     other = (batch.token_ids + 17) % 100
     other[:, first:last] = batch.token_ids[:, first:last]
@@ -134,18 +138,35 @@ def test_loss_and_gradient_of_packed_rows_are_those_of_padded_ones(
     torch.testing.assert_close(gradient, padded_gradient, atol=1e-5, rtol=1e-4)
 
 
-def test_no_rows_take_part_and_train_nothing(tiny_model: Path, mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize("blocks", [True, False])
+def test_no_rows_take_part_and_train_nothing(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
     with torch.no_grad():
-        logprobs, entropies = packed_policy(tiny_model, mesh)(collate_packed([], CPU, block_mask))
+        logprobs, entropies = packed_policy(tiny_model, mesh)(collate_packed([], CPU, blocks=blocks))
     assert len(logprobs) == len(entropies) == 0
 
 
-def test_auto_packs_on_a_gpu_only() -> None:
-    assert is_packed("auto", torch.device("cuda", 0)) and not is_packed("auto", CPU)
-    assert is_packed("packed", CPU) and not is_packed("padded", torch.device("cuda", 0))
+@pytest.mark.parametrize(
+    ("given", "device", "packed"),
+    [
+        ({}, "cpu", True),
+        ({}, "cuda", True),
+        ({}, "mps", False),
+        ({"compile": True}, "cpu", False),
+        ({"compile": True}, "cuda", True),
+        ({"attention": "packed", "compile": True}, "cpu", True),
+        ({"attention": "padded"}, "cpu", False),
+        ({"attention": "padded"}, "cuda", False),
+    ],
+)
+def test_where_rows_are_packed(tiny_model: Path, given: dict[str, Any], device: str, packed: bool) -> None:
+    model = load_model(tiny_model)
+    choose_attention(model, TrainerConfig.model_validate(given), torch.device(device))
+    assert is_packed(model) is packed
 
 
-def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
+def test_a_model_with_an_attention_of_its_own_is_padded_or_refused() -> None:
     model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=8, n_layer=1, n_head=1))
+    choose_attention(model, TrainerConfig(), CPU)
+    assert not is_packed(model)
     with pytest.raises(ValueError, match=r"Bloom.*trainer\.attention=padded"):
-        use_tree_attention(model)
+        choose_attention(model, TrainerConfig(attention="packed"), CPU)

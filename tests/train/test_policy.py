@@ -1,5 +1,6 @@
 """The sharded policy against the plain model: trees, splits, heads."""
 
+import copy
 import random
 import shutil
 from functools import partial
@@ -20,9 +21,20 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.engine import TrainEngine
+from agentrl.train.packed import choose_attention
 from agentrl.train.packing import TrainSequence, build_rows
 from agentrl.train.plan import share_out
-from agentrl.train.policy import Policy, check_head, collate, compile_layers, decoder_layers, load_model, reshard, shard
+from agentrl.train.policy import (
+    Policy,
+    check_head,
+    collate,
+    compile_layers,
+    compute_in,
+    decoder_layers,
+    load_model,
+    reshard,
+    shard,
+)
 from agentrl.train.table import TokenTable
 from tests.train.test_packing import random_sequences
 
@@ -30,8 +42,16 @@ CPU = torch.device("cpu")
 TEMPERATURE = 0.8
 
 
-def make_policy(folder: Path, mesh: DeviceMesh, *, gradient_checkpointing: bool = False) -> Policy:
-    policy = Policy(load_model(folder, gradient_checkpointing=gradient_checkpointing), TEMPERATURE, 16)
+def make_policy(
+    folder: Path,
+    mesh: DeviceMesh,
+    *,
+    gradient_checkpointing: bool = False,
+    config: TrainerConfig | None = None,
+) -> Policy:
+    model = load_model(folder, gradient_checkpointing=gradient_checkpointing)
+    choose_attention(model, config or TrainerConfig(), CPU)
+    policy = Policy(model, TEMPERATURE, 16)
     shard(policy, mesh, torch.float32)
     return policy
 
@@ -75,8 +95,9 @@ def gradients(
     """The loss of a step, and the gradients of all its updates, which change nothing."""
     given = {"tokens_per_microbatch": budget, "learning_rate": 1.0, "logprob_chunk": 16, **(choices or {})}
     config = TrainerConfig.model_validate(given)
-    reference = make_policy(folder, mesh).requires_grad_(False) if config.kl_coef else None
-    return captured(TrainEngine(make_policy(folder, mesh), reference, config, CPU), sequences)
+    made = partial(make_policy, folder, mesh, config=config)
+    reference = made().requires_grad_(False) if config.kl_coef else None
+    return captured(TrainEngine(made(), reference, config, CPU), sequences)
 
 
 def captured(engine: TrainEngine, sequences: list[TrainSequence]) -> tuple[float, Tensor]:
@@ -276,8 +297,9 @@ def test_layers_that_are_computed_again_give_the_same_gradients(
 def test_compiled_layers_give_the_same_gradients(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence], backend: str, gradient_checkpointing: bool
 ) -> None:
-    plain = make_policy(tiny_model, mesh)
-    special = make_policy(tiny_model, mesh, gradient_checkpointing=gradient_checkpointing)
+    config = TrainerConfig(compile=True)
+    plain = make_policy(tiny_model, mesh, config=config)
+    special = make_policy(tiny_model, mesh, gradient_checkpointing=gradient_checkpointing, config=config)
     compile_layers(special.model, backend)
     graphs = counters["stats"]["unique_graphs"]
     found = []
@@ -290,6 +312,26 @@ def test_compiled_layers_give_the_same_gradients(
     assert compiled_loss == pytest.approx(loss, abs=1e-5)
     torch.testing.assert_close(compiled, gradient, atol=1e-5, rtol=1e-4)
     assert not gradient_checkpointing or compiled_held < 0.6 * held, "layers that are compiled keep all they compute"
+
+
+def test_one_rank_computes_in_bfloat16_as_fsdp_does(
+    tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
+) -> None:
+    """The same copies of the parameters, so the same numbers; gradients end in float32 either way."""
+    model = load_model(tiny_model)
+    choose_attention(model, TrainerConfig(), CPU)
+    sharded = Policy(copy.deepcopy(model), TEMPERATURE, 16)
+    alone = Policy(model, TEMPERATURE, 16)
+    shard(sharded, mesh, torch.bfloat16)
+    compute_in(alone, torch.bfloat16)
+    config = TrainerConfig(tokens_per_microbatch=200)
+    found = [captured(TrainEngine(policy, None, config, CPU), sequences) for policy in (sharded, alone)]
+    (loss, gradient), (own_loss, own) = found
+    assert own_loss == pytest.approx(loss, abs=1e-6)
+    assert own.dtype == torch.float32 and own.abs().max() > 0.01
+    torch.testing.assert_close(own, gradient, atol=1e-4, rtol=1e-2)
+    names = [name for name, _ in alone.named_parameters()]
+    assert names == [name for name, _ in sharded.named_parameters()], "checkpoints of both go together"
 
 
 def keep(count: list[int], tensor: Tensor) -> Tensor:

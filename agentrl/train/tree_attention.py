@@ -1,0 +1,265 @@
+"""Attention over a forest of prefix trees on a CPU: blocks of queries, each with the keys of its own path.
+
+Guarantees: equals attention with the forest's dense mask; of the pairs that a dense mask hides only those inside a
+block are computed. Scores and softmax are float32 whatever the inputs are; probabilities are computed again in the
+backward pass, so what is kept grows with the tokens alone.
+
+torch's ``flex_attention`` has no backward pass on a CPU, and its attention with a dense mask computes every pair.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+QUERIES = 128  # most tokens of a block: a longer chain is several, each of which sees those before
+SMALL = 64  # a subtree of so many tokens is one block, masked inside
+TILE = 200_000  # scores of one head that are computed together: what stays in a cache
+HIDDEN = -1e30  # score of a key that is not seen; finite, so that a row that sees nothing is not NaN
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring nodes, and what all of them see before the first of them.
+
+    Attributes:
+        start: First node.
+        end: After the last.
+        path: Ranges of nodes, each before the next.
+    """
+
+    start: int
+    end: int
+    path: tuple[range, ...]
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    @property
+    def keys(self) -> int:
+        """Number of keys: path and block."""
+        return len(self) + sum(map(len, self.path))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Blocks of like sizes, padded to the largest.
+
+    Attributes:
+        queries: ``[blocks * most queries]`` nodes; 0 where there is none.
+        keys: ``[blocks * most keys]`` nodes; 0 where there is none.
+        bias: ``[blocks, 1, most queries, most keys]`` float32, added to scores.
+        used: ``[blocks, 1, 1, most queries, 1]`` float32, 1 where there is a query; None where all are.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    bias: Tensor
+    used: Tensor | None
+
+
+class TreeTiles(BlockMask):
+    """What :func:`tree_attention` computes; a model takes it for a mask.
+
+    transformers hands on a mask of four axes and of this type as it is, which is all that is taken from
+    :class:`BlockMask`.
+
+    Args:
+        ends: Of each node of the forest, see :class:`~agentrl.core.prefix_tree.PrefixTree`.
+    """
+
+    def __init__(self, ends: Tensor) -> None:
+        nodes = ends.tolist()
+        self.length = len(nodes)
+        ordered = sorted(blocks(nodes), key=lambda block: (len(block), block.keys), reverse=True)
+        self.tiles: list[Tile] = []
+        places = torch.empty(self.length, dtype=torch.long)
+        first = 0
+        for one in _cut(ordered):
+            tile = _tile(one, ends)
+            for index, block in enumerate(one):
+                start = first + index * len(one[0])
+                places[block.start : block.end] = torch.arange(start, start + len(block))
+            first += len(tile.queries)
+            self.tiles.append(tile)
+        self.places = places
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """``[1, 1, queries, keys]``."""
+        return (1, 1, self.length, self.length)
+
+    def __repr__(self) -> str:
+        return f"TreeTiles(length={self.length}, tiles={len(self.tiles)})"
+
+
+def blocks(ends: Sequence[int]) -> list[Block]:
+    """Cut a forest into blocks: every node in one of them."""
+    found: list[Block] = []
+    waiting: list[tuple[int, int, tuple[range, ...]]] = [(0, len(ends), ())]  # siblings with all below, and their path
+    while waiting:
+        start, end, path = waiting.pop()
+        first = node = start  # from ``first`` on: small neighbours that are one block
+        while node < end:
+            after = ends[node]
+            if after - first > SMALL and node > first:
+                found.append(Block(first, node, path))
+                first = node
+            if after - node > SMALL:
+                split = node + 1
+                while split < after and ends[split] == after:
+                    split += 1
+                for piece in range(node, split, QUERIES):
+                    before = (range(node, piece),) if piece > node else ()
+                    found.append(Block(piece, min(piece + QUERIES, split), path + before))
+                if split < after:
+                    waiting.append((split, after, (*path, range(node, split))))
+                first = after
+            node = after
+        if first < end:
+            found.append(Block(first, end, path))
+    return found
+
+
+def _cut(ordered: Sequence[Block]) -> list[list[Block]]:
+    """Neighbours that share a tile, the longest block first, with the fewest padded scores."""
+    # A tile more costs about as much as so many scores of one head more.
+    one_more = 8_000
+    least = [0] * (len(ordered) + 1)
+    ends = [0] * len(ordered)
+    for start in reversed(range(len(ordered))):
+        queries, keys, best = len(ordered[start]), 0, None
+        for end in range(start + 1, len(ordered) + 1):
+            keys = max(keys, ordered[end - 1].keys)
+            scores = (end - start) * queries * keys
+            if best is not None and scores > TILE:
+                break
+            cost = one_more + scores + least[end]
+            if best is None or cost <= best:
+                best, ends[start] = cost, end
+        least[start] = best or 0
+    tiles = []
+    start = 0
+    while start < len(ordered):
+        tiles.append(list(ordered[start : ends[start]]))
+        start = ends[start]
+    return tiles
+
+
+def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
+    most_queries, most_keys = max(map(len, members)), max(block.keys for block in members)
+    queries = torch.zeros(len(members), most_queries, dtype=torch.long)
+    keys = torch.zeros(len(members), most_keys, dtype=torch.long)
+    used = torch.zeros(len(members), most_queries)
+    exists = torch.zeros(len(members), most_keys, dtype=torch.bool)
+    for index, block in enumerate(members):
+        queries[index, : len(block)] = torch.arange(block.start, block.end)
+        used[index, : len(block)] = 1.0
+        ranges = (*block.path, range(block.start, block.end))
+        keys[index, : block.keys] = torch.cat([torch.arange(part.start, part.stop) for part in ranges])
+        exists[index, : block.keys] = True
+    query, key = queries[:, :, None], keys[:, None, :]
+    seen = (key <= query) & (query < ends[keys][:, None, :]) & exists[:, None, :]
+    bias = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN)
+    return Tile(
+        queries=queries.flatten(),
+        keys=keys.flatten(),
+        bias=bias[:, None],
+        used=None if bool(used.all()) else used[:, None, None, :, None],
+    )
+
+
+class _TreeAttention(torch.autograd.Function):
+    """On ``[length, heads, size]``, ``[length, key heads, size]`` twice; each key head has several query heads."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: TreeTiles, scale: float) -> Tensor:
+        parts = [_Inputs(tile, query, key, value, scale) for tile in mask.tiles]
+        out = torch.cat([one.back(one.probabilities().to(query.dtype) @ one.value) for one in parts])[mask.places]
+        ctx.save_for_backward(query, key, value)
+        ctx.mask, ctx.scale = mask, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+        query, key, value = ctx.saved_tensors
+        dtype = query.dtype
+        grad_key = torch.zeros(key.shape, dtype=torch.float32)
+        grad_value = torch.zeros(value.shape, dtype=torch.float32)
+        grads_query = []
+        for tile in ctx.mask.tiles:
+            one = _Inputs(tile, query, key, value, ctx.scale)
+            above = one.folded(grad, dtype)
+            if tile.used is not None:
+                above.view(*one.shape, -1).mul_(tile.used)
+            probabilities = one.probabilities()
+            grad_value.index_add_(0, tile.keys, one.key_back(probabilities.to(dtype).transpose(1, 2) @ above))
+            scores = torch.ops.aten._softmax_backward_data(
+                (above @ one.value.transpose(1, 2)).float(), probabilities, -1, torch.float32
+            ).to(dtype)
+            grads_query.append(one.back(scores @ one.key.to(dtype)))
+            grad_key.index_add_(0, tile.keys, one.key_back(scores.transpose(1, 2) @ one.query.to(dtype)))
+        grad_query = torch.cat(grads_query)[ctx.mask.places] * ctx.scale
+        return grad_query, grad_key.to(dtype), grad_value.to(dtype), None, None
+
+
+class _Inputs:
+    """A tile's queries ``[blocks * key heads, group * most queries, size]``, keys and values."""
+
+    def __init__(self, tile: Tile, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        self.tile = tile
+        count = len(tile.bias)
+        self.shape = (count, key.shape[1], query.shape[1] // key.shape[1], len(tile.queries) // count)
+        self.query = self.folded(query, torch.float32).mul_(scale)
+        self.key = self._keys(key).float()
+        self.value = self._keys(value)
+
+    def folded(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """``[length, heads, size]`` to what queries are."""
+        count, groups, members, queries = self.shape
+        found = tokens[self.tile.queries].view(count, queries, groups, members, -1).permute(0, 2, 3, 1, 4)
+        return torch.empty(found.shape, dtype=dtype).copy_(found).view(count * groups, members * queries, -1)
+
+    def _keys(self, tokens: Tensor) -> Tensor:
+        count, groups, *_ = self.shape
+        found = tokens[self.tile.keys]
+        return found.view(count, -1, groups, found.shape[-1]).transpose(1, 2).flatten(0, 1)
+
+    def probabilities(self) -> Tensor:
+        """``[blocks * key heads, group * most queries, most keys]`` float32."""
+        count, groups, members, queries = self.shape
+        scores = self.query @ self.key.transpose(1, 2)
+        scores.view(count, groups * members, queries, -1).add_(self.tile.bias)
+        return scores.softmax(-1)
+
+    def back(self, folded: Tensor) -> Tensor:
+        """What queries are to ``[blocks * most queries, heads, size]``."""
+        count, groups, members, queries = self.shape
+        return folded.view(*self.shape, -1).permute(0, 3, 1, 2, 4).reshape(count * queries, groups * members, -1)
+
+    def key_back(self, folded: Tensor) -> Tensor:
+        """What keys are to ``[blocks * most keys, key heads, size]`` float32."""
+        count, groups, *_ = self.shape
+        return folded.unflatten(0, (count, groups)).transpose(1, 2).float().flatten(0, 1)
+
+
+_opaque: Callable[..., Tensor] = torch.compiler.disable(_TreeAttention.apply)  # type: ignore[assignment]
+
+
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: TreeTiles, scale: float) -> Tensor:
+    """Attention of each node over itself and its ancestors.
+
+    Args:
+        query: ``[length, heads, size]``.
+        key: ``[length, key heads, size]``; ``heads`` is a multiple.
+        value: ``[length, key heads, size]``.
+        mask: Who sees whom.
+        scale: Of the scores.
+
+    Returns:
+        ``[length, heads, size]``, differentiable.
+    """
+    return _opaque(query, key, value, mask, scale)

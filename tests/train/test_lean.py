@@ -1,0 +1,116 @@
+"""Norms and MLPs that keep less: the same results, and less kept."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentrl.train.lean import keep_less
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+MODELS = {  # how many modules of each are replaced: norms, and MLPs
+    "llama": (LlamaConfig, LlamaForCausalLM, 7),
+    "mistral": (MistralConfig, MistralForCausalLM, 7),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, 7),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, 11),  # norms of queries and keys, too
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, 0),  # another norm, another activation
+}
+IDS = torch.arange(2 * 9).view(2, 9) % 64
+
+
+def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    config, model, _ = MODELS[name]
+    torch.manual_seed(0)
+    made: Any = model(config(**SHAPE)).to(dtype)  # type: ignore[arg-type]
+    for parameter in made.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0, 0.3)  # norms start at one, where a wrong product would not be seen
+    return made
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    out = model(input_ids=IDS, use_cache=False).logits
+    out.float().square().mean().backward()
+    return {"out": out} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_results_and_gradients_are_the_models_own(name: str, dtype: torch.dtype) -> None:
+    own = make_model(name, dtype)
+    lean = copy.deepcopy(own)
+    assert keep_less(lean) == MODELS[name][2]
+    wanted, found = gradients(own), gradients(lean)
+    assert wanted.keys() == found.keys()
+    # bfloat16: sums in another order round to a neighbour; the loss is then the same to some thousandths.
+    tolerance = 2e-6 if dtype == torch.float32 else 0.02
+    for key, value in wanted.items():
+        assert (found[key] - value).abs().max() <= tolerance * value.abs().max() + 1e-9, key
+
+
+def test_half_is_kept() -> None:
+    def kept(model: Any) -> int:
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            if not isinstance(tensor, nn.Parameter):
+                sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            model.get_decoder()(input_ids=torch.arange(400)[None] % 64, use_cache=False)
+        return sum(sizes.values())
+
+    model = make_model("llama", torch.bfloat16)
+    before = kept(model)
+    keep_less(model)
+    assert kept(model) < 0.6 * before
+
+
+def test_frozen_weights_get_no_gradient_and_pass_one_on() -> None:
+    model = make_model("llama").requires_grad_(False)
+    keep_less(model)
+    model.get_input_embeddings().requires_grad_(True)
+    found = gradients(model)
+    assert found.keys() == {"out", "model.embed_tokens.weight"} or found.keys() == {"out", "lm_head.weight"}
+
+
+class Doubled(nn.Module):
+    """Looks like a norm and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, states: Tensor) -> Tensor:
+        return 2 * states
+
+
+def test_what_only_looks_alike_is_left_alone() -> None:
+    module = Doubled()
+    assert keep_less(module) == 0
+    assert torch.equal(module(torch.ones(8)), torch.full((8,), 2.0))
