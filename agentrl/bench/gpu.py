@@ -30,7 +30,7 @@ from agentrl.bench.gpu_sides import (
     make_engine,
     make_model,
     measured,
-    plain_logprobs,
+    plain_loss,
 )
 from agentrl.bench.model_flops import Work, peak_tflops, update_flops
 from agentrl.bench.report import json_line
@@ -127,7 +127,7 @@ def _update(size: Size, device: torch.device, repeats: int, prefix: str, **choic
 def _plain_update(size: Size, device: torch.device) -> Figures:
     """The peak of an update with all logits of a micro-batch at one time, beside ``checkpointed_peak_gib``."""
     batch, engine = make_batch(size), make_engine(size, device, checkpointed=True)
-    with mock.patch("agentrl.train.policy.chunked_logprobs", plain_logprobs):
+    with mock.patch("agentrl.train.policy.chunked_loss", plain_loss):
         engine.update(batch, 1e-6)
         with measured(device) as found:
             engine.update(batch, 1e-6)
@@ -143,11 +143,15 @@ def _head(name: str, head: Head, size: Size, device: torch.device, repeats: int)
     for repeat in range(repeats + 1):
         hidden.grad = weight.grad = None
         with measured(device) as found:
-            head(hidden, weight, targets, temperature=0.9, chunk=size.chunk)[0].sum().backward()
+            head(hidden, weight, targets, _sum, temperature=0.9, chunk=size.chunk).backward()
         if repeat:
             figures.setdefault(f"{name}_ms", []).append(1000 * found["seconds"])
             figures.setdefault(f"{name}_extra_gib", []).append(found["peak_gib"] - found["before_gib"])
     return figures
+
+
+def _sum(rows: slice, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    return logprobs.sum()
 
 
 def _decode(size: Size, device: torch.device, repeats: int, folder: Path) -> Figures:

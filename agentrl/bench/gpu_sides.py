@@ -20,13 +20,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.engine import TrainEngine
-from agentrl.train.logprobs import chunked_logprobs
+from agentrl.train.lean import keep_less
+from agentrl.train.logprobs import LossOf, chunked_loss
 from agentrl.train.packed import use_tree_attention
 from agentrl.train.packing import TrainSequence
 from agentrl.train.policy import Policy, shard
 
 GROUPS, MEMBERS = 8, 8
-Head = Callable[..., tuple[Tensor, Tensor]]
+Head = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def make_engine(size: Size, device: torch.device, *, compiled: bool = False, che
     config = TrainerConfig(tokens_per_microbatch=size.tokens, logprob_chunk=size.chunk, attention="packed")
     model = make_model(size, device)
     use_tree_attention(model)
+    if not compiled:
+        keep_less(model)
     if compiled:
         for layer in model.get_decoder().layers:
             layer.compile(backend="inductor" if device.type == "cuda" else "eager")
@@ -110,34 +113,40 @@ def make_engine(size: Size, device: torch.device, *, compiled: bool = False, che
     return TrainEngine(policy, None, config, device)
 
 
-def plain_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 0
-) -> tuple[Tensor, Tensor]:
-    """What :func:`~agentrl.train.logprobs.chunked_logprobs` gives, with all logits; entropies have no gradient."""
+def plain_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 0
+) -> Tensor:
+    """What :func:`~agentrl.train.logprobs.chunked_loss` gives, with all logits; entropies have no gradient."""
     logprobs = ((hidden @ weight.t()).float() / temperature).log_softmax(-1)
     entropies = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies
+    return _of_all(loss_of, logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies, chunk)
 
 
-def liger_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 0
-) -> tuple[Tensor, Tensor]:
+def liger_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 0
+) -> Tensor:
     """The same from Liger (0.8.3 or later): a kernel on Hopper, chunks of 512 elsewhere."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Liger  # type: ignore[import-not-found]
 
     negative, entropies = Liger.apply(hidden, weight, targets, temperature, -100, 1, True)
-    return -negative, entropies
+    return _of_all(loss_of, -negative, entropies, chunk)
+
+
+def _of_all(loss_of: LossOf, logprobs: Tensor, entropies: Tensor, chunk: int) -> Tensor:
+    """The loss of all tokens, asked for chunk by chunk."""
+    parts = (slice(start, min(start + chunk, len(logprobs))) for start in range(0, len(logprobs), chunk))
+    return torch.stack([loss_of(part, logprobs[part], entropies[part]) for part in parts]).sum()
 
 
 def heads() -> dict[str, Head]:
     """Output heads by the name of their figures; Liger's where it is installed and has it."""
-    found: dict[str, Head] = {"head": chunked_logprobs, "plain_head": plain_logprobs}
+    found: dict[str, Head] = {"head": chunked_loss, "plain_head": plain_loss}
     with contextlib.suppress(ImportError):
         from liger_kernel.ops import (  # type: ignore[import-not-found]
             LigerFusedLinearScaledCrossEntropyFunction,  # noqa: F401
         )
 
-        found["liger_head"] = liger_logprobs
+        found["liger_head"] = liger_loss
     return found
 
 

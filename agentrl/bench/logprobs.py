@@ -1,4 +1,4 @@
-"""Chunked logprobs with their backward pass against a plain ``log_softmax``: extra memory and time.
+"""A loss of chunked logprobs with its backward pass against a plain ``log_softmax``: extra memory and time.
 
 Guarantees: 4,096 tokens, 49,152 words and 576 hidden units in float32, as in the 135M model; both sides in processes of
 their own, interleaved; extra memory is the peak above what stood before the call.
@@ -19,36 +19,37 @@ def run(repeats: int = 5) -> dict[str, list[float]]:
     """Measure both sides ``repeats`` times.
 
     Returns:
-        ``extra_mib`` and ``plain_extra_mib``, forward and backward, gradients of both inputs left out; and
-        ``time_vs_plain``.
+        Of the loss as a trainer takes it: ``extra_mib``, forward and backward, gradients of both inputs left out, and
+        ``time_vs_plain``. The same of logprobs for any loss (``any_loss_extra_mib``, ``any_loss_time_vs_plain``), and
+        ``plain_extra_mib``.
     """
+    figures: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        loss, logprobs, plain = (_side(side) for side in ("loss", "logprobs", "plain"))
+        for key, value in {
+            "extra_mib": loss["mib"],
+            "time_vs_plain": loss["seconds"] / plain["seconds"],
+            "any_loss_extra_mib": logprobs["mib"],
+            "any_loss_time_vs_plain": logprobs["seconds"] / plain["seconds"],
+            "plain_extra_mib": plain["mib"],
+        }.items():
+            figures.setdefault(key, []).append(value)
+    return figures
+
+
+def _side(side: str) -> dict[str, float]:
     from agentrl.launch.commands import CPU_ENV
 
-    figures: dict[str, list[float]] = {"extra_mib": [], "plain_extra_mib": [], "time_vs_plain": []}
-    for _ in range(repeats):
-        ours, plain = (
-            json.loads(
-                subprocess.run(
-                    [sys.executable, "-m", "agentrl.bench.logprobs", side],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    env=os.environ | CPU_ENV,  # as a trainer has it
-                ).stdout
-            )
-            for side in ("chunked", "plain")
-        )
-        figures["extra_mib"].append(ours["mib"])
-        figures["plain_extra_mib"].append(plain["mib"])
-        figures["time_vs_plain"].append(ours["seconds"] / plain["seconds"])
-    return figures
+    command = [sys.executable, "-m", "agentrl.bench.logprobs", side]
+    environment = os.environ | CPU_ENV  # as a trainer has it
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
 def measure(side: str) -> dict[str, float]:
     """Extra MiB and seconds of one side, in this process."""
     import torch
 
-    from agentrl.train.logprobs import chunked_logprobs
+    from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 
     torch.manual_seed(0)
     torch.set_flush_denormal(True)  # as a trainer does
@@ -59,11 +60,17 @@ def measure(side: str) -> dict[str, float]:
 
     def once(rows: int) -> float:
         begun = time.perf_counter()
-        if side == "chunked":
-            logprobs, _ = chunked_logprobs(hidden[:rows], weight, targets[:rows], chunk=256)
-        else:
-            logprobs = (hidden[:rows] @ weight.t()).log_softmax(-1).gather(-1, targets[:rows, None])
-        logprobs.sum().backward()
+        states, wanted = hidden[:rows], targets[:rows]
+        match side:
+            case "loss":
+                total = chunked_loss(
+                    states, weight, wanted, lambda rows, logprobs, entropies: logprobs.sum(), chunk=256
+                )
+            case "logprobs":
+                total = chunked_logprobs(states, weight, wanted, chunk=256)[0].sum()
+            case _:
+                total = (states @ weight.t()).log_softmax(-1).gather(-1, wanted[:, None]).sum()
+        total.backward()
         return time.perf_counter() - begun
 
     once(8)  # threads, kernels and the gradient of the weight, which backward makes anew

@@ -7,7 +7,7 @@ and says so.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -29,28 +29,37 @@ from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learnin
 from agentrl.train.packed import is_packed
 from agentrl.train.packing import Row, TrainSequence, first_places
 from agentrl.train.plan import collate_rows, plan_rows, share_out
-from agentrl.train.policy import MicroBatch, Policy, accumulate, reshard
+from agentrl.train.policy import Policy, accumulate, reshard
 from agentrl.train.table import TokenTable
 
+SUMS = ("loss", "entropy", "clipped", "kl_behavior", "kl_reference", "correction", "tokens")  # over tokens
 # Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
 _OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
 
 
-@dataclass
 class TokenSums:
-    """Sums over the trained tokens of a step, reduced over ranks at its end; order of :meth:`tensor`."""
+    """Sums over the trained tokens of a step, on the device: reading one would wait for it.
 
-    loss: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    kl_behavior: float = 0.0
-    kl_reference: float = 0.0
-    correction: float = 0.0
-    tokens: float = 0.0
+    Attributes:
+        values: ``[7]`` float64, in the order of :data:`SUMS`; to be reduced over ranks.
+        worst: ``[2]`` float64, the largest ``|ratio - 1|`` and the id of its token.
+    """
 
-    def tensor(self) -> Tensor:
-        """``[7]`` float64."""
-        return torch.tensor(list(vars(self).values()), dtype=torch.float64)
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.worst = torch.tensor([0.0, -1.0], dtype=torch.float64, device=device)
+
+    def add(self, **sums: Tensor) -> None:
+        """Add scalars by name; a name of :data:`SUMS` that is missing adds nothing."""
+        nothing = self.values.new_zeros(())
+        self.values += torch.stack([sums.get(name, nothing).detach().double() for name in SUMS])
+
+    def see(self, deviations: Tensor, tokens: Tensor) -> None:
+        """Remember the largest of some deviations, and its token."""
+        if len(deviations):
+            largest, place = deviations.max(0)
+            found = torch.stack([largest.double(), tokens[place].double()])
+            self.worst = torch.where(found[0] > self.worst[0], found, self.worst)
 
 
 class TrainEngine:
@@ -104,7 +113,7 @@ class TrainEngine:
                 metrics["critic/warmup"] = 1.0
                 batch = replace(batch, sequences=[])
         table = self._table(batch)
-        sums, worst = TokenSums(), (0.0, -1)
+        sums = TokenSums(self.device)
         applied: list[dict[str, float]] = []
         self.policy.train()
         firsts = first_places(batch.sequences)
@@ -114,7 +123,7 @@ class TrainEngine:
             for index, rows_of_one in enumerate(plan):
                 accumulate(self.policy, last=index == len(plan) - 1)
                 scale = len(parts) / batch.normalizer
-                worst = max(worst, self._backward(rows_of_one, table, batch.version, scale, sums))
+                self._backward(rows_of_one, table, batch.version, scale, sums)
             applied.append(self._apply_gradients(bool(plan)))
             metrics["train/microbatches"] += len(plan)
             metrics["train/rows_tokens"] += sum(len(row) for row in rows)
@@ -123,7 +132,7 @@ class TrainEngine:
         metrics |= {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _OF_AN_UPDATE}
         if table.kept is not None:
             metrics["train/masked"] = 1.0 - table.kept.float().mean().item() if len(table) else 0.0
-        return metrics | self._reduce(sums, worst, batch.normalizer)
+        return metrics | self._reduce(sums, batch.normalizer)
 
     def penalties(self, sequences: Sequence[TrainSequence]) -> list[float]:
         """What KL in the reward takes off for each sequence: ``kl_coef`` times its log ratio to the reference.
@@ -162,34 +171,48 @@ class TrainEngine:
         dist.all_reduce(found)
         return found
 
-    def _backward(
-        self, rows: list[Row], table: TokenTable, version: int, scale: float, sums: TokenSums
-    ) -> tuple[float, int]:
-        """Accumulate one micro-batch's gradients; returns the largest ``|ratio - 1|`` in it and the id of its token."""
+    def _backward(self, rows: list[Row], table: TokenTable, version: int, scale: float, sums: TokenSums) -> None:
+        """Accumulate one micro-batch's gradients."""
         batch, config = collate_rows(rows, self.device, packed=self.packed), self.config
-        logprobs, entropies = self.policy(batch)
-        at = batch.origins
-        behavior = table.behavior[at]
-        loss, clipped, correction = self._policy_loss(logprobs, table, at, version)
-        if config.entropy_coef > 0:
-            loss = loss - config.entropy_coef * entropies
+        reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
-            kl = self._reference_kl(batch, logprobs, behavior)
-            sums.kl_reference += kl.detach().sum().item()
-            loss = loss + config.kl_coef * kl
-        total = (loss * table.weights[at]).sum() + logprobs.sum() * 0  # keeps the graph of an empty micro-batch
+            with torch.no_grad():
+                reference, _ = self.reference(batch)
+
+        def loss_of(chosen: Tensor, logprobs: Tensor, entropies: Tensor) -> Tensor:
+            at = batch.origins[chosen]
+            behavior = table.behavior[at]
+            loss, clipped, correction = self._policy_loss(logprobs, table, at, version)
+            if config.entropy_coef > 0:
+                loss = loss - config.entropy_coef * entropies
+            if reference is not None:
+                kl = self._reference_kl(reference[chosen], logprobs, behavior)
+                sums.add(kl_reference=kl.sum())
+                loss = loss + config.kl_coef * kl
+            total = (loss * table.weights[at]).sum()
+            log_ratio = logprobs.detach() - behavior
+            sums.add(
+                loss=total,
+                entropy=entropies.sum(),
+                clipped=clipped.sum(),
+                correction=correction.sum(),
+                kl_behavior=(torch.expm1(log_ratio) - log_ratio).sum(),
+                tokens=log_ratio.new_tensor(len(log_ratio)),
+            )
+            sums.see(torch.expm1(log_ratio).abs(), batch.targets[batch.trained[chosen]])
+            return total + logprobs.sum() * 0  # a graph, whatever the objective made of them
+
+        if self._by_token:
+            total = self.policy(batch, loss_of)
+        else:
+            total = loss_of(torch.arange(len(batch.trained), device=self.device), *self.policy(batch))
         (total * (scale * dist.get_world_size())).backward()  # FSDP averages over ranks; the loss is a global sum
-        log_ratio = logprobs.detach() - behavior
-        sums.loss += total.item()
-        sums.entropy += entropies.detach().sum().item()
-        sums.clipped += clipped.sum().item()
-        sums.correction += correction.sum().item()
-        sums.kl_behavior += (torch.expm1(log_ratio) - log_ratio).sum().item()
-        sums.tokens += len(log_ratio)
-        if not len(log_ratio):
-            return 0.0, -1
-        deviation, place = torch.expm1(log_ratio).abs().max(0)
-        return deviation.item(), int(batch.targets[batch.trained[place]])
+
+    @property
+    def _by_token(self) -> bool:
+        """Whether a token's loss needs nothing of the other tokens of its sequence."""
+        config = self.config
+        return config.ratio == "token" and (config.correction == "none" or config.correction_level == "token")
 
     def _policy_loss(
         self, logprobs: Tensor, table: TokenTable, at: Tensor, version: int
@@ -222,10 +245,7 @@ class TrainEngine:
             loss = loss * table.kept[at]
         return loss, clipped, correction
 
-    def _reference_kl(self, batch: MicroBatch, logprobs: Tensor, behavior: Tensor) -> Tensor:
-        assert self.reference is not None
-        with torch.no_grad():
-            reference, _ = self.reference(batch)
+    def _reference_kl(self, reference: Tensor, logprobs: Tensor, behavior: Tensor) -> Tensor:
         kl = kl_divergence(logprobs, reference, self.config.kl_estimator, self.config.kl_gradient)
         return kl * torch.exp(logprobs - behavior) if self.config.kl_gradient == "weighted" else kl
 
@@ -250,14 +270,12 @@ class TrainEngine:
         norm = apply_gradients(self.optimizer, self.config.max_grad_norm)
         return {"train/grad_norm": norm} if math.isfinite(norm) else {"train/skipped": 1.0, "train/nonfinite": 1.0}
 
-    def _reduce(self, sums: TokenSums, worst: tuple[float, int], normalizer: float) -> dict[str, float]:
-        total = sums.tensor().to(self.device)
-        mine = torch.tensor(worst, dtype=torch.float64, device=self.device)
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_reduce(total)
-        dist.all_gather(every, mine)
+    def _reduce(self, sums: TokenSums, normalizer: float) -> dict[str, float]:
+        every = [torch.empty_like(sums.worst) for _ in range(dist.get_world_size())]
+        dist.all_reduce(sums.values)
+        dist.all_gather(every, sums.worst)
         deviation, token = max(tuple(one.tolist()) for one in every)
-        loss, entropy, clipped, kl_behavior, kl_reference, correction, tokens = total.tolist()
+        loss, entropy, clipped, kl_behavior, kl_reference, correction, tokens = sums.values.tolist()
         count = max(tokens, 1.0)
         metrics = {
             "train/loss": loss / normalizer,

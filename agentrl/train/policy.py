@@ -5,7 +5,7 @@ of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hi
 scaling, a biased head) is refused at start, because its logprobs would be wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
 from agentrl.core.tree_mask import tree_mask
-from agentrl.train.logprobs import chunked_logprobs
+from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 from agentrl.train.packing import Row
+
+LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,38 @@ class Policy(nn.Module):
         self.temperature = temperature
         self.chunk = chunk
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable."""
+    def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
+        """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; or a loss of them.
+
+        Args:
+            batch: Of ``[trained]`` tokens.
+            loss_of: From indices of some trained tokens, and their logprobs and entropies, to their part of the loss.
+                Its gradient is taken while their logits are there, which saves computing these once more.
+        """
         hidden = hidden_states(self.model.get_decoder(), batch)
         states = hidden[batch.sources]
         weight = self.model.get_output_embeddings().weight
-        logprobs, entropies = chunked_logprobs(
-            states, weight, batch.targets, temperature=self.temperature, chunk=self.chunk
-        )
-        logprobs, entropies = logprobs[batch.trained], entropies[batch.trained]
-        return logprobs + hidden[0, 0] * 0, entropies  # an empty micro-batch still takes part in collectives
+        nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
+        head, options = (states, weight, batch.targets), {"temperature": self.temperature, "chunk": self.chunk}
+        if loss_of is not None:
+            return chunked_loss(*head, _of_trained(batch, loss_of, self.chunk), **options) + nothing
+        logprobs, entropies = chunked_logprobs(*head, **options)
+        return logprobs[batch.trained] + nothing, entropies[batch.trained]
+
+
+def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
+    """The loss of the tokens that the distinct predictions of a chunk are of."""
+    predictions, order = batch.trained.sort(stable=True)
+    starts = torch.arange(0, len(batch.targets) + chunk, chunk, device=predictions.device)
+    edges = torch.searchsorted(predictions, starts).tolist()
+
+    def loss(rows: slice, logprobs: Tensor, entropies: Tensor) -> Tensor:
+        number = rows.start // chunk
+        chosen = slice(edges[number], edges[number + 1])
+        these = predictions[chosen] - rows.start
+        return loss_of(order[chosen], logprobs[these], entropies[these])
+
+    return loss
 
 
 def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:

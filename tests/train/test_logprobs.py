@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agentrl.train.logprobs import chunked_logprobs
+from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
@@ -33,8 +33,35 @@ def test_values_and_gradients_equal_plain_log_softmax(
     grads = torch.autograd.grad(loss(logprobs, entropy), [hidden, weight])
     torch.testing.assert_close(logprobs, expected.float(), atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy.float(), atol=1e-5, rtol=0)
-    for grad, reference in zip(grads, expected_grads, strict=True):
+
+    def part_of_loss(rows: slice, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        of_entropy_part = (entropy * other[rows] * of_entropy).sum() if of_entropy else torch.zeros(())
+        return (logprobs * upstream[rows] * of_logprobs).sum() + of_entropy_part
+
+    total = chunked_loss(hidden, weight, targets, part_of_loss, temperature=temperature, chunk=chunk)
+    torch.testing.assert_close(total.double(), loss(expected, expected_entropy), atol=1e-5, rtol=0)
+    told_grads = torch.autograd.grad(3 * total, [hidden, weight])
+    for grad, told, reference in zip(grads, told_grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, reference, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(told, 3 * reference, atol=3e-5, rtol=1e-5)
+
+
+def weight_gradient_error(dtype: torch.dtype, chunk: int) -> float:
+    """Relative error of the weight's gradient, against float64."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(512, 16, generator=generator).to(dtype)
+    weight = torch.randn(64, 16, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(0, 64, (512,), generator=generator)
+    exact = weight.detach().double().requires_grad_()
+    (hidden.double() @ exact.t()).log_softmax(-1).gather(-1, targets[:, None]).sum().backward()
+    chunked_loss(hidden, weight, targets, lambda rows, logprobs, entropies: logprobs.sum(), chunk=chunk).backward()
+    assert weight.grad is not None and exact.grad is not None
+    return ((weight.grad.double() - exact.grad).norm() / exact.grad.norm()).item()
+
+
+def test_many_chunks_lose_no_precision_in_bfloat16() -> None:
+    whole, chunked = (weight_gradient_error(torch.bfloat16, chunk) for chunk in (512, 8))
+    assert chunked < 1.2 * whole
 
 
 def test_a_frozen_head_changes_nothing_for_what_is_below_it() -> None:
@@ -48,6 +75,10 @@ def test_a_frozen_head_changes_nothing_for_what_is_below_it() -> None:
         assert (head.grad is None) == frozen
         found.append(states.grad)
     assert torch.equal(*found)
+    states, head = hidden.clone().requires_grad_(), weight.clone()
+    chunked_loss(states, head, targets, lambda rows, lp, h: (lp + h).sum(), chunk=3).backward()
+    assert states.grad is not None and found[0] is not None
+    torch.testing.assert_close(states.grad, found[0], atol=1e-6, rtol=1e-6)
 
 
 def test_no_tokens_give_no_logprobs_and_zero_gradients() -> None:
