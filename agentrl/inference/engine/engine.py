@@ -157,7 +157,7 @@ class Engine:
         """Load weights, or an adapter for them, from a folder between two steps; returns the bytes read."""
 
         def whole(model: torch.nn.Module) -> int:
-            read = load_weights(model, folder)
+            read = load_weights(model, folder, self.runner.adopt)
             self.adapter.forget(model, written=model.state_dict())
             return read
 
@@ -358,9 +358,11 @@ class Engine:
     def _load(self, load: Callable[[torch.nn.Module], int], version: str | None, abort_all: bool) -> int:
         if abort_all:
             self._abort(lambda request: True, "aborted by a weight update")
-        read = load(self.runner.loaded.model)
+        try:
+            read = load(self.runner.loaded.model)
+        finally:  # what failed may have written some
+            self.runner.weights_changed()
         self._weights += 1
-        self.runner.weights_changed()
         if not self.paused:
             self.scheduler.retract()
         if not self.scheduler.running:

@@ -49,13 +49,22 @@ class FastPath:
         self._epsilon = config.rms_norm_eps
         self._layers = [_Layer(layer, operators) for layer in model.model.layers]
         self._output = operators.product([model.lm_head], wide=True)
+        packed = [(product, linears) for layer in self._layers for product, linears in layer.packed]
+        packed.append((self._output, [model.lm_head]))
+        self._products = [product for product, _ in packed]
+        self._packed_weights = {
+            linear.weight.data_ptr(): (product, linear) for product, linears in packed for linear in linears
+        }
 
     def repack(self) -> None:
-        """Copy the parameters into the packed layout again."""
-        for layer in self._layers:
-            for product in layer.products:
-                product.pack()
-        self._output.pack()
+        """Copy the parameters into the packed layout again, but for those that were adopted since the last time."""
+        for product in self._products:
+            product.pack()
+
+    def adopt(self, parameter: Tensor, values: Tensor) -> bool:
+        """Copy new values into a parameter and into the packed layout at once; False where that is not possible."""
+        found = self._packed_weights.get(parameter.data_ptr())
+        return found is not None and found[0].adopt(found[1], values)
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, keep: Tensor | None = None) -> Tensor:
         """Logits after tokens that lie in one row, of however many sequences.
@@ -96,11 +105,15 @@ class _Layer:
         self.scaling: float = attention.scaling
         self.norm, self.inner_norm = layer.input_layernorm, layer.post_attention_layernorm
         self._own_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self.qkv = operators.product([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = operators.product([attention.o_proj])
-        self.gate, self.up = operators.product([mlp.gate_proj]), operators.product([mlp.up_proj])
-        self.down = operators.product([mlp.down_proj])
-        self.products = (self.qkv, self.out, self.gate, self.up, self.down)
+        parts = (
+            [attention.q_proj, attention.k_proj, attention.v_proj],
+            [attention.o_proj],
+            [mlp.gate_proj],
+            [mlp.up_proj],
+            [mlp.down_proj],
+        )
+        self.packed = [(operators.product(linears), linears) for linears in parts]
+        self.qkv, self.out, self.gate, self.up, self.down = (product for product, _ in self.packed)
 
     @property
     def norms(self) -> tuple[Tensor | None, Tensor | None]:

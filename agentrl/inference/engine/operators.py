@@ -24,7 +24,11 @@ class Product(Protocol):
     """Linear layers with the same input as one product; inputs are ``[rows, depth]``."""
 
     def pack(self) -> None:
-        """Copy the parameters into the packed layout again."""
+        """Copy the parameters into the packed layout again, but for those that were adopted since the last time."""
+
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        """Copy a new weight into a linear layer and into the packed layout at once, if that is possible."""
+        ...
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The product."""
@@ -116,6 +120,9 @@ class _OneDnnProduct:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(_joined(self._linears), ROWS_HINT)
         self._bias = _biases(self._linears)
 
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        return False
+
     def __call__(self, inputs: Tensor, activation: str = "none") -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, activation, [], "")
 
@@ -178,13 +185,28 @@ class _NativeProduct:
         self._native, self._linears, self._wide = native, linears, wide
         self._columns = sum(linear.out_features for linear in linears)
         self._packed: Tensor | None = None
+        self._adopted: set[int] = set()
         self.pack()
 
     @torch.inference_mode()
     def pack(self) -> None:
-        self._packed = self._native.pack(_joined(self._linears), self._packed)
+        if len(self._adopted) < len(self._linears):
+            self._packed = self._native.pack(_joined(self._linears), self._packed)
+        self._adopted.clear()
         bias = _biases(self._linears)
         self._bias = None if bias is None else nn.functional.pad(bias, (0, -self._columns % self._native.panel))
+
+    @torch.inference_mode()
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        number = next(n for n, own in enumerate(self._linears) if own is linear)
+        first = sum(own.out_features for own in self._linears[:number])
+        last = number == len(self._linears) - 1
+        whole = not first % self._native.panel and (last or not linear.out_features % self._native.panel)
+        if self._packed is None or weight.dtype != linear.weight.dtype or not whole:
+            return False
+        self._native.pack(weight, self._packed[first * linear.in_features :], linear.weight)
+        self._adopted.add(number)
+        return True
 
     def _product(self, inputs: Tensor, mode: str, other: Tensor | None = None) -> Tensor:
         assert self._packed is not None

@@ -175,6 +175,10 @@ class ModelRunner:
             logits = self._own.decode(batch)
         return logits.float() if batch.write_tokens is None else logits[batch.write_tokens].float()
 
+    def adopt(self, parameter: Tensor, values: Tensor) -> bool:
+        """Copy new values into a parameter and its packed copy at once; False where that is not possible."""
+        return self.fast is not None and self.fast.adopt(parameter, values)
+
     @torch.inference_mode()
     def weights_changed(self) -> None:
         """Repack after the parameters were written, and forget what the old ones computed."""

@@ -68,12 +68,13 @@ def weight_files(folder: str) -> list[Path]:
     return files
 
 
-def load_weights(model: nn.Module, folder: str) -> int:
+def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor], bool] | None = None) -> int:
     """Copy a folder's weights into the live model.
 
     Args:
         model: The live model.
         folder: Folder with safetensors files.
+        adopt: Copies values into a parameter in another way, or says that it cannot.
 
     Returns:
         Bytes read.
@@ -93,7 +94,8 @@ def load_weights(model: nn.Module, folder: str) -> int:
     with torch.no_grad():
         for name, handle in sources.items():
             source = handle.get_tensor(name)
-            targets[name].copy_(source)
+            if adopt is None or not adopt(targets[name], source):
+                targets[name].copy_(source)
             read += source.numel() * source.element_size()
     return read
 

@@ -33,6 +33,7 @@ from agentrl.inference.engine.native.build import native
 from agentrl.inference.engine.operators import NativeOperators, TorchOperators
 from agentrl.inference.engine.packed import native_bfloat16
 from agentrl.inference.engine.runner import ModelRunner
+from agentrl.inference.engine.weights import copy_weights, load_weights
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -175,6 +176,46 @@ def test_new_weights_are_seen_after_repacking() -> None:
     runner.weights_changed()
     logits = runner.prefill([[1, 2, 3]], [[0]])
     torch.testing.assert_close(logits[0], plain(other, [1, 2, 3]), atol=2e-4, rtol=1e-4)
+
+
+ALIGNED = SMALL | {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 320}  # whole panels
+
+
+@pytest.mark.parametrize("sizes", [SMALL, ALIGNED], ids=["remainders", "whole panels"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loaded_weights_are_adopted_and_then_changed_in_parts(
+    tmp_path: Path, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Into parameters and packed copies at once; what is copied later must reach the packed copies, too."""
+    config = LlamaConfig(**sizes, attention_bias=True)
+    model, other, third = (make(config, seed).to(dtype) for seed in range(3))  # type: ignore[arg-type]
+    runner = runner_of(model)
+    other.save_pretrained(tmp_path)
+    adopted: list[bool] = []
+
+    def adopt(parameter: torch.Tensor, values: torch.Tensor) -> bool:
+        adopted.append(runner.adopt(parameter, values))
+        return adopted[-1]
+
+    tolerance = 2e-4 if dtype == torch.float32 else 0.5
+
+    def check(wanted: PreTrainedModel) -> None:
+        runner.weights_changed()
+        for mine, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        logits = runner.prefill([[1, 2, 3]], [[0]])
+        torch.testing.assert_close(logits[0], plain(wanted, [1, 2, 3]).float(), atol=tolerance, rtol=1e-2)
+
+    load_weights(model, str(tmp_path), adopt)
+    check(other)
+    compiled = runner.native is not None and dtype in runner.native.products
+    assert any(adopted) == compiled
+    if compiled and sizes is ALIGNED:
+        assert sum(adopted) == 7 * 3 + 1, "all linear layers"
+    part = {n: p for n, p in third.named_parameters() if "layers.1.self_attn.k_proj" in n or "lm_head" in n}
+    copy_weights(model, part)
+    copy_weights(other, part)
+    check(other)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl.inference.engine.native import build
 from agentrl.inference.engine.native.build import COMPILERS, SWITCH, largest_difference, native
+from agentrl.inference.engine.native.library import Native
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here, and the engine does without"
@@ -26,6 +28,16 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     native.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def operators() -> Native:
+    with pytest.MonkeyPatch.context() as patch:  # the cache of this machine, if it has one
+        patch.delenv("AGENTRL_CACHE", raising=False)
+        native.cache_clear()
+        found = native()
+    assert found is not None
+    return found
+
+
 @needs_compiler
 def test_it_is_compiled_once_and_computes_what_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = native()
@@ -38,6 +50,29 @@ def test_it_is_compiled_once_and_computes_what_torch_does(tmp_path: Path, monkey
     native.cache_clear()
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
     assert native() is not None and len(list(library.parent.iterdir())) == 2, "other flags, another library"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [1, 31, 64, 70])
+@pytest.mark.parametrize("depth", [2, 32, 40, 64])
+@pytest.mark.parametrize("moved", [0, 1])  # by an element: then nothing is aligned
+def test_packing_transposes_panels_and_copies_the_weight(
+    operators: Native, dtype: torch.dtype, columns: int, depth: int, moved: int
+) -> None:
+    if dtype not in operators.products:
+        pytest.skip(f"this CPU does not multiply {dtype}, so there is nothing to pack")
+    step = 1 if dtype == torch.float32 else 2  # a word is two bfloat16
+    weight = torch.randn(columns, depth, generator=torch.Generator().manual_seed(0)).to(dtype)
+    room = torch.full((columns * depth + 2,), 7.0, dtype=dtype)
+    copy = room[moved * step :][: columns * depth].view(columns, depth)
+    packed = operators.pack(weight, copy=copy)
+    assert torch.equal(copy, weight)
+    assert (room == 7.0).sum() == 2, "nothing is written beside it"
+    panels = torch.nn.functional.pad(weight, (0, 0, 0, -columns % operators.panel))
+    panels = panels.view(-1, operators.panel, depth // step, step).transpose(1, 2)
+    assert torch.equal(packed, panels.flatten())
+    assert torch.equal(operators.pack(weight), packed)
 
 
 @needs_compiler

@@ -16,7 +16,7 @@ ELEMENTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {
-    "pack": [_POINTER] * 2 + [_INT] * 2,
+    "pack": [_POINTER] * 3 + [_INT] * 2,
     "multiply": [_POINTER] * 5 + [_INT] * 4,
     "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT],
     "rotate": [_POINTER] * 5 + [_INT] * 4 + [_FLOAT],
@@ -54,11 +54,19 @@ class Native:
         function.argtypes, function.restype = _SIGNATURES[name], None
         return function
 
-    def pack(self, weight: Tensor, into: Tensor | None = None) -> Tensor:
-        """A weight ``[columns, depth]`` in panels, for :meth:`multiply`; its dtype is one of :attr:`products`."""
+    def pack(self, weight: Tensor, into: Tensor | None = None, copy: Tensor | None = None) -> Tensor:
+        """A weight in panels, for :meth:`multiply`.
+
+        Args:
+            weight: ``[columns, depth]``; its dtype is one of :attr:`products`.
+            into: Where the panels go.
+            copy: Where the weight itself is copied to in the same pass.
+        """
         columns, depth = weight.shape
         packed = weight.new_empty(-(-columns // self.panel) * self.panel * depth) if into is None else into
-        self._functions["pack", weight.dtype](packed.data_ptr(), weight.contiguous().data_ptr(), columns, depth)
+        self._functions["pack", weight.dtype](
+            packed.data_ptr(), _at(copy), weight.contiguous().data_ptr(), columns, depth
+        )
         return packed
 
     def multiply(

@@ -12,8 +12,8 @@ int64_t panel_width() { return WIDTH; }
 
 #if defined(__AVX512BF16__)
 int64_t multiplies_bf16() { return 1; }
-void pack_bf16(uint32_t* packed, const uint32_t* weight, int64_t columns, int64_t depth) {
-    pack(packed, weight, columns, depth / 2);
+void pack_bf16(uint32_t* packed, uint32_t* copy, const uint32_t* weight, int64_t columns, int64_t depth) {
+    pack(packed, copy, weight, columns, depth / 2);
 }
 void multiply_bf16(bf16* out, const bf16* x, const bf16* packed, const bf16* bias, const bf16* other, int64_t rows,
                    int64_t columns, int64_t depth, int64_t mode) {
@@ -27,8 +27,8 @@ void multiply_bf16_f32(float* out, const bf16* x, const bf16* packed, const bf16
 int64_t multiplies_bf16() { return 0; }
 #endif
 
-void pack_f32(uint32_t* packed, const uint32_t* weight, int64_t columns, int64_t depth) {
-    pack(packed, weight, columns, depth);
+void pack_f32(uint32_t* packed, uint32_t* copy, const uint32_t* weight, int64_t columns, int64_t depth) {
+    pack(packed, copy, weight, columns, depth);
 }
 void multiply_f32(float* out, const float* x, const float* packed, const float* bias, const float* other, int64_t rows,
                   int64_t columns, int64_t depth, int64_t mode) {

@@ -124,17 +124,46 @@ void multiply(O* out, const E* x, const E* packed, const E* bias, const E* other
     }
 }
 
-// packed[panel][words][WIDTH] from weight[columns][words], where a word is a float32 or two bfloat16; missing columns are zero.
-void pack(uint32_t* packed, const uint32_t* weight, int64_t columns, int64_t words) {
+// A panel of packed from count <= WIDTH rows of a weight, which are also copied as they are, unless copy is null.
+template <bool AROUND>
+void pack_panel(uint32_t* to, uint32_t* copy, const uint32_t* from, int64_t count, int64_t words) {
+    if (copy) {  // first: it brings the rows into the cache, one after the other
+        int64_t i = 0;
+        for (; i + LANES <= count * words; i += LANES) store<AROUND>(copy + i, load(from + i));
+        for (; i < count * words; ++i) copy[i] = from[i];
+    }
+    int64_t k = 0;
+    if (count == WIDTH) {
+        for (; k + LANES <= words; k += LANES)
+            for (int half = 0; half < WIDTH; half += LANES) {
+                UVec rows[LANES];
+#pragma GCC unroll 16
+                for (int c = 0; c < LANES; ++c) rows[c] = load(from + (half + c) * words + k);
+                transpose(rows);
+#pragma GCC unroll 16
+                for (int c = 0; c < LANES; ++c) store<AROUND>(to + (k + c) * WIDTH + half, rows[c]);
+            }
+    } else {
+        std::memset(to, 0, words * WIDTH * sizeof *to);
+    }
+    for (; k < words; ++k)
+        for (int64_t c = 0; c < count; ++c) to[k * WIDTH + c] = from[c * words + k];
+}
+
+// packed[panel][words][WIDTH] from weight[columns][words], where a word is a float32 or two bfloat16; missing columns are
+// zero. The weight is also copied to copy, unless that is null.
+void pack(uint32_t* packed, uint32_t* copy, const uint32_t* weight, int64_t columns, int64_t words) {
     const int64_t panels = (columns + WIDTH - 1) / WIDTH;
-#pragma omp parallel for schedule(static)
-    for (int64_t p = 0; p < panels; ++p) {
-        uint32_t* to = packed + p * words * WIDTH;
-        const uint32_t* from = weight + p * WIDTH * words;
-        const int64_t count = std::min<int64_t>(WIDTH, columns - p * WIDTH);
-        if (count < WIDTH) std::memset(to, 0, words * WIDTH * sizeof *to);
-        for (int64_t k = 0; k < words; ++k)
-            for (int64_t c = 0; c < count; ++c) to[k * WIDTH + c] = from[c * words + k];
+    const bool around = aligned(packed) && aligned(copy);
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t first = p * WIDTH, count = std::min<int64_t>(WIDTH, columns - first);
+            (around ? pack_panel<true> : pack_panel<false>)(packed + first * words, copy ? copy + first * words : nullptr,
+                                                            weight + first * words, count, words);
+        }
+        settle();
     }
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -51,6 +51,66 @@ inline float sum(Vec value) {
     value += SHUFFLED(value, 2, 3, 0, 1);
 #endif
     return value[0] + value[1];
+}
+
+// Two vectors' first, or last, halves in turn: a0 b0 a1 b1 ...
+#if defined(__clang__)
+#define IN_TURN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define IN_TURN(a, b, ...) __builtin_shuffle(a, b, IVec{__VA_ARGS__})
+#endif
+#if defined(__AVX512F__)
+inline UVec first_halves(UVec a, UVec b) {
+    return IN_TURN(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inline UVec last_halves(UVec a, UVec b) {
+    return IN_TURN(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#elif defined(__AVX2__)
+inline UVec first_halves(UVec a, UVec b) { return IN_TURN(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+inline UVec last_halves(UVec a, UVec b) { return IN_TURN(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#else
+inline UVec first_halves(UVec a, UVec b) { return IN_TURN(a, b, 0, 4, 1, 5); }
+inline UVec last_halves(UVec a, UVec b) { return IN_TURN(a, b, 2, 6, 3, 7); }
+#endif
+
+// Rows become columns. Taken in turn from both halves, log2(LANES) times, each element has come to its place.
+inline void transpose(UVec (&rows)[LANES]) {
+#pragma GCC unroll 4
+    for (int done = 1; done < LANES; done *= 2) {
+        UVec next[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; ++i) {
+            next[2 * i] = first_halves(rows[i], rows[i + LANES / 2]);
+            next[2 * i + 1] = last_halves(rows[i], rows[i + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) rows[i] = next[i];
+    }
+}
+
+inline UVec load(const uint32_t* from) { return *reinterpret_cast<const UVec*>(from); }
+
+// Past the cache where AROUND (to an aligned place): nothing is read before it is overwritten.
+template <bool AROUND>
+inline void store(uint32_t* to, UVec value) {
+#if defined(__AVX512F__)
+    if (AROUND) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#elif defined(__AVX2__)
+    if (AROUND) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+#elif defined(__x86_64__)
+    if (AROUND) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+#endif
+    *reinterpret_cast<UVec*>(to) = value;
+}
+
+inline bool aligned(const void* place) { return reinterpret_cast<uintptr_t>(place) % (LANES * 4) == 0; }
+
+// Before another thread may read what was stored past the cache.
+inline void settle() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
 }
 
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
