@@ -107,7 +107,7 @@ def trainer_side(model: str, dtype: str) -> None:
     torch.set_flush_denormal(True)
     config = TrainerConfig.model_validate({"tokens_per_microbatch": 2048, "dtype": dtype})
     device = torch.device("cpu")
-    policy = Policy(make_model(config, Path(model), device), 1.0, config.logprob_chunk)
+    policy = Policy(make_model(config, Path(model), device, context=0), 1.0, config.logprob_chunk)
     engine = TrainEngine(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
     answer(ready=True)
     for batch in requests():

@@ -70,9 +70,9 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
     return made(recipe, model_path, run_dir, engine, publisher, client)
 
 
-def make_model(config: TrainerConfig, model_path: Path, device: torch.device) -> Any:
-    """The starting model as it was saved."""
-    model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing)
+def make_model(config: TrainerConfig, model_path: Path, device: torch.device, context: int) -> Any:
+    """The starting model as it was saved, for sequences of up to ``context`` tokens."""
+    model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing, context=context)
     choose_attention(model, config, device)
     return model
 
@@ -80,7 +80,7 @@ def make_model(config: TrainerConfig, model_path: Path, device: torch.device) ->
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
     """The starting policy, with adapters where the recipe trains those."""
     config = recipe.trainer
-    model = make_model(config, model_path, device)
+    model = make_model(config, model_path, device, recipe.inference.context_length)
     if config.lora_rank is not None:
         from agentrl.train.lora import add_adapter  # PEFT is there where it is asked for
 
@@ -90,7 +90,7 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
     """A critic that starts from the policy's decoder, all its weights trained."""
-    decoder = make_model(recipe.trainer, model_path, device).get_decoder()
+    decoder = make_model(recipe.trainer, model_path, device, recipe.inference.context_length).get_decoder()
     return ValueLearner(prepared(Critic(decoder), recipe.trainer, mesh, device), recipe.trainer, device)
 
 

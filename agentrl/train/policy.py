@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
 from agentrl.core.tree_mask import tree_mask
+from agentrl.core.tree_models import limited_attention, not_for_trees
 from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 from agentrl.train.packing import Row
 
@@ -151,10 +152,26 @@ def check_head(model: Any) -> None:
         )
 
 
-def load_model(path: Path, *, gradient_checkpointing: bool = False) -> Any:
-    """The model in float32, with PyTorch's scaled-dot-product attention, checked by :func:`check_head`."""
+def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
+    """The model in float32, with PyTorch's scaled-dot-product attention.
+
+    Args:
+        path: Model folder.
+        gradient_checkpointing: Whether layers are computed again in the backward pass.
+        context: Most tokens of a sequence.
+
+    Raises:
+        ValueError: Its logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.core.tree_models`.
+    """
     model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
     check_head(model)
+    if others := limited_attention(model.config.get_text_config(), context):
+        raise ValueError(
+            f"{type(model).__name__} has {', '.join(others)} layers, which do not attend to the whole of "
+            f"inference.context_length={context} tokens; such layers are not supported in training"
+        )
+    if why := not_for_trees(model):
+        raise ValueError(f"{type(model).__name__} cannot be trained: {why}")
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from agentrl.core.tree_models import limited_attention, not_for_trees
 from agentrl.inference.engine.packed import native_bfloat16
 
 DEFAULT_CONTEXT = 4096  # for a config that states no maximum
@@ -97,7 +98,7 @@ def load_model(path: str, dtype: str = "auto", device: str = "auto", context_len
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     config = model.config.get_text_config()
     context = _context_length(config, context_length)
-    _check_attention(config, context)
+    _check_attention(model, context)
     return LoadedModel(
         path=str(path),
         model=model,
@@ -119,18 +120,16 @@ def _context_length(config: Any, asked: int | None) -> int:
     return asked
 
 
-def _check_attention(config: Any, context: int) -> None:
-    """Refuse layers that need another cache."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "layer_types", None) is None and window and getattr(config, "use_sliding_window", True):
-        kinds.add("sliding_attention")
-    if "sliding_attention" in kinds and window and context <= window:
-        kinds.discard("sliding_attention")
-    others = sorted(kinds - {"full_attention"})
+def _check_attention(model: Any, context: int) -> None:
+    """Refuse layers that need another cache, and models that cannot compute prompts together."""
+    config = model.config.get_text_config()
+    others = limited_attention(config, context)
     if others:
+        window = getattr(config, "sliding_window", None)
         hint = f"; start with --context-length {window} or less" if others == ["sliding_attention"] and window else ""
         raise ModelError(f"{config.model_type} has {', '.join(others)} layers, which the embedded engine lacks{hint}")
+    if why := not_for_trees(model):
+        raise ModelError(f"{config.model_type} cannot be served by the embedded engine: {why}")
 
 
 def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
