@@ -30,6 +30,8 @@ class ModelShape:
         kv_width: Key heads times head size: keys of one token in one layer.
         vocab: Vocabulary size.
         linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
+        kept: Numbers that all layers keep of a token for the backward pass.
+        hidden: Width of what goes from layer to layer.
     """
 
     parameters: int
@@ -37,6 +39,8 @@ class ModelShape:
     kv_width: int
     vocab: int
     linear_sides: int = 0
+    kept: int = 0
+    hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,11 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     layer = attention + 3 * hidden * inner + 2 * hidden
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
     sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
-    return ModelShape(embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides)
+    # Of a Llama-like layer: both norms' inputs and results, queries, keys, values, what was attended to, gate and up.
+    kept = 4 * hidden + 2 * heads * head + 2 * kv_width + 2 * inner
+    return ModelShape(
+        embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides, layers * kept, hidden
+    )
 
 
 def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
@@ -110,6 +118,13 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         items.append(MemoryItem("trainer rank", "parameters in bfloat16 for compute", 2 * shape.parameters))
     if trainer.kl_coef > 0 and trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
+    kept = shape.kept
+    if trainer.gradient_checkpointing:  # what goes from layer to layer, and one layer's while it is computed again
+        kept = shape.layers * shape.hidden + kept // shape.layers
+    activations = kept * width * trainer.tokens_per_microbatch
+    items.append(
+        MemoryItem("trainer rank", f"activations of {trainer.tokens_per_microbatch:,} tokens, about", activations)
+    )
     logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
     items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
     if trainer.advantage == "gae":
@@ -177,7 +192,8 @@ def plan_lines(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> 
         return [*lines, f"memory     not estimated: {error}"]
     if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED:
         lines += _weights(recipe, shape)
-    lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate without activations:")
+    without = " without activations" if recipe.trainer.type in SUPERVISED else ""
+    lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate{without}:")
     items = memory(recipe, shape)
     lines += [f"             {item.process + ',':<14} {item.what:<56} {_size(item.nbytes):>9}" for item in items]
     for process in dict.fromkeys(item.process for item in items):

@@ -19,7 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agentrl.core.prefix_tree import PrefixTree
+from agentrl.launch.plan import model_shape
 from agentrl.train.lean import keep_less
+from agentrl.train.packed import use_tree_attention
+from agentrl.train.tree_attention import TreeTiles
 
 SHAPE = {
     "vocab_size": 64,
@@ -40,10 +44,10 @@ MODELS = {  # how many modules of each are replaced: norms, and MLPs
 IDS = torch.arange(2 * 9).view(2, 9) % 64
 
 
-def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+def make_model(name: str, dtype: torch.dtype = torch.float32, **sizes: int) -> Any:
     config, model, _ = MODELS[name]
     torch.manual_seed(0)
-    made: Any = model(config(**SHAPE)).to(dtype)  # type: ignore[arg-type]
+    made: Any = model(config(**SHAPE | sizes)).to(dtype)  # type: ignore[arg-type]
     for parameter in made.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, 1.0, 0.3)  # norms start at one, where a wrong product would not be seen
@@ -71,23 +75,38 @@ def test_results_and_gradients_are_the_models_own(name: str, dtype: torch.dtype)
         assert (found[key] - value).abs().max() <= tolerance * value.abs().max() + 1e-9, key
 
 
-def test_half_is_kept() -> None:
-    def kept(model: Any) -> int:
-        sizes: dict[int, int] = {}
+def kept(model: Any, tokens: int) -> int:
+    """Bytes that a model's layers keep for the backward pass."""
+    sizes: dict[int, int] = {}
 
-        def note(tensor: Tensor) -> Tensor:
-            if not isinstance(tensor, nn.Parameter):
-                sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            model.get_decoder()(input_ids=torch.arange(400)[None] % 64, use_cache=False)
-        return sum(sizes.values())
+    row = PrefixTree()
+    row.add([token % 64 for token in range(tokens)])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        held = model.get_decoder()(
+            input_ids=torch.tensor([row.token_ids]),
+            position_ids=torch.tensor([row.positions]),
+            attention_mask=TreeTiles(torch.tensor(row.ends)),
+            use_cache=False,
+        )
+    assert held is not None  # until here: addresses of what was freed would be found twice
+    for parameter in model.parameters():
+        sizes.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(sizes.values())
 
-    model = make_model("llama", torch.bfloat16)
-    before = kept(model)
+
+def test_half_is_kept_and_the_plan_says_how_much() -> None:
+    model = make_model("llama", torch.bfloat16, hidden_size=128, intermediate_size=384, head_dim=32)
+    use_tree_attention(model)
+    before = kept(model, 400)
     keep_less(model)
-    assert kept(model) < 0.6 * before
+    now = kept(model, 400)
+    assert now < 0.6 * before
+    shape = model_shape(model.config.to_dict())
+    assert 2 * 400 * shape.kept == pytest.approx(now, rel=0.1)
 
 
 def test_frozen_weights_get_no_gradient_and_pass_one_on() -> None:
