@@ -85,18 +85,19 @@ class LiveAdapter:
         self._tensors = tensors
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
-    def forget(self, model: nn.Module, written: Container[str]) -> None:
+    def forget(self, model: nn.Module, written: Container[str] | None) -> None:
         """Take the adapter out; for when weights were written.
 
         Args:
             model: The live model.
-            written: Names of live tensors that have new values, which stay.
+            written: Names of live tensors that have new values, which stay; None for all.
         """
-        live = dict(model.state_dict())
-        with torch.no_grad():
-            for name, base in self._base.items():
-                if name not in written:
-                    live[name].copy_(base)
+        if self._base and written is not None:
+            live = dict(model.state_dict())
+            with torch.no_grad():
+                for name, base in self._base.items():
+                    if name not in written:
+                        live[name].copy_(base)
         self._base, self._tensors = {}, {}
 
     def digests(self, action: str) -> dict[str, str]:

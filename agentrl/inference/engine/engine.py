@@ -158,7 +158,7 @@ class Engine:
 
         def whole(model: torch.nn.Module) -> int:
             read = load_weights(model, folder, self.runner.adopt)
-            self.adapter.forget(model, written=model.state_dict())
+            self.adapter.forget(model, written=None)
             return read
 
         def adapter(model: torch.nn.Module) -> int:

@@ -23,11 +23,11 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 DIGESTS: dict[str, Callable[[memoryview], str]] = {"checksum": checksum, "fingerprint": fingerprint}
 
 
-def live_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every live tensor once, by its first name in the state dict."""
+def live_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor of a state dict once, by its first name."""
     seen: set[tuple[int, int]] = set()
     tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         identity = (tensor.data_ptr(), tensor.numel())
         if identity not in seen:
             seen.add(identity)
@@ -46,7 +46,7 @@ def digests(model: nn.Module, action: str) -> dict[str, str]:
         Name to digest, as :mod:`agentrl.core.weights` defines them.
     """
     digest = DIGESTS[action]
-    return {name: digest(raw_bytes(tensor)) for name, tensor in live_tensors(model).items()}
+    return {name: digest(raw_bytes(tensor)) for name, tensor in live_tensors(model.state_dict()).items()}
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
@@ -89,7 +89,7 @@ def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor]
     except (SafetensorError, OSError) as error:
         raise BadRequestError(f"cannot read {folder}: {error}") from error
     sources = {name: handle for handle in opened for name in handle.keys()}  # noqa: SIM118 - not a dict
-    _check(targets, {name: handle.get_slice(name) for name, handle in sources.items()}, live_tensors(model))
+    _check(targets, {name: handle.get_slice(name) for name, handle in sources.items()}, live_tensors(targets))
     read = 0
     with torch.no_grad():
         for name, handle in sources.items():
