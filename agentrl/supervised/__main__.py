@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
     threads = recipe.trainer.threads or max(1, (os.cpu_count() or 1) // recipe.trainer.nproc)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # accelerate sets torch's threads to it
+    torch.set_flush_denormal(True)  # as in agentrl.train: moments fade
     torch.set_num_threads(threads)
     disable_progress_bar()
     try:
