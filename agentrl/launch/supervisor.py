@@ -5,6 +5,7 @@ that fails stops the rest, and the error carries the tail of its log; :meth:`Sup
 however often it is called.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -46,6 +47,17 @@ class Child:
         """The last lines of the log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-TAIL_LINES:])
+
+
+def lower_priority(pid: int, niceness: int) -> None:
+    """Let a process that leads its session, and whatever it starts, wait for others.
+
+    Linux schedules sessions against each other (``autogroup``): a process's niceness counts within its session alone, so
+    the session gets one, too, where there are such groups.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, niceness)  # its threads are not started yet and inherit it
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 class Supervisor:
@@ -90,7 +102,7 @@ class Supervisor:
                 start_new_session=True,
             )
         if niceness:
-            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)  # its threads are not started yet and inherit it
+            lower_priority(process.pid, niceness)
         child = Child(name, process, log, peer)
         self._children.append(child)
         return child

@@ -86,3 +86,19 @@ def test_a_peer_that_ends_is_told_of_once_and_the_last_one_is_fatal(supervisor: 
     second.process.wait()
     with pytest.raises(ChildFailed, match="server-0 was killed"):
         supervisor.check()
+
+
+def test_a_nice_child_waits_for_others_of_other_sessions_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Its niceness alone counts among its own processes only where Linux schedules sessions against each other."""
+    ready, groups = tmp_path / "ready.json", Path("/proc/self/autogroup")
+    before = groups.read_text() if groups.exists() else ""
+    child = supervisor.start(
+        "server",
+        [PYTHON, "-c", f"import pathlib; pathlib.Path({str(ready)!r}).write_text('{{}}'); {FOREVER}"],
+        niceness=7,
+    )
+    supervisor.wait_ready(child, ready, 30.0)
+    assert psutil.Process(child.process.pid).nice() == 7
+    if groups.exists():
+        assert Path(f"/proc/{child.process.pid}/autogroup").read_text().endswith("nice 7\n")
+        assert groups.read_text() == before
