@@ -52,8 +52,8 @@ class Child:
 def lower_priority(pid: int, niceness: int) -> None:
     """Let a process that leads its session, and whatever it starts, wait for others.
 
-    Linux schedules sessions against each other (``autogroup``): a process's niceness counts within its session alone, so
-    the session gets one, too, where there are such groups.
+    Where Linux schedules sessions against each other (``autogroup``) a process's niceness counts within its session
+    alone, so the session gets one, too.
     """
     os.setpriority(os.PRIO_PROCESS, pid, niceness)  # its threads are not started yet and inherit it
     with contextlib.suppress(OSError):
