@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 32  # rows of logits that stay in a CPU's cache from one operator to the next
+WORDS = 8192  # of the vocabulary whose gradient is computed before it is added
 
 # From some rows of the tokens, and their logprobs and entropies, to their part of a sum.
 LossOf = Callable[[slice, Tensor, Tensor], Tensor]
@@ -48,8 +49,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in head.chunks():
             logits = head.logits(rows)
             among = None if of_entropies is None else of_entropies[rows]
-            head.differentiate(rows, logits, normalizers[rows], of_logprobs[rows], entropies[rows], among)
-            sums.add(rows, logits, weight)
+            of_logits = head.differentiate(rows, logits, normalizers[rows], of_logprobs[rows], entropies[rows], among)
+            sums.add(rows, of_logits, weight)
         return *sums.gradients(), None, None, None
 
 
@@ -60,21 +61,8 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, temperature: float, chunk: int
     ) -> Tensor:
-        head = _Head(hidden, weight, targets, temperature, chunk)
         sums = _Sums(hidden, weight if ctx.needs_input_grad[1] else None, chunk)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        for rows in head.chunks():
-            logits = head.logits(rows)
-            logprobs, entropies, normalizers = head.measure(rows, logits, shifted=True)
-            with torch.enable_grad():
-                leaves = logprobs.requires_grad_(), entropies.requires_grad_()
-                loss = loss_of(rows, *leaves)
-                of_logprobs, of_entropies = torch.autograd.grad(loss, leaves, allow_unused=True)
-            total += loss.detach()
-            if of_logprobs is None:
-                of_logprobs = torch.zeros_like(normalizers)
-            head.differentiate(rows, logits, normalizers, of_logprobs, entropies.detach(), of_entropies)
-            sums.add(rows, logits, weight)
+        total = _differentiated(_Head(hidden, weight, targets, temperature, chunk), loss_of, weight, sums)
         ctx.of_hidden, ctx.of_weight = sums.gradients()
         return total
 
@@ -84,6 +72,24 @@ class _ChunkedLoss(torch.autograd.Function):
         of_hidden = ctx.of_hidden.mul_(grads[0])
         ctx.of_hidden = ctx.of_weight = None  # there is no second time
         return of_hidden, of_weight, None, None, None, None
+
+
+def _differentiated(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums") -> Tensor:
+    """The loss of all chunks; their gradients go to ``sums``. The head's memory is free when this returns."""
+    total = weight.new_zeros((), dtype=torch.float32)
+    for rows in head.chunks():
+        logits = head.logits(rows)
+        logprobs, entropies, normalizers = head.measure(rows, logits, shifted=True)
+        with torch.enable_grad():
+            leaves = logprobs.requires_grad_(), entropies.requires_grad_()
+            loss = loss_of(rows, *leaves)
+            of_logprobs, of_entropies = torch.autograd.grad(loss, leaves, allow_unused=True)
+        total += loss.detach()
+        if of_logprobs is None:
+            of_logprobs = torch.zeros_like(normalizers)
+        of_logits = head.differentiate(rows, logits, normalizers, of_logprobs, entropies.detach(), of_entropies)
+        sums.add(rows, of_logits, weight)
+    return total
 
 
 class _Head:
@@ -97,11 +103,12 @@ class _Head:
         self._temperature, self._chunk = temperature, chunk
         rows = min(chunk, len(hidden))
         self._block = min(BLOCK, rows) if hidden.device.type == "cpu" else rows
-        self._room = self._empty(rows)
-        self._beside = self._empty(self._block)
+        self._room = self._empty(rows, torch.float32)
+        self._beside = self._empty(self._block, torch.float32)
+        self._narrow = self._room if hidden.dtype == torch.float32 else self._empty(rows, hidden.dtype)
 
-    def _empty(self, rows: int) -> Tensor:
-        return torch.empty(rows, len(self._weight), dtype=torch.float32, device=self._hidden.device)
+    def _empty(self, rows: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(rows, len(self._weight), dtype=dtype, device=self._hidden.device)
 
     def chunks(self) -> Iterator[slice]:
         """The rows of each."""
@@ -111,11 +118,10 @@ class _Head:
     def logits(self, rows: slice) -> Tensor:
         """``[rows, vocab]`` float32, until the next chunk's."""
         hidden = self._hidden[rows]
-        logits = self._room[: len(hidden)]
-        if hidden.dtype == torch.float32:
-            torch.mm(hidden, self._weight.t(), out=logits)
-        else:
-            logits.copy_(hidden @ self._weight.t())
+        narrow, logits = self._narrow[: len(hidden)], self._room[: len(hidden)]
+        torch.mm(hidden, self._weight.t(), out=narrow)
+        if narrow.dtype != torch.float32:
+            logits.copy_(narrow)
         return logits if self._temperature == 1.0 else logits.div_(self._temperature)
 
     def measure(self, rows: slice, logits: Tensor, *, shifted: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,8 +148,8 @@ class _Head:
     def differentiate(
         self, rows: slice, logits: Tensor, normalizers: Tensor, of_logprobs: Tensor, entropies: Tensor,
         of_entropies: Tensor | None,
-    ) -> None:  # fmt: skip
-        """Turn a chunk's logits into the gradient of ``hidden @ weight.T``.
+    ) -> Tensor:  # fmt: skip
+        """The gradient of a chunk's ``hidden @ weight.T``, in the dtype of the product, until the next chunk's logits.
 
         Args:
             rows: Of all.
@@ -165,6 +171,8 @@ class _Head:
                 weighed.mul_(scale).add_(weights)
                 one.exp_().mul_(weighed).neg_()
             one.scatter_add_(-1, targets[:, None], weights)
+        narrow = self._narrow[: len(logits)]
+        return logits if narrow.dtype == torch.float32 else narrow.copy_(logits)
 
     def _blocks(self, logits: Tensor) -> Iterator[slice]:
         """Rows of a chunk that are worked on together."""
@@ -192,12 +200,12 @@ class _Sums:
     def add(self, rows: slice, of_logits: Tensor, weight: Tensor) -> None:
         """Take a chunk's share."""
         hidden = self._hidden[rows]
-        of_logits = of_logits.to(hidden.dtype)
         torch.mm(of_logits, weight, out=self._of_hidden[rows])
         if self._of_weight is not None and self._of_weight.dtype == hidden.dtype:
             self._of_weight.addmm_(of_logits.t(), hidden)
         elif self._of_weight is not None:
-            self._of_weight.add_(of_logits.t() @ hidden)
+            for some, part in zip(self._of_weight.split(WORDS), of_logits.split(WORDS, dim=1), strict=True):
+                some.add_(part.t() @ hidden)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Of the hidden states, and of the weight where it has one."""

@@ -22,6 +22,7 @@ from agentrl.train.policy import MicroBatch
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's own
+ROUND = 5  # binary digits of a round length: at most a sixteenth is filled up
 ATTENTION = "agentrl_tree"  # our function's name among transformers' attention implementations
 
 
@@ -65,20 +66,22 @@ def is_packed(model: Any) -> bool:
 
 
 def collate_packed(rows: Sequence[Row], device: torch.device, *, blocks: bool | None = None) -> MicroBatch:
-    """Lay rows end to end.
+    """Lay rows end to end, and fill up with tokens that see, and are seen by, themselves only.
+
+    Up to whole blocks; on a CPU to a round length, so that memory of the same sizes is asked for again and again: what
+    is free in between would not fit otherwise.
 
     Args:
         rows: No rows at all give a dummy, and nothing to train.
         device: Where the tensors go.
-        blocks: A mask of blocks for ``flex_attention``, with whole blocks, filled up with tokens that see, and are seen
-            by, themselves only. By default on CUDA; :class:`TreeTiles` elsewhere.
+        blocks: A mask of blocks for ``flex_attention``, by default on CUDA; :class:`TreeTiles` elsewhere.
 
     Returns:
         A micro-batch of one row.
     """
     blocks = device.type == "cuda" if blocks is None else blocks
-    unit = BLOCK if blocks else 1
     used = sum(map(len, rows))
+    unit = BLOCK if blocks else 1 << max(0, used.bit_length() - ROUND)
     length = max(1, -(-used // unit)) * unit
     token_ids: list[int] = []
     positions: list[int] = []
