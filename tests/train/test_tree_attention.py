@@ -100,8 +100,8 @@ def test_in_bfloat16_it_errs_as_torch_does(seed: int) -> None:
     for found, torchs, wanted in zip(ours, theirs, exact, strict=True):
         assert found.dtype == torch.bfloat16
         error, bound = (found - wanted).abs(), (torchs - wanted).abs()
-        assert error.mean() <= 1.5 * bound.mean()
-        assert error.max() <= 3 * bound.max()
+        assert error.mean() <= 2 * bound.mean()
+        assert error.max() <= 4 * bound.max()
 
 
 @pytest.mark.parametrize("seed", range(12))
