@@ -114,7 +114,7 @@ def make_engine(size: Size, device: torch.device, *, compiled: bool = False, che
 
 
 def plain_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 0
+    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
     """What :func:`~agentrl.train.logprobs.chunked_loss` gives, with all logits; entropies have no gradient."""
     logprobs = ((hidden @ weight.t()).float() / temperature).log_softmax(-1)
@@ -123,7 +123,7 @@ def plain_loss(
 
 
 def liger_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 0
+    hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
     """The same from Liger (0.8.3 or later): a kernel on Hopper, chunks of 512 elsewhere."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Liger  # type: ignore[import-not-found]

@@ -265,7 +265,7 @@ def _train(
         for record in follow.new():
             view.update(record)
         for text in supervisor.lost():
-            view.state(f"going on without {text}")
+            view.state(f"going on, although {text}")
 
     supervisor.wait([controller, trainer], poll)
     poll()

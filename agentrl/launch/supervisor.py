@@ -136,8 +136,9 @@ class Supervisor:
                 raise ChildFailed(self._obituary(child))
 
     def lost(self) -> list[str]:
-        """What to tell about peers that ended since the last call."""
-        gone = [c for c in self._children if c.peer and c.process.poll() is not None and c.name not in self._mourned]
+        """What to tell about children that ended since the last call, and whose peers do their work."""
+        ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._mourned)
+        gone = [child for child in ended if self._replaced(child)]
         self._mourned.update(child.name for child in gone)
         return [self._obituary(child) for child in gone]
 

@@ -84,6 +84,7 @@ def test_a_peer_that_ends_is_told_of_once_and_the_last_one_is_fatal(supervisor: 
     assert supervisor.lost() == []
     second.process.kill()
     second.process.wait()
+    assert supervisor.lost() == [], "nobody goes on without the last one"
     with pytest.raises(ChildFailed, match="server-0 was killed"):
         supervisor.check()
 
