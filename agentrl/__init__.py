@@ -4,35 +4,37 @@ Importing this package is cheap: names resolve on first use, and neither torch n
 """
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.core.gymnasium_ids import announce_all
-from agentrl.core.registry import register
+from agentrl.core.registry import register, registered
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from agentrl.core.agent import Agent
-    from agentrl.core.environment import Environment, LanguageEnvironment, SingleTurnEnvironment
+    from agentrl.core.environment import Environment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
-    from agentrl.core.make import make
-    from agentrl.core.tool_env import ToolEnvironment
-    from agentrl.core.tools import tool
     from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
+    from agentrl.envkit.language import LanguageEnvironment, SingleTurnEnvironment
+    from agentrl.envkit.make import make
+    from agentrl.envkit.tool_environment import ToolEnvironment
+    from agentrl.envkit.tools.tool import tool
 
 _HOME = {
     "Agent": "agentrl.core.agent",
     "Environment": "agentrl.core.environment",
-    "LanguageEnvironment": "agentrl.core.environment",
-    "SingleTurnEnvironment": "agentrl.core.environment",
+    "LanguageEnvironment": "agentrl.envkit.language",
+    "SingleTurnEnvironment": "agentrl.envkit.language",
     "Episode": "agentrl.core.episode",
     "Message": "agentrl.core.episode",
     "StopReason": "agentrl.core.episode",
     "Task": "agentrl.core.episode",
     "Trajectory": "agentrl.core.episode",
-    "ToolEnvironment": "agentrl.core.tool_env",
-    "make": "agentrl.core.make",
-    "tool": "agentrl.core.tools",
+    "ToolEnvironment": "agentrl.envkit.tool_environment",
+    "make": "agentrl.envkit.make",
+    "tool": "agentrl.envkit.tools.tool",
     "LLM": "agentrl.core.workflow",
     "Outcome": "agentrl.core.workflow",
     "RolloutWorkflow": "agentrl.core.workflow",
@@ -65,7 +67,7 @@ register("Python-v0", "agentrl.envs.python:Python")
 register("Retry-v0", "agentrl.envs.retry:Retry")
 register("chat", "agentrl.agents.chat:ChatAgent", kind="agent")
 register("tool_loop", "agentrl.agents.tool_loop:ToolLoopAgent", kind="agent")
-register("agent_env", "agentrl.core.agent_env:AgentEnvWorkflow", kind="workflow")
+register("agent_env", "agentrl.envkit.agent_env:AgentEnvWorkflow", kind="workflow")
 register("openai/gsm8k", "agentrl.data.gsm8k:load", kind="dataset")
 register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
 register("calculation", "agentrl.data.calculation:load", kind="dataset")
@@ -78,7 +80,7 @@ for _name in ("clip", "dual_clip", "cispo", "sapo", "policy_gradient"):
 register("grpo", "agentrl.train.trainer:Trainer", kind="trainer")
 for _name in ("sft", "rm", "dpo"):
     register(_name, f"agentrl.supervised.trainers:{_name}", kind="trainer")
-announce_all()  # to gymnasium, once it is loaded
+announce_all(partial(registered, "env"))  # to gymnasium, once it is loaded
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from agentrl import Agent, Message
 from agentrl.core.agent import Chat
 from agentrl.core.registry import load
-from agentrl.core.tool_calls import run_tool_calls
-from agentrl.core.tools import Tool
+from agentrl.envkit.tools.tool import Tool
+from agentrl.envkit.tools.tool_calls import run_tool_calls
 
 OVER = "Not run: no further tool calls are allowed. Answer now."
 

@@ -11,7 +11,7 @@ from typing import Any
 from simpleeval import SimpleEval
 
 from agentrl import Message, ToolEnvironment, tool
-from agentrl.core.tool_calls import ToolEvent, ToolEventKind
+from agentrl.envkit.tools.tool_calls import ToolEvent, ToolEventKind
 from agentrl.rewards.numeric import numeric_reward
 
 INSTRUCTION = "Use the calculate tool, then reply with just the number."

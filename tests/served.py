@@ -7,11 +7,11 @@ from pathlib import Path
 
 import uvicorn
 
-from agentrl.inference.engine.engine import Engine
-from agentrl.inference.engine.model import load_model
-from agentrl.inference.engine.runner import ModelRunner
-from agentrl.inference.engine.server import build_app
-from agentrl.inference.engine.service import Service
+from agentrl.engine.engine import Engine
+from agentrl.engine.model import load_model
+from agentrl.engine.runner import ModelRunner
+from agentrl.engine.server import build_app
+from agentrl.engine.service import Service
 
 SECONDS = 60  # longest wait for its start or end
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.core.weights import SHM, SHM_PREFIX
+from agentrl.core.weight_manifest import SHM, SHM_PREFIX
 from agentrl.launch.supervisor import Supervisor
 from tests.end_to_end import SECONDS, command, environment, metrics, overrides, processes_of, run
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from agentrl.bench.sides import answer, requests
 
 if TYPE_CHECKING:
-    from agentrl.inference.engine.engine import Engine
-    from agentrl.inference.engine.model import LoadedModel
-    from agentrl.inference.engine.request import Request
+    from agentrl.engine.engine import Engine
+    from agentrl.engine.model import LoadedModel
+    from agentrl.engine.request import Request
 
 PROMPT_TOKENS = (50, 64)  # 57 on average
 SHORT_PROMPT = (4, 12)  # where decoding is meant, not prefilling
@@ -28,9 +28,9 @@ Prompt = tuple[int, ...]
 
 def start(path: str, slots: int, device: str, *, compiled: bool, dtype: str = "auto") -> "Engine":
     """A ready engine."""
-    from agentrl.inference.engine.engine import Engine
-    from agentrl.inference.engine.model import load_model
-    from agentrl.inference.engine.runner import ModelRunner
+    from agentrl.engine.engine import Engine
+    from agentrl.engine.model import load_model
+    from agentrl.engine.runner import ModelRunner
 
     def build() -> ModelRunner:
         return ModelRunner(load_model(path, dtype=dtype, device=device), slots, compiled=compiled)
@@ -64,8 +64,8 @@ def make_request(
     rid: str, prompt: Prompt, length: int, on_update: "Callable[[Request], None]", *, stream: bool = False
 ) -> "Request":
     """A request that runs to its full length."""
-    from agentrl.inference.engine.params import SamplingParams
-    from agentrl.inference.engine.request import Request
+    from agentrl.engine.params import SamplingParams
+    from agentrl.engine.request import Request
 
     return Request(
         rid=rid,
@@ -140,7 +140,7 @@ def generate_speed(loaded: "LoadedModel", prompts: Sequence[Prompt], new_tokens:
 def serve(side: str, path: str, device: str, slots: int) -> None:
     """Answer tasks: ``speed`` (tokens per second of ``lengths`` after prompts of ``seed``), ``ragged``, ``first``."""
     if side == "generate":
-        from agentrl.inference.engine.model import load_model
+        from agentrl.engine.model import load_model
 
         loaded = load_model(path, device=device)
         vocab, name = loaded.vocab_size, "generate"

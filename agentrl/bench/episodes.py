@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentrl.bench.report import default_model
-from agentrl.core.agent_env import AgentEnvWorkflow
 from agentrl.core.episode import Task
-from agentrl.core.tool_calls import run_tool_calls
+from agentrl.envkit.agent_env import AgentEnvWorkflow
+from agentrl.envkit.tools.tool_calls import run_tool_calls
 
 if TYPE_CHECKING:
     from agentrl.inference.client import EpisodeLLM
@@ -82,7 +82,7 @@ async def _growth(client: "InstantClient", workflow: AgentEnvWorkflow, long: int
 
 async def whole_episode(client: "InstantClient", workflow: AgentEnvWorkflow, index: int) -> None:
     """One episode as the controller runs it."""
-    from agentrl.rollout.episodes import run_episode
+    from agentrl.rollout.episode_runner import run_episode
 
     episode = await run_episode(
         workflow, TASK, client, group_id=f"g{index // 8}", index=index % 8, seed=index, timeout=600.0, evaluation=True
@@ -115,7 +115,7 @@ class InstantClient:
     def __init__(self, model: str) -> None:
         from pathlib import Path
 
-        from agentrl.core.make import make
+        from agentrl.envkit.make import make
         from agentrl.inference.backend import SamplingParams
         from agentrl.inference.session import SessionSettings
         from agentrl.inference.template import ChatTemplate

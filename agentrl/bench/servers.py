@@ -60,7 +60,7 @@ def _start(model: Path, folder: Path, supervisor: "Supervisor", engines: tuple[s
 
     from agentrl.config.errors import UserError
     from agentrl.config.recipe import Recipe
-    from agentrl.evaluate.run import make_backend
+    from agentrl.evaluate.evaluator import make_backend
     from agentrl.launch.servers import server_python, start_servers
 
     found: dict[str, _Server] = {}

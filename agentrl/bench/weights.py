@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.bench.report import default_model
-from agentrl.core.weights import mismatches
+from agentrl.core.weight_manifest import mismatches
 
 if TYPE_CHECKING:
-    from agentrl.train.publish import WeightPublisher
+    from agentrl.weights.file_publisher import WeightPublisher
 
 START_SECONDS = 300.0
 POLL_SECONDS = 0.1
@@ -40,7 +40,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from agentrl.train.publish import WeightPublisher
+    from agentrl.weights.file_publisher import WeightPublisher
 
     path = model or default_model()
     figures: dict[str, list[float]] = {}
@@ -81,7 +81,7 @@ def _memcpy_seconds(tensors: list[Any]) -> float:
 
 def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A server process and its URL."""
-    command = [sys.executable, "-m", "agentrl.inference.engine", "--model", model, "--dtype", dtype]
+    command = [sys.executable, "-m", "agentrl.engine", "--model", model, "--dtype", dtype]
     process = subprocess.Popen([*command, "--ready-file", str(ready), "--parent-pid", str(os.getpid())])
     deadline = time.monotonic() + START_SECONDS
     while not ready.exists():

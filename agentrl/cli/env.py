@@ -83,7 +83,7 @@ def make_environment(id: str, settings: list[str] | None) -> Any:
     Raises:
         UserError: It is unknown, or does not take these arguments.
     """
-    from agentrl.core.make import make
+    from agentrl.envkit.make import make
 
     kwargs = read_settings(settings or [])
     try:

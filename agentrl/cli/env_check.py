@@ -14,7 +14,7 @@ from agentrl.config.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentrl.envcheck.findings import Report
+    from agentrl.envkit.check.findings import Report
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 
@@ -39,9 +39,9 @@ def check(
     """
     kwargs, options = read_settings(settings or []), read_task(task)
     from agentrl.core.registry import spec_of
-    from agentrl.envcheck.case import Settings
-    from agentrl.envcheck.leaks import is_idle
-    from agentrl.envcheck.run import check_environment
+    from agentrl.envkit.check.case import Settings
+    from agentrl.envkit.check.checker import check_environment
+    from agentrl.envkit.check.leaks import is_idle
 
     try:
         spec_of("env", env)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from agentrl.core.contract import checked_reset, checked_reward, checked_step
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message
-from agentrl.core.worker_threads import in_thread
+from agentrl.host.worker_threads import in_thread
 
 COLORS = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
 THINKING = 86_400.0  # seconds that a person may take for an answer

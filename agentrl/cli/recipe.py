@@ -116,7 +116,7 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
 def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
     from agentrl.data.models import find_config
-    from agentrl.launch.plan import plan_lines
+    from agentrl.launch.dry_run import plan_lines
 
     typer.echo(render(recipe))
     if recipe.inference.engine == "openai":

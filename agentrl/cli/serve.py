@@ -26,7 +26,7 @@ def serve(
     found = resolve_model(model, say=_say)
     require_chat_template(found.path)
     _say(found.source)
-    from agentrl.inference.engine.__main__ import main
+    from agentrl.engine.__main__ import main
 
     raise typer.Exit(main(["--model", str(found.path), *context.args]))
 

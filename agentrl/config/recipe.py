@@ -14,7 +14,6 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
 from agentrl.config.teacher import TeacherConfig, teacher_contradictions
-from agentrl.core.transport import Transport, choose
 
 Seconds = Annotated[float, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -309,10 +308,3 @@ class Recipe(Section):
         if self.rollout.batch_size * self.rollout.group_size < self.trainer.nproc:
             raise ValueError("trainer.nproc is larger than rollout.batch_size * rollout.group_size")
         return self
-
-
-def weights_transport(recipe: Recipe) -> Transport:
-    """The way that new weights take, see :func:`agentrl.core.transport.choose`."""
-    inference, trainer = recipe.inference, recipe.trainer
-    files_only = trainer.lora_rank is not None and trainer.lora_push == "adapter"
-    return choose(recipe.weights.transport, inference.engine, inference.urls, files_only=files_only)

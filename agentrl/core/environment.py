@@ -1,21 +1,15 @@
 """The environment contract: the async twin of ``gymnasium.Env``.
 
 Guarantees for callers: ``reset`` comes first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or
-``truncated`` the next call is ``reset``; ``close`` may be called at any time, more than once. For language
-environments an observation is the list of messages that are new since the last action, and an action is one assistant
-message.
+``truncated`` the next call is ``reset``; ``close`` may be called at any time, more than once.
 """
 
 import copy
-import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from agentrl.core.episode import Message
 from agentrl.core.registry import Spec
 from agentrl.core.task_source import NoTasksError, Source, tasks_of
 
@@ -142,109 +136,3 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         module = sys.modules.get(owner.__module__)
         file = getattr(module, "__file__", None)
         return tasks_of(cls.dataset, split, cls.dataset_kwargs, folder=Path(file).parent if file else None)
-
-
-class LanguageEnvironment(Environment[list[Message], Message]):
-    """An environment whose observations are new messages and whose actions are assistant messages.
-
-    Attributes:
-        blocking: A sync ``judge`` or ``reward`` takes long: it runs in a thread, so that other episodes go on. For one
-            that computes for long in Python, be ``async`` and use ``agentrl.core.workers.shared_pool`` instead.
-        reward_timeout: Seconds after which a blocking one is given up; the episode then has no reward.
-    """
-
-    blocking: ClassVar[bool] = False
-    reward_timeout: float = 30.0
-
-    async def judged(self, method: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
-        """What a reward method says, as ``(reward, metrics)``; the reward is not checked.
-
-        Raises:
-            WorkerTimeoutError: A blocking one took longer than :attr:`reward_timeout`.
-        """
-        if self.blocking and not inspect.iscoroutinefunction(method):
-            from agentrl.core.worker_threads import in_thread
-
-            return await read_judgement(await in_thread(method, *args, timeout=self.reward_timeout))
-        return await read_judgement(method(*args))
-
-    @cached_property
-    def observation_space(self) -> "Space[Any]":  # type: ignore[override]
-        """Lists of messages of any role."""
-        from agentrl.core.spaces import MessageListSpace
-
-        return MessageListSpace()
-
-    @cached_property
-    def action_space(self) -> "Space[Any]":  # type: ignore[override]
-        """Assistant messages; with calls of the environment's tools where it has some."""
-        from agentrl.core.spaces import MessageSpace
-
-        return MessageSpace(tools=[tool.schema() for tool in getattr(self, "tools", [])])
-
-
-class SingleTurnEnvironment(LanguageEnvironment):
-    """Ask once, judge the answer: subclasses write ``prompt`` and ``judge``."""
-
-    _task: dict[str, Any] | None = None
-
-    @abstractmethod
-    def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """Messages that put the task to the model."""
-
-    @abstractmethod
-    def judge(self, task: dict[str, Any], answer: str) -> Any:
-        """Judge the answer; may be ``async``.
-
-        Returns:
-            The reward, ``(reward, metrics)`` where metrics are numbers to log apart from it, or a verdict of
-            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted and not trained on.
-        """
-
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[list[Message], Info]:
-        """Start with ``options`` as the task."""
-        self._task = self.choose_task(seed, options)
-        return self.prompt(self._task), {}
-
-    async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
-        """Judge the answer and terminate."""
-        task = self._task
-        if task is None:
-            raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
-        answer = spoken(action, self)
-        self._task = None
-        reward, metrics = await self.judged(self.judge, task, answer)
-        return [], reward, True, False, {"metrics": metrics}
-
-
-def spoken(action: Any, env: object) -> str:
-    """The text of an assistant message; empty where there is none.
-
-    Raises:
-        TypeError: The action is no message.
-    """
-    if not isinstance(action, dict):
-        raise TypeError(
-            f"{type(env).__name__}.step got {action!r:.80}: an action is one assistant message, "
-            "{'role': 'assistant', 'content': ...}"
-        )
-    return action.get("content") or ""
-
-
-async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
-    """What a reward method gave, awaited where it is async, as ``(reward, metrics)``; the reward is not checked.
-
-    A :class:`agentrl.rewards.Verdict` is read too; why its value is missing becomes the metric ``missing_<reason>``.
-    """
-    if inspect.isawaitable(judged):
-        judged = await judged
-    if isinstance(judged, tuple):
-        if len(judged) != 2:
-            raise TypeError(f"a reward method returned {len(judged)} values; want the reward, or (reward, metrics)")
-        return judged[0], dict(judged[1])
-    if hasattr(judged, "value") and hasattr(judged, "metrics"):
-        missing = {f"missing_{judged.reason}": 1.0} if judged.value is None else {}
-        return judged.value, dict(judged.metrics) | missing
-    return judged, {}

@@ -7,7 +7,7 @@ gymnasium's registry is loaded already it is told at once, otherwise whenever it
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -24,21 +24,19 @@ def announce(id: str) -> None:
     full = f"{NAMESPACE}/{id}"
     registration.registry.pop(full, None)  # registered anew, without gymnasium's warning
     registration.register(
-        id=full, entry_point="agentrl.core.bridge:GymnasiumBridge", kwargs={"agentrl_env": id}
+        id=full, entry_point="agentrl.envkit.gymnasium_bridge:GymnasiumBridge", kwargs={"agentrl_env": id}
     )  # fmt: skip
 
 
-def announce_all() -> None:
-    """Tell gymnasium of all environments now, and whenever its registry is loaded."""
+def announce_all(ids: Callable[[], Iterable[str]]) -> None:
+    """Tell gymnasium of all environments now, and whenever its registry is loaded.
+
+    Args:
+        ids: Gives the ids of the registered environments.
+    """
     if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
-    _tell()
-
-
-def _tell() -> None:
-    from agentrl.core.registry import registered
-
-    for id in registered("env"):
+        sys.meta_path.insert(0, _Watch(ids))
+    for id in ids():
         announce(id)
 
 
@@ -48,7 +46,8 @@ class _Watch:
     No subclass of ``importlib.abc.MetaPathFinder``: importing that takes longer than all the rest of this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Callable[[], Iterable[str]]) -> None:
+        self._ids = ids
         self._asking = False
 
     def find_spec(
@@ -67,7 +66,8 @@ class _Watch:
 
         def run_and_tell(module: ModuleType) -> None:
             run(module)
-            _tell()
+            for id in self._ids():
+                announce(id)
 
         spec.loader.exec_module = run_and_tell  # type: ignore[method-assign]
         return spec

@@ -14,9 +14,9 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import ComponentConfig, DatasetConfig
 from agentrl.core.episode import Task
-from agentrl.core.make import discard, make
 from agentrl.core.registry import load
 from agentrl.core.task_source import NoTasksError
+from agentrl.envkit.make import discard, make
 
 _FIXED_SEED = 20_240_501  # any number, as long as it stays: changing it changes which validation tasks a limit takes
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agentrl.config.errors import DataError
-from agentrl.core.cache_folder import cache_folder
+from agentrl.host.cache_folder import cache_folder
 
 LAYOUT = 1  # raise it when what is written changes, so that old folders are not taken
 

@@ -7,7 +7,7 @@ the server stated them; text is only decoded from ids. Errors name the URL and w
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from agentrl.core.weights import BroadcastPlan, WeightManifest
+from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
 

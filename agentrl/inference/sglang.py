@@ -7,7 +7,7 @@ arrived; only reads and requests that never reached the server are retried.
 import contextlib
 from typing import Any
 
-from agentrl.core.weights import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest, mismatches
+from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest, mismatches
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ServerHttp
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.core.weights import BroadcastPlan, WeightManifest
+from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ServerHttp
 from agentrl.inference.sglang import ALIVE_SECONDS, version_number, versions_of

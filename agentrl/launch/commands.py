@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.compute_dtype import resolved_dtype
+from agentrl.host.compute_dtype import resolved_dtype
 
 # Threads that wait for work must sleep: server and trainer share the cores, and a spinning one steals the other's time.
 CPU_ENV = {
@@ -26,7 +26,7 @@ def embedded_server(recipe: Recipe, model: Path, ready_file: Path, index: int) -
     """The embedded engine, on a port it picks itself."""
     inference = recipe.inference
     command = [
-        *(sys.executable, "-m", "agentrl.inference.engine"),
+        *(sys.executable, "-m", "agentrl.engine"),
         *("--model", str(model)),
         *("--ready-file", str(ready_file)),
         *("--dtype", inference.dtype),

@@ -19,22 +19,22 @@ import uvicorn
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
-from agentrl.core.process import die_with_parent, write_json
 from agentrl.data.datasets import load_tasks
-from agentrl.evaluate.run import Evaluator, make_backend, make_client, make_workflow
+from agentrl.evaluate.evaluator import Evaluator, make_backend, make_client, make_workflow
+from agentrl.host.process import die_with_parent, write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.controller import Controller
-from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.service import make_app
+from agentrl.rollout.server_pool import ServerPool
 from agentrl.rollout.tasks import TaskStream
-from agentrl.rollout.teacher import Teacher
-from agentrl.rollout.weights import Committed, WeightTransaction
+from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
+from agentrl.weights.transaction import Committed, WeightTransaction
 
 WATCH_SECONDS = 1.0
 SHORTEST_STANDSTILL = 30.0  # seconds of a blocked loop that end the run, however short episodes are
@@ -83,20 +83,20 @@ async def serve(
         evaluate,
         teacher.score if teacher is not None else None,
     )
-    fleet = Fleet(router, weights, lambda url: make_backend(recipe, url))
+    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url))
     router.rejoin = weights.join
     router.start()
     if teacher is not None:
         await teacher.start()
     for url in urls if external else ():
-        await fleet.add(url)
+        await server_pool.add(url)
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
         controller.restore(state["step"], state["controller"])
         writer.void_after(state["step"])
     secret = os.environ.get(SECRET_ENV, "")
-    app = make_app(controller, fleet, secret)
+    app = make_app(controller, server_pool, secret)
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.process import write_json
+from agentrl.evaluate.evaluator import Evaluator, make_client, make_workflow
 from agentrl.evaluate.metrics import EvalSummary
-from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.client import OpenAIClient
 from agentrl.inference.router import Router

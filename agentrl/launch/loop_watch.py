@@ -68,7 +68,7 @@ class LoopWatch:
             return
         frame = sys._current_frames().get(self._thread)
         where = blocking_line(frame)
-        advice = "await something else, set blocking = True on the environment's class, or use agentrl.core.workers"
+        advice = "await something else, set blocking = True on the environment's class, or use agentrl.host.worker_pool"
         if still < self.limit:
             self._warned = True
             print(f"all episodes have stood still for {still:.0f} s in {where}: {advice}", file=sys.stderr, flush=True)

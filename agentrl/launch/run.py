@@ -19,10 +19,10 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
-from agentrl.core.process import write_json
 from agentrl.core.registry import nearest, require
-from agentrl.core.weights import sweep_stale
-from agentrl.evaluate.run import make_workflow
+from agentrl.core.weight_manifest import sweep_stale
+from agentrl.evaluate.evaluator import make_workflow
+from agentrl.host.process import write_json
 from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
@@ -31,7 +31,7 @@ from agentrl.launch.follow import MetricsTail
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
-from agentrl.launch.teacher import find_teacher, teacher_urls
+from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import read_metrics

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import evaluates
-from agentrl.core.process import write_json
+from agentrl.evaluate.evaluator import Evaluator, make_client, make_workflow
 from agentrl.evaluate.metrics import EvalSummary
-from agentrl.evaluate.run import Evaluator, make_client, make_workflow
+from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
 from agentrl.launch import commands
@@ -24,7 +24,7 @@ from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsWriter, read_metrics
 from agentrl.rollout.journal import Journal
-from agentrl.supervised.lines import load_held_out, load_lines, named
+from agentrl.supervised.examples import load_held_out, load_lines, named
 
 ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 

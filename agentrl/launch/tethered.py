@@ -7,7 +7,7 @@ by ``kill -9``, the kernel sends it SIGTERM.
 import os
 import sys
 
-from agentrl.core.process import die_with_parent
+from agentrl.host.process import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

@@ -9,7 +9,7 @@ import sys
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
-from agentrl.core.process import die_with_parent
+from agentrl.host.process import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()

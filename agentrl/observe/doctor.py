@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
-from agentrl.core.compute_dtype import resolved_dtype
+from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import Finding, diagnose, is_step
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.compute_dtype import resolved_dtype
+from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import diagnose
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -10,7 +10,7 @@ The answer is looked for in the last ``\boxed{...}``, then in the other mathemat
 
 from importlib.util import find_spec
 
-from agentrl.core.workers import WorkerCrashedError, WorkerPool, WorkerTimeoutError, shared_pool
+from agentrl.host.worker_pool import WorkerCrashedError, WorkerPool, WorkerTimeoutError, shared_pool
 from agentrl.rewards.verdict import MissingReason, Reward, Verdict
 
 TIMEOUT = 10.0  # seconds: math-verify's own defaults, 5 for parsing and 5 for comparing

@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from agentrl.core.contract import finite, source_of
-from agentrl.core.worker_errors import WorkerCrashedError, WorkerTimeoutError
-from agentrl.core.workers import in_thread, shared_pool
+from agentrl.host.worker_errors import WorkerCrashedError, WorkerTimeoutError
+from agentrl.host.worker_pool import in_thread, shared_pool
 
 Reward = float | None
 """A finite float, or ``None``: missing, for a reason that has nothing to do with the answer's quality."""

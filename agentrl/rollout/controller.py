@@ -15,15 +15,15 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Task
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.rollout.buffer import Group, GroupBuffer
-from agentrl.rollout.episodes import Client, run_episode
+from agentrl.rollout.episode_runner import Client, run_episode
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.tasks import TaskStream
-from agentrl.rollout.weights import WeightTransaction
+from agentrl.weights.transaction import WeightTransaction
 
 MOST_KINDS = 20  # kinds of failures that are logged
 log = logging.getLogger(__name__)

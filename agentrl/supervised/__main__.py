@@ -17,8 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
-from agentrl.core.process import die_with_parent, write_json
 from agentrl.core.registry import load
+from agentrl.host.process import die_with_parent, write_json
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.supervised.batches import Lines, encode_all, even_batch, micro_batch, pad_token, step_count

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import Recipe
 from agentrl.inference.template import ChatTemplate
-from agentrl.supervised.lines import Pair, Sample, load_held_out, load_lines
+from agentrl.supervised.examples import Pair, Sample, load_held_out, load_lines
 from agentrl.supervised.tokens import Encoder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate, TemplateError
-from agentrl.supervised.lines import Pair, Sample
+from agentrl.supervised.examples import Pair, Sample
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from agentrl.config.recipe import Recipe, TrainerConfig, weights_transport
-from agentrl.core.process import die_with_parent
+from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
-from agentrl.train.broadcast import BroadcastPublisher
+from agentrl.host.process import die_with_parent
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.engine import TrainEngine
-from agentrl.train.gather import Weight
 from agentrl.train.lean import keep_less
 from agentrl.train.packed import choose_attention
 from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
-from agentrl.train.publish import Publisher, WeightPublisher
 from agentrl.train.trainer import Trainer, TrainingStopped
+from agentrl.weights.broadcast_publisher import BroadcastPublisher
+from agentrl.weights.file_publisher import Publisher, WeightPublisher
+from agentrl.weights.gather import Weight
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -123,15 +123,15 @@ def make_publisher(
 ) -> Publisher:
     """The way out for the weights that the recipe names."""
     folder, is_writer = run_dir / "weights", dist.get_rank() == 0
-    transport, chosen = recipe.weights.transport, weights_transport(recipe)
+    transport, chosen = recipe.weights.transport(recipe)
     dtype = resolve_dtype(recipe.inference.dtype, device)
     weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
     if recipe.trainer.lora_rank is not None:
-        from agentrl.train.lora import plain_weights
+        from agentrl.weights.lora_weights import plain_weights
 
         weights = plain_weights(policy.model)
         if recipe.trainer.lora_push == "adapter" and transport != "broadcast":
-            from agentrl.train.publish_adapter import AdapterPublisher
+            from agentrl.weights.adapter_publisher import AdapterPublisher
 
             return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
     if chosen != "broadcast":

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weight_manifest import WeightManifest
 
 HEARTBEAT_SECONDS = 5.0
 SECRET_ENV = "AGENTRL_SECRET"  # set by the launcher for its children; travels as a bearer token

@@ -6,7 +6,6 @@ because logprobs are computed from the head's own weight.
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from peft.helpers import rescale_adapter_scale
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
-from agentrl.train.gather import MergedWeight, Weight, full_tensor
 from agentrl.train.policy import MicroBatch, Policy
-
-ADAPTER = "default"  # PEFT's name of the only adapter
-CONFIG_FILE, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's
+from agentrl.weights.gather import full_tensor
+from agentrl.weights.lora_weights import ADAPTER_FILE, adapter_weights, write_config
 
 
 def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> None:
@@ -77,34 +73,6 @@ class BasePolicy(nn.Module):
         """See :meth:`Policy.forward`."""
         with rescale_adapter_scale(self.policy.model, 0.0):
             return self.policy(batch)
-
-
-def plain_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
-    """Hugging Face name -> weight of the plain model, adapters added; tied copies left out."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    for name, parameter in model.named_parameters():
-        owner, inside, rest = name.partition(".base_layer.")
-        if inside:
-            yield f"{owner}.{rest}", _merged(layers[owner], parameter) if rest == "weight" else parameter
-        elif not parameter.requires_grad:
-            yield name, parameter
-
-
-def _merged(layer: Any, base: nn.Parameter) -> MergedWeight:
-    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-    return MergedWeight(base, down, up, layer.scaling[ADAPTER], layer.fan_in_fan_out)
-
-
-def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name in PEFT's file -> weight of the adapter."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", parameter
-
-
-def write_config(model: Any, folder: Path) -> None:
-    """Write PEFT's ``adapter_config.json``."""
-    model.peft_config[ADAPTER].save_pretrained(str(folder))
 
 
 def save_adapter(model: nn.Module, target: Path) -> None:

@@ -1,6 +1,6 @@
 """From sequences to rows: what sequences begin with in common is computed once, as a tree.
 
-A row is a :class:`~agentrl.core.prefix_tree.PrefixTree`: a group's prompt is its trunk, a system prompt may be the
+A row is a :class:`~agentrl.models.prefix_tree.PrefixTree`: a group's prompt is its trunk, a system prompt may be the
 trunk of several groups, and equal beginnings of answers are one branch. Positions and an attention mask let each token
 see exactly what it would see alone.
 
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl.core.prefix_tree import PrefixTree
+from agentrl.models.prefix_tree import PrefixTree
 
 LEAST_SHARED = 1 / 32  # of a sequence that joins a row under sparse attention
 

@@ -18,8 +18,8 @@ from torch.func import functional_call
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
-from agentrl.core.tree_mask import tree_mask
-from agentrl.core.tree_models import limited_attention, not_for_trees
+from agentrl.models.tree_mask import tree_mask
+from agentrl.models.tree_support import limited_attention, not_for_trees
 from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 from agentrl.train.packing import Row
 
@@ -161,7 +161,7 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
         context: Most tokens of a sequence.
 
     Raises:
-        ValueError: Its logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.core.tree_models`.
+        ValueError: Its logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.models.tree_support`.
     """
     model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
     check_head(model)

@@ -17,16 +17,16 @@ from transformers import AutoTokenizer
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weight_manifest import WeightManifest
 from agentrl.train.batch import make_train_batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
-from agentrl.train.collectives import broadcast_bytes, shared_decision
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import reshard
-from agentrl.train.publish import Publisher
 from agentrl.train.schedule import learning_rate_factor, progress
+from agentrl.weights.collectives import broadcast_bytes, shared_decision
+from agentrl.weights.file_publisher import Publisher
 
 
 class TrainingStopped(RuntimeError):

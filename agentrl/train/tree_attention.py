@@ -68,7 +68,7 @@ class TreeTiles(BlockMask):
     :class:`BlockMask`.
 
     Args:
-        ends: Of each node of the forest, see :class:`~agentrl.core.prefix_tree.PrefixTree`.
+        ends: Of each node of the forest, see :class:`~agentrl.models.prefix_tree.PrefixTree`.
     """
 
     def __init__(self, ends: Tensor) -> None:

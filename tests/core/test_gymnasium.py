@@ -15,11 +15,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import agentrl
 from agentrl import Message, SingleTurnEnvironment
-from agentrl.core.bridge import GymnasiumBridge
 from agentrl.core.registry import registered
+from agentrl.envkit.gymnasium_bridge import GymnasiumBridge
 
 SHIPPED = registered("env")
-ORDERS = ["import agentrl, gymnasium", "import gymnasium, agentrl", "import agentrl.core.bridge, gymnasium"]
+ORDERS = ["import agentrl, gymnasium", "import gymnasium, agentrl", "import agentrl.envkit.gymnasium_bridge, gymnasium"]
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ class Nested(Missing):
 
 
 def test_an_environment_that_blocks_ends_its_call_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.core.bridge.GRACE", 0.01)
+    monkeypatch.setattr("agentrl.envkit.gymnasium_bridge.GRACE", 0.01)
     env = GymnasiumBridge(Blocking(), agentrl_timeout=0.01)
     env.reset(seed=0)
     with pytest.raises(TimeoutError, match=r"Blocking blocked its event loop for over 0\.01 s"):

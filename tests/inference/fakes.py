@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from agentrl.core.weights import BroadcastPlan, WeightManifest
+from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams, ServerUnreachable
 
 Script = Callable[[list[int], SamplingParams], Generation]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.core.weights import BroadcastPlan, TensorSpec, WeightManifest
+from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
 from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.sglang import SGLangBackend
 

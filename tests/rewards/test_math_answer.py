@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.core.workers import WorkerPool
+from agentrl.host.worker_pool import WorkerPool
 from agentrl.rewards.math_answer import CHECK, math_reward, math_verdict
 from agentrl.rewards.verdict import MissingReason, Verdict
 
@@ -101,8 +101,8 @@ class FakePool(WorkerPool):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("tests.core.blocking:hang", MissingReason.TIMEOUT),
-        ("tests.core.blocking:segfault", MissingReason.CRASHED),
+        ("tests.host.blocking:hang", MissingReason.TIMEOUT),
+        ("tests.host.blocking:segfault", MissingReason.CRASHED),
     ],
 )
 async def test_a_hung_or_crashed_verifier_is_missing_never_0(function, reason):

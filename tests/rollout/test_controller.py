@@ -10,7 +10,7 @@ import pytest
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Task
-from agentrl.core.weights import WeightManifest
+from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.client import ChatClient
@@ -18,11 +18,11 @@ from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.controller import Controller, RolloutError, hash_seed
-from agentrl.rollout.fleet import Fleet
+from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.service import make_app
+from agentrl.rollout.server_pool import ServerPool
 from agentrl.rollout.tasks import TaskStream
-from agentrl.rollout.weights import Committed, WeightTransaction
+from agentrl.weights.transaction import Committed, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
 
 TASKS = [Task(id=f"train/{i}", data={"n": i}) for i in range(6)]
@@ -59,7 +59,7 @@ class Harness:
         self.evaluated: list[int] = []
         weights = WeightTransaction(router, Committed(0, "/start"), "retract", 10.0)
         self.connected: list[FakeBackend] = []
-        self.fleet = Fleet(router, weights, self._connect)
+        self.server_pool = ServerPool(router, weights, self._connect)
         self.controller = Controller(
             self.recipe,
             TaskStream(TASKS, seed),
@@ -193,7 +193,7 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
 
 async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
-    transport = httpx.ASGITransport(make_app(harness.controller, harness.fleet, "s3cret"))
+    transport = httpx.ASGITransport(make_app(harness.controller, harness.server_pool, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
         http.headers["Authorization"] = "Bearer s3cret"
@@ -220,7 +220,7 @@ def test_seeds_differ_for_each_episode_and_repeat_in_another_process() -> None:
 async def test_servers_are_listed_added_and_removed_over_the_service(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
     await harness.publish(1)
-    transport = httpx.ASGITransport(make_app(harness.controller, harness.fleet, "s3cret"))
+    transport = httpx.ASGITransport(make_app(harness.controller, harness.server_pool, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.get("/servers")).status_code == 401
         http.headers["Authorization"] = "Bearer s3cret"

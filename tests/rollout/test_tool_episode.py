@@ -5,17 +5,18 @@ from typing import Any, ClassVar
 
 from transformers import AutoTokenizer
 
-from agentrl.core.agent_env import AgentEnvWorkflow
-from agentrl.core.environment import Info, LanguageEnvironment
+from agentrl.core.environment import Info
 from agentrl.core.episode import Message, StopReason, Task
-from agentrl.core.tool_calls import ToolEventKind, run_tool_calls
-from agentrl.core.tools import collect_tools, tool
+from agentrl.envkit.agent_env import AgentEnvWorkflow
+from agentrl.envkit.language import LanguageEnvironment
+from agentrl.envkit.tools.tool import collect_tools, tool
+from agentrl.envkit.tools.tool_calls import ToolEventKind, run_tool_calls
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
-from agentrl.rollout.episodes import run_episode
+from agentrl.rollout.episode_runner import run_episode
 from tests.inference.fakes import FakeBackend
 from tests.inference.test_session import WITH_TOOLS, calling
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import Recipe
-from agentrl.evaluate.run import make_backend
+from agentrl.evaluate.evaluator import make_backend
 from agentrl.inference.backend import Backend
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor

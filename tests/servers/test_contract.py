@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from agentrl.core.weights import SAMPLED, TensorSpec, WeightManifest
+from agentrl.core.weight_manifest import SAMPLED, TensorSpec, WeightManifest
 from agentrl.inference.backend import Backend, ContextOverflow, Generation, InferenceError, PauseMode, SamplingParams
-from agentrl.train.broadcast import Sender
+from agentrl.weights.broadcast_publisher import Sender
 from tests.servers.conftest import Reference, Server
 
 PROMPT = [261, 5, 40, 7, 99, 31]

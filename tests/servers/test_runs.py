@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.core.weights import checksum
+from agentrl.core.weight_manifest import checksum
 from agentrl.inference.backend import Backend, SamplingParams
 from tests.end_to_end import metrics, overrides, run
 from tests.servers.conftest import Reference, Server

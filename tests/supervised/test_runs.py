@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.end_to_end import SECONDS, command, environment, metrics, processes_of, run
 from tests.supervised import lines as toy_lines
-from tests.supervised.lines import settings, write_lines
+from tests.supervised.examples import settings, write_lines
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from agentrl.inference.template import ChatTemplate, TemplateError
-from agentrl.supervised.lines import Pair, Sample
+from agentrl.supervised.examples import Pair, Sample
 from agentrl.supervised.tokens import Encoder
 
 TALK = [

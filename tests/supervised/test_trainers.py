@@ -13,7 +13,7 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.supervised.batches import encode, encode_all, even_batch, micro_batch, pad_token, step_count
 from agentrl.supervised.tokens import Encoder
 from agentrl.supervised.trainers import arguments, dataset, dpo
-from tests.supervised.lines import settings, write_lines
+from tests.supervised.examples import settings, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_dpo_batch_learns_the_answers_and_their_ends(tiny_model: Path, tmp_pat
 
 def test_longer_lines_are_left_out_and_counted(tiny_model: Path, tmp_path: Path, template: ChatTemplate):
     recipe = recipe_of("sft", tiny_model, tmp_path, "supervised.max_length=25")
-    from agentrl.supervised.lines import Sample
+    from agentrl.supervised.examples import Sample
 
     short = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     long = [{"role": "user", "content": "a" * 30}, short[1]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.load import load_recipe
-from agentrl.launch.plan import memory, model_shape, plan_lines
+from agentrl.launch.dry_run import memory, model_shape, plan_lines
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.summary import summary_table

@@ -18,9 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.engine import TrainEngine
-from agentrl.train.gather import full_tensor
-from agentrl.train.lora import BasePolicy, add_adapter, plain_weights
+from agentrl.train.lora import BasePolicy, add_adapter
 from agentrl.train.policy import Policy, load_model, shard
+from agentrl.weights.gather import full_tensor
+from agentrl.weights.lora_weights import plain_weights
 from tests.train.test_packing import random_sequences
 
 CPU = torch.device("cpu")

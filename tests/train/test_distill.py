@@ -12,7 +12,7 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.core.episode import Episode
 from agentrl.inference.router import Router
 from agentrl.inference.sglang import SGLangBackend
-from agentrl.rollout.teacher import Teacher
+from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.batch import make_train_batch
 from tests.served import served
 from tests.tiny import build_tiny_model

@@ -19,8 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.core.prefix_tree import PrefixTree
-from agentrl.launch.plan import model_shape
+from agentrl.launch.dry_run import model_shape
+from agentrl.models.prefix_tree import PrefixTree
 from agentrl.train.lean import keep_less
 from agentrl.train.packed import use_tree_attention
 from agentrl.train.tree_attention import TreeTiles

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.train.gather import full_tensor
-from agentrl.train.lora import add_adapter, plain_weights, save_adapter
+from agentrl.train.lora import add_adapter, save_adapter
 from agentrl.train.packing import build_rows
 from agentrl.train.policy import MicroBatch, collate, reshard
-from agentrl.train.publish import WeightPublisher
+from agentrl.weights.file_publisher import WeightPublisher
+from agentrl.weights.gather import full_tensor
+from agentrl.weights.lora_weights import plain_weights
 from tests.end_to_end import ROOT, SECONDS
 from tests.train.adapting import CPU, LORA, VARIANTS, make_engine, steps, weights
 from tests.train.test_packing import random_sequences

@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from agentrl.config.recipe import TrainerConfig
-from agentrl.core.prefix_tree import PrefixTree
-from agentrl.core.tree_mask import tree_mask
+from agentrl.models.prefix_tree import PrefixTree
+from agentrl.models.tree_mask import tree_mask
 from agentrl.train.packed import BLOCK, block_mask, choose_attention, collate_packed, is_packed, use_tree_attention
 from agentrl.train.packing import Row, TrainSequence, build_rows
 from agentrl.train.policy import Policy, load_model, shard

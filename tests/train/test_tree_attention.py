@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentrl.core.prefix_tree import PrefixTree
-from agentrl.core.tree_mask import tree_mask
+from agentrl.models.prefix_tree import PrefixTree
+from agentrl.models.tree_mask import tree_mask
 from agentrl.train.tree_attention import QUERIES, TILE, TreeTiles, blocks, tree_attention
 
 SCALE = 0.3

@@ -1,0 +1,68 @@
+"""What is prefilled before the next decode step, and how much of it.
+
+Guarantees: running requests wait for a bounded number of tokens; a long prompt is computed in parts, each of which
+brings it nearer to its end, and keeps its place in the queue. Runs in the loop thread.
+"""
+
+from collections.abc import Sequence
+
+from agentrl.engine.request import Request
+from agentrl.engine.runner import ModelRunner
+from agentrl.engine.scheduler import Scheduler
+
+PREFILLS_PER_STEP = 32  # prompts between two decode steps: running requests wait for them
+PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that have to be computed
+CHUNK = 512  # tokens of a longer prompt that are computed between two decode steps, by default
+
+
+class Admission:
+    """Takes requests from the queue.
+
+    Args:
+        scheduler: Slots and queue.
+        chunk: Tokens of a long prompt that are computed at a time.
+    """
+
+    def __init__(self, scheduler: Scheduler, chunk: int = CHUNK) -> None:
+        """Nothing is under way."""
+        self.chunk = chunk
+        self._scheduler = scheduler
+        self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it
+
+    def next(self, runner: ModelRunner) -> tuple[list[list[Request]], list[Request]]:
+        """Groups to prefill in one forward pass, or one that is too long for it.
+
+        A group whose prompt is scored comes alone. One that is too long stays in the queue: compute a part of it.
+
+        Args:
+            runner: Tells what is kept of a prompt.
+        """
+        groups: list[list[Request]] = []
+        taken: list[Request] = []
+        tokens = 0
+        while len(groups) < PREFILLS_PER_STEP and tokens < PREFILL_TOKENS_PER_STEP:
+            group = self._scheduler.next_group(taken=taken, plain_only=bool(groups))
+            if not group:
+                break
+            new = len(group[0].prefix) - runner.kept.shared(group[0].prefix)
+            if new > self.chunk and plain(group) and self._parts_pay(group[0], new, runner.kept.capacity):
+                self._scheduler.put_back(group)
+                return (groups, []) if groups else ([], group)
+            groups.append(group)
+            taken += group
+            tokens += new
+            if not plain(group):
+                break
+        return groups, []
+
+    def _parts_pay(self, request: Request, new: int, capacity: int) -> bool:
+        """Whether a long prompt is computed in parts: it must fit into what is kept, and come nearer to its end."""
+        before, self._part_of = self._part_of, (request, new)
+        if before[0] is request and new >= before[1]:
+            return False
+        return len(request.prefix) <= capacity
+
+
+def plain(group: Sequence[Request]) -> bool:
+    """Whether nobody in the group wants prompt logprobs."""
+    return not any(request.needs_prompt_logprobs for request in group)

@@ -1,0 +1,394 @@
+"""The loop thread: admits, prefills, decodes, samples, and obeys between steps.
+
+Guarantees: one thread alone touches model, cache and scheduler; everybody else hands it closures through a queue. A
+submitted request always ends: finished, aborted, or failed with the message of the exception. An exception in a model
+step fails the requests of that step and nothing else. No cache entry survives a weight change, except of requests
+frozen by ``in_place``.
+"""
+
+import itertools
+import logging
+import queue
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.engine.adapter import LiveAdapter, is_adapter
+from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.request import Finish, Request
+from agentrl.engine.runner import ModelRunner
+from agentrl.engine.sampling import sample
+from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.weight_store import copy_weights, load_weights
+
+T = TypeVar("T")
+GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
+GATHER_GAP = 0.004  # a pause in the arrivals as long as this ends the wait
+PAUSE_MODES = ("abort", "retract", "in_place")
+log = logging.getLogger(__name__)
+
+
+class QueueFullError(RuntimeError):
+    """More requests wait than allowed. Becomes HTTP 503."""
+
+
+class Engine:
+    """A runner and a scheduler under one thread.
+
+    Args:
+        build: Makes the runner; called in the loop thread, which then owns it.
+        max_running: Slots.
+        max_waiting: Most requests beyond the slots.
+        max_tokens: Most tokens of all running requests together; ``None``: slots times context.
+        prefill_chunk: Tokens of a long prompt that are computed between two decode steps.
+        seed: Seed of the stream that seeds requests without an own seed.
+        version: Weight version at the start.
+        threads: Torch threads of the loop; 0 leaves torch's choice.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], ModelRunner],
+        *,
+        max_running: int = 64,
+        max_waiting: int = 4096,
+        max_tokens: int | None = None,
+        prefill_chunk: int = CHUNK,
+        seed: int | None = None,
+        version: str = "0",
+        threads: int = 0,
+    ) -> None:
+        """Prepare; :meth:`start` starts the thread."""
+        self.scheduler = Scheduler(max_running, max_tokens)
+        self.max_waiting = max_waiting
+        self.version = version
+        self.adapter = LiveAdapter()
+        self.paused = False
+        self.failed_steps = 0
+        self.ready: Future[ModelRunner] = Future()
+        self._build = build
+        self._threads = threads
+        self._seeds = random.Random(seed)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._weights = 0  # counts changes
+        self._admission = Admission(self.scheduler, prefill_chunk)
+        self._twins = itertools.count()  # names of sets of requests with equal caches
+        self._live: set[str] = set()
+        self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
+        self._thread = threading.Thread(target=self._loop, name="agentrl-engine", daemon=True)
+
+    # What other threads call.
+
+    def start(self) -> "Engine":
+        """Start the thread, which first builds the runner; ``ready`` tells the outcome."""
+        self._thread.start()
+        return self
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop thread lives."""
+        return self._thread.is_alive()
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The runner, once ready."""
+        return self.ready.result(timeout=0)
+
+    def next_seed(self) -> int:
+        """A seed for a request that names none."""
+        with self._lock:
+            return self._seeds.getrandbits(63)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; their ``on_update`` tells the rest.
+
+        Args:
+            requests: New requests; their rids must not be in use.
+
+        Raises:
+            QueueFullError: If too many wait.
+            ValueError: If a rid is in use.
+        """
+        with self._lock:
+            if len(self._live) + len(requests) > self.scheduler.max_running + self.max_waiting:
+                raise QueueFullError(f"{len(self._live)} requests are unfinished, the queue is full")
+            rids = [request.rid for request in requests]
+            taken = sorted(self._live.intersection(rids)) or sorted({rid for rid in rids if rids.count(rid) > 1})
+            if taken:
+                raise ValueError(f"rid {taken[0]!r} is already in use")
+            self._live.update(rids)
+        self._commands.put(lambda: self.scheduler.add(requests))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function in the loop thread between two steps."""
+        future: Future[T] = Future()
+        self._commands.put(lambda: _settle(future, function))
+        return future
+
+    def abort(self, rid: str = "", *, everything: bool = False) -> "Future[int]":
+        """End requests now, with what they have.
+
+        Args:
+            rid: A request's own or parent id; unknown ones are ignored.
+            everything: All of them.
+
+        Returns:
+            How many ended.
+        """
+        return self.call(lambda: self._abort(lambda r: everything or rid in (r.rid, r.parent), "aborted by the client"))
+
+    def pause(self, mode: str) -> "Future[None]":
+        """Stop stepping: ``abort`` ends all, ``retract`` requeues the running, ``in_place`` freezes them."""
+        return self.call(lambda: self._pause(mode))
+
+    def resume(self) -> "Future[None]":
+        """Step again."""
+        return self.call(self._resume)
+
+    def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
+        """Load weights, or an adapter for them, from a folder between two steps; returns the bytes read."""
+
+        def whole(model: torch.nn.Module) -> int:
+            read = load_weights(model, folder, self.runner.adopt)
+            self.adapter.forget(model, written=None)
+            return read
+
+        def adapter(model: torch.nn.Module) -> int:
+            return self.adapter.load(model, folder)
+
+        return self.call(lambda: self._load(adapter if is_adapter(folder) else whole, version, abort_all))
+
+    def take(self, tensors: Mapping[str, torch.Tensor], version: str | None, *, abort_all: bool) -> "Future[int]":
+        """Copy some parameters into the model between two steps; returns their bytes."""
+
+        def some(model: torch.nn.Module) -> int:
+            taken = copy_weights(model, tensors)
+            self.adapter.forget(model, written=tensors)
+            return taken
+
+        return self.call(lambda: self._load(some, version, abort_all))
+
+    def stop(self, timeout: float = 2.0) -> bool:
+        """Abort everything and end the thread.
+
+        Args:
+            timeout: Seconds to wait for a step in progress.
+
+        Returns:
+            Whether the thread ended.
+        """
+        self._commands.put(self._stop)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # What the loop thread does.
+
+    def _loop(self) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        self.build()
+        if self.ready.exception() is not None:
+            return
+        while not self._stopping:
+            self.turn(block=self.paused or not self.scheduler.unfinished)
+
+    def build(self) -> None:
+        """Make the runner; ``ready`` tells the outcome. For the loop thread, or for who drives :meth:`turn` himself."""
+        _settle(self.ready, self._build)
+
+    def turn(self, *, block: bool = False) -> None:
+        """One turn of the loop: commands, prefills, one decode step.
+
+        Args:
+            block: Wait for a command first.
+        """
+        self._obey(block=block)
+        if not self.paused and not self._stopping:
+            self._step()
+
+    def _obey(self, *, block: bool) -> None:
+        """Run queued commands, waiting for one if there is nothing else to do.
+
+        Requests rarely come alone: after the first one, those close behind it are waited for, so that a group's
+        members share a prefill instead of the first starting ahead.
+        """
+        if block:
+            self._commands.get()()
+            end = time.monotonic() + GATHER_SECONDS
+            while self.scheduler.waiting and not self.paused and time.monotonic() < end:
+                try:
+                    self._commands.get(timeout=GATHER_GAP)()
+                except queue.Empty:
+                    break
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _step(self) -> None:
+        groups, long = self._admission.next(self.runner)
+        if long:
+            slot, tokens = len(self.scheduler.running), self._admission.chunk
+            self._guarded(long, partial(self.runner.prefill_part, long[0].prefix, slot, tokens))
+        if groups:
+            self._guarded([request for group in groups for request in group], lambda: self._admit(groups))
+        if groups or long:
+            self._obey(block=False)
+        if self.scheduler.running and not self.paused and not self._stopping:
+            self._guarded(list(self.scheduler.running), self._decode)
+
+    def _guarded(self, involved: Sequence[Request], step: Callable[[], object]) -> None:
+        """The engine-loop boundary: an exception of a step becomes the error of its requests."""
+        try:
+            step()
+        except Exception as error:
+            self.failed_steps += 1
+            log.error("a model step failed: %s", traceback.format_exc())
+            for request in involved:
+                request.end(Finish("error", message=f"{type(error).__name__}: {error}"))
+            self.scheduler.drop_waiting(involved)
+            self._sweep()
+            for request in involved:
+                self._report(request)
+
+    def _admit(self, groups: list[list[Request]]) -> None:
+        """Prefill each group once, then sample each member's first token."""
+        first = len(self.scheduler.running)
+        slots: list[range] = []
+        for group in groups:
+            slots.append(range(first, first + len(group)))
+            first += len(group)
+        if plain(groups[0]):
+            logits = self.runner.prefill([group[0].prefix for group in groups], slots)
+        else:
+            logits = self._prefill_scored(groups[0], slots[0])
+        for group in groups:
+            twin = next(self._twins)
+            for request in group:
+                request.twin, request.weights = twin, self._weights
+        members = [request for group in groups for request in group]
+        for request in members:
+            self.scheduler.place(request)
+            if request.limit == 0:
+                request.end(Finish("length"))
+        rows = torch.repeat_interleave(torch.tensor([len(group) for group in groups], device=logits.device))
+        self._sample(members, logits[rows])
+
+    def _prefill_scored(self, group: list[Request], slots: range) -> torch.Tensor:
+        """Prefill a group of which some want prompt logprobs, or nothing else."""
+        starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
+        score_from = min(starts, default=len(group[0].prefix))
+        logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from)
+        for request in group:
+            if request.needs_prompt_logprobs:
+                start = max(request.logprob_start, 1)
+                skip = start - max(score_from, 1)
+                request.input_logprobs = scores[skip : skip + max(0, len(request.prompt) - start)]
+        return logits
+
+    def _decode(self) -> None:
+        running = list(self.scheduler.running)
+        logits = self.runner.decode(
+            [r.last for r in running], [r.length - 1 for r in running], [r.twin for r in running]
+        )
+        self._sample(running, logits)
+
+    def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+        """Append one token to each request that has not ended, and report."""
+        drawn = sample(logits, requests, self.runner.native)
+        twins: dict[tuple[int, int], int] = {}
+        for row, request in enumerate(requests):
+            if request.finish is not None:
+                continue
+            if row in drawn.broken:
+                request.end(Finish("error", message="the model gave NaN or infinite logits"))
+            else:
+                token = drawn.tokens[row]
+                request.append(token, drawn.logprobs[row], self.version)
+                request.twin = twins.setdefault((request.twin, token), next(self._twins))
+        self._sweep()
+        for request in requests:
+            if request.finish is not None or request.stream:
+                self._report(request)
+
+    def _sweep(self) -> None:
+        """Free the slots of ended requests, from the last one down so that moves stay valid."""
+        for slot in range(len(self.scheduler.running) - 1, -1, -1):
+            request = self.scheduler.running[slot]
+            if request.finish is not None:
+                if request.finish.kind != "error" and request.weights == self._weights:
+                    self.runner.keep(request.cached, slot)
+                moved = self.scheduler.release(slot)
+                if moved != slot:
+                    self.runner.move(moved, slot, self.scheduler.running[slot].length)
+
+    def _report(self, request: Request) -> None:
+        if request.finish is not None:
+            with self._lock:
+                self._live.discard(request.rid)
+        request.on_update(request)
+
+    def _abort(self, matches: Callable[[Request], bool], message: str) -> int:
+        chosen = [request for request in self.scheduler.unfinished if matches(request)]
+        for request in chosen:
+            request.end(Finish("abort", message=message))
+        self.scheduler.drop_waiting(chosen)
+        self._sweep()
+        for request in chosen:
+            self._report(request)
+        return len(chosen)
+
+    def _pause(self, mode: str) -> None:
+        self.paused = True
+        if mode == "abort":
+            self._abort(lambda request: True, "generation was paused")
+        elif mode == "retract":
+            self.scheduler.retract()
+
+    def _resume(self) -> None:
+        self.paused = False
+
+    def _load(self, load: Callable[[torch.nn.Module], int], version: str | None, abort_all: bool) -> int:
+        if abort_all:
+            self._abort(lambda request: True, "aborted by a weight update")
+        try:
+            read = load(self.runner.loaded.model)
+        finally:  # what failed may have written some
+            self.runner.weights_changed()
+        self._weights += 1
+        if not self.paused:
+            self.scheduler.retract()
+        if not self.scheduler.running:
+            self.runner.clear()
+        if version is not None:
+            self.version = version
+        return read
+
+    def flush(self) -> bool:
+        """Give the cache's memory back; False if requests run. Loop thread only."""
+        if self.scheduler.unfinished:
+            return False
+        self.runner.clear()
+        return True
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self.ready.done() and self.ready.exception() is None:
+            self._abort(lambda request: True, "the server is stopping")
+
+
+def _settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    """Run a function and put its result, or its exception, into a future (half of the engine-loop boundary)."""
+    try:
+        result = function()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

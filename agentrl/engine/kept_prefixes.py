@@ -1,0 +1,130 @@
+"""Keys and values of what was computed before, for prompts that begin the same: a radix tree over token ids.
+
+Guarantees: what is kept was computed with the current weights (:meth:`KeptPrefixes.forget` follows every change); a
+beginning that several sequences share is stored once; at most ``capacity`` tokens are kept, those used last; at least
+one token of a prompt is left to compute, because its logits are wanted.
+
+System prompts and worked examples come again with every request, a group's prompt with each of its members, and a
+conversation with each of its turns: only what follows is new. A long prompt is computed in parts by keeping each part.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from agentrl.engine.slots import Piece, SlotCache
+from agentrl.models.prefix_tree import common_prefix
+
+LEAST = 16  # tokens: below this a copy costs as much as computing them
+
+
+class _Edge:
+    """Tokens after a parent's, with their keys and values."""
+
+    def __init__(self, parent: "_Edge | None", ids: tuple[int, ...], piece: Piece | None) -> None:
+        self.parent = parent
+        self.ids = ids
+        self.piece = piece
+        self.children: dict[int, _Edge] = {}
+        self.used = 0
+
+
+class KeptPrefixes:
+    """Beginnings of sequences and their cache.
+
+    Args:
+        cache: Where running requests have theirs.
+        capacity: Most tokens; 0 keeps nothing.
+    """
+
+    def __init__(self, cache: SlotCache, capacity: int) -> None:
+        """Keep nothing yet."""
+        self.capacity = capacity
+        self.tokens = 0
+        self.reused_tokens = 0  # that needed not be computed so far
+        self._cache = cache
+        self._root = _Edge(None, (), None)
+        self._clock = itertools.count(1)
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Leading tokens of a prompt that need not be computed."""
+        length = min(sum(count for _, count in self._walk(tuple(prompt))), len(prompt) - 1)
+        return length if length >= LEAST else 0
+
+    def restore(self, prompt: Sequence[int], slot: int) -> int:
+        """Write what is kept of a prompt into a slot; how many tokens that were."""
+        length, at = self.shared(prompt), 0
+        for edge, count in self._walk(tuple(prompt[:length])):
+            assert edge.piece is not None
+            self._cache.restore(slot, at, edge.piece, count)
+            at += count
+        self.reused_tokens += length
+        return length
+
+    def _walk(self, ids: tuple[int, ...]) -> Iterator[tuple[_Edge, int]]:
+        """Edges along a sequence, and how many tokens of each; all of them but for the last one."""
+        edge, at, now = self._root, 0, next(self._clock)
+        while at < len(ids) and (child := edge.children.get(ids[at])) is not None:
+            count = common_prefix(child.ids, ids[at : at + len(child.ids)])
+            child.used = now
+            last = count < len(child.ids)
+            yield child, count  # the caller may cut it
+            if last:
+                return
+            edge, at = child, at + count
+
+    def keep(self, ids: Sequence[int], slot: int) -> None:
+        """Keep a sequence whose first ``len(ids)`` positions are in a slot; copies only what is not kept yet."""
+        whole = tuple(ids[: self.capacity])
+        if len(whole) < LEAST:
+            return
+        edge, at = self._root, 0
+        for found, count in self._walk(whole):
+            edge, at = found, at + count
+            if count < len(found.ids):
+                edge = self._split(found, count)
+        if at == len(whole):
+            return
+        self._make_room(len(whole) - at, edge)
+        leaf = _Edge(edge, whole[at:], self._cache.read(slot, at, len(whole)))
+        leaf.used = next(self._clock)
+        edge.children[whole[at]] = leaf
+        self.tokens += len(leaf.ids)
+
+    def _split(self, edge: _Edge, count: int) -> _Edge:
+        """Cut an edge in two; its first part."""
+        assert edge.parent is not None and edge.piece is not None
+        first = _Edge(edge.parent, edge.ids[:count], edge.piece.part(0, count))
+        first.used = edge.used
+        edge.parent.children[edge.ids[0]] = first
+        edge.piece = edge.piece.part(count, len(edge.ids))
+        edge.parent, edge.ids = first, edge.ids[count:]
+        first.children[edge.ids[0]] = edge
+        return first
+
+    def _make_room(self, count: int, spared: _Edge) -> None:
+        """Drop the leaves used longest ago until so many more tokens fit; never the path that is continued."""
+        path = set()
+        edge: _Edge | None = spared
+        while edge is not None:
+            path.add(id(edge))
+            edge = edge.parent
+        while self.tokens + count > self.capacity:
+            leaf = min((e for e in self._leaves() if id(e) not in path), key=lambda e: e.used, default=None)
+            if leaf is None:
+                return  # only the path itself is left, and it fits: a sequence is cut to the capacity
+            assert leaf.parent is not None
+            del leaf.parent.children[leaf.ids[0]]
+            self.tokens -= len(leaf.ids)
+
+    def _leaves(self) -> Iterator[_Edge]:
+        stack = [self._root]
+        while stack:
+            edge = stack.pop()
+            stack += edge.children.values()
+            if not edge.children and edge is not self._root:
+                yield edge
+
+    def forget(self) -> None:
+        """Drop everything: the weights have changed, or memory is wanted back."""
+        self._root.children.clear()
+        self.tokens = 0

@@ -1,0 +1,235 @@
+"""The operators of the leaner forward: by torch and oneDNN alone, or compiled on this machine.
+
+Guarantees: both compute the same up to float rounding; parameters stay what and where they are, and
+:meth:`Product.pack` must follow every change of them.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.engine.attention import Attend, DecodeAttention, rotated
+from agentrl.engine.batch import Decode
+from agentrl.engine.native.library import Native
+from agentrl.engine.packed_weights import matrix_units
+from agentrl.engine.slots import SlotCache
+
+ROWS_HINT = 32  # rows that oneDNN's layout is chosen for; measured good from 2 to 512
+Norms = tuple[Tensor | None, Tensor | None]
+
+
+class Product(Protocol):
+    """Linear layers with the same input as one product; inputs are ``[rows, depth]``."""
+
+    def pack(self) -> None:
+        """Copy the parameters into the packed layout again, but for those that were adopted since the last time."""
+
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        """Copy a new weight into a linear layer and into the packed layout at once, if that is possible."""
+        ...
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The product."""
+        ...
+
+    def swish(self, inputs: Tensor) -> Tensor:
+        """Its activation."""
+        ...
+
+    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """Its sum with ``other``."""
+        ...
+
+    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
+        """Its product with ``other``, element by element."""
+        ...
+
+
+class Operators(Protocol):
+    """What a layer is made of."""
+
+    name: str
+
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
+        """Pack some linear layers.
+
+        Args:
+            linears: Of one input.
+            wide: Give the product in float32 where that costs nothing.
+        """
+        ...
+
+    def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Root-mean-square norm of ``[rows, width]``."""
+        ...
+
+    def rotate(self, mixed: Tensor, turn: tuple[Tensor, Tensor], norms: Norms, kv_heads: int, epsilon: float) -> Tensor:
+        """Norm and rotate the queries and keys of ``mixed``.
+
+        Args:
+            mixed: ``[tokens, heads + 2 * kv_heads, head_dim]``; may be written to.
+            turn: Cosines and sines, ``[tokens, head_dim / 2]``.
+            norms: Weights of the queries' and keys' own norms, where there are some.
+            kv_heads: Of them.
+            epsilon: Of the norms.
+        """
+        ...
+
+    def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
+        """Attention of a decode step."""
+        ...
+
+
+class TorchOperators:
+    """Torch's, with the products by oneDNN: activation and sums happen inside them."""
+
+    name = "torch"
+
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
+        """Pack some linear layers."""
+        return _OneDnnProduct(linears)
+
+    def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """In float32, as the models do it; torch's own takes seven operators on a CPU."""
+        single = states.float()
+        squares = torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_()
+        return weight * (single * torch.rsqrt(squares / single.shape[-1] + epsilon)).to(states.dtype)
+
+    def rotate(self, mixed: Tensor, turn: tuple[Tensor, Tensor], norms: Norms, kv_heads: int, epsilon: float) -> Tensor:
+        """Norm and rotate queries and keys."""
+        heads = mixed.shape[1] - 2 * kv_heads
+        for norm, part in zip(norms, (mixed[:, :heads], mixed[:, heads : heads + kv_heads]), strict=True):
+            if norm is not None:
+                part.copy_(self.rms_norm(part, norm, epsilon))
+        return rotated(mixed, turn, heads + kv_heads)
+
+    def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
+        """Attention of a decode step."""
+        return DecodeAttention(cache, batch)
+
+
+class _OneDnnProduct:
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._linears = linears
+        self.pack()
+
+    @torch.inference_mode()
+    def pack(self) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(_joined(self._linears), ROWS_HINT)
+        self._bias = _biases(self._linears)
+
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        return False
+
+    def __call__(self, inputs: Tensor, activation: str = "none") -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, activation, [], "")
+
+    def swish(self, inputs: Tensor) -> Tensor:
+        return self(inputs, "swish")
+
+    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, self._bias, "add")
+
+    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._packed, self._bias, "mul")
+
+
+class NativeOperators:
+    """Compiled ones. Products of bfloat16 are left to oneDNN where the CPU has matrix units (AMX), or no other way.
+
+    Args:
+        native: The library.
+    """
+
+    name = "compiled"
+
+    def __init__(self, native: Native) -> None:
+        """Remember it."""
+        self.native = native
+
+    def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
+        """Pack some linear layers."""
+        weight = linears[0].weight
+        halves = weight.dtype == torch.bfloat16
+        if weight.dtype not in self.native.products or (halves and (matrix_units() or weight.shape[1] % 2)):
+            return _OneDnnProduct(linears)
+        return _NativeProduct(self.native, linears, wide=wide)
+
+    def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Root-mean-square norm."""
+        return self.native.rms_norm(states, weight, epsilon)
+
+    def rotate(self, mixed: Tensor, turn: tuple[Tensor, Tensor], norms: Norms, kv_heads: int, epsilon: float) -> Tensor:
+        """Norm and rotate queries and keys, in place."""
+        self.native.rotate(mixed, *turn, norms, kv_heads, epsilon)
+        return mixed
+
+    def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
+        """Attention of a decode step: each row over its own length, and nothing gathered."""
+        slots = batch.write_slots if batch.rows is None else batch.rows
+        lines = batch.write_slots if batch.write_tokens is None else batch.write_tokens
+        writes = batch.write_slots, batch.write_positions, lines
+        lengths = torch.tensor(batch.lengths)
+
+        def attend(layer: int, mixed: Tensor, scale: float) -> Tensor:
+            keys, values = cache.keys(layer), cache.values(layer)
+            return self.native.store_and_attend(mixed, keys, values, writes, slots, lengths, scale)
+
+        return attend
+
+
+class _NativeProduct:
+    def __init__(self, native: Native, linears: Sequence[nn.Linear], *, wide: bool) -> None:
+        self._native, self._linears, self._wide = native, linears, wide
+        self._columns = sum(linear.out_features for linear in linears)
+        self._packed: Tensor | None = None
+        self._adopted: set[int] = set()
+        self.pack()
+
+    @torch.inference_mode()
+    def pack(self) -> None:
+        if len(self._adopted) < len(self._linears):
+            self._packed = self._native.pack(_joined(self._linears), self._packed)
+        self._adopted.clear()
+        bias = _biases(self._linears)
+        self._bias = None if bias is None else nn.functional.pad(bias, (0, -self._columns % self._native.panel))
+
+    @torch.inference_mode()
+    def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
+        number = next(n for n, own in enumerate(self._linears) if own is linear)
+        first = sum(own.out_features for own in self._linears[:number])
+        last = number == len(self._linears) - 1
+        whole = not first % self._native.panel and (last or not linear.out_features % self._native.panel)
+        if self._packed is None or weight.dtype != linear.weight.dtype or not whole:
+            return False
+        self._native.pack(weight, self._packed[first * linear.in_features :], linear.weight)
+        self._adopted.add(number)
+        return True
+
+    def _product(self, inputs: Tensor, mode: str, other: Tensor | None = None) -> Tensor:
+        assert self._packed is not None
+        return self._native.multiply(inputs, self._packed, self._columns, self._bias, mode, other, wide=self._wide)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._product(inputs, "none")
+
+    def swish(self, inputs: Tensor) -> Tensor:
+        return self._product(inputs, "swish")
+
+    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
+        return self._product(inputs, "plus", other)
+
+    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
+        return self._product(inputs, "times", other)
+
+
+def _joined(linears: Sequence[nn.Linear]) -> Tensor:
+    weights = [linear.weight.detach() for linear in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
+    biases: list[Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    return torch.cat(biases) if biases else None

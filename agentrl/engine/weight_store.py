@@ -1,0 +1,169 @@
+"""Replacing the live parameters from safetensors files, and proving what is live.
+
+Guarantees: a load is whole or nothing: every name, shape and kind of dtype is checked against the live model before
+the first byte is written, and all parameters must be there. Values are copied in place, so views, ties and optimised
+layouts stay valid. Names are Hugging Face's; tied copies may be absent and are reported once, under the first name of
+the state dict.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from agentrl.core.weight_manifest import WEIGHTS_FILE, checksum, fingerprint
+from agentrl.engine.params import BadRequestError
+
+LISTED = 5  # names shown in an error
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+DIGESTS: dict[str, Callable[[memoryview], str]] = {"checksum": checksum, "fingerprint": fingerprint}
+
+
+def live_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor of a state dict once, by its first name."""
+    seen: set[tuple[int, int]] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        identity = (tensor.data_ptr(), tensor.numel())
+        if identity not in seen:
+            seen.add(identity)
+            tensors[name] = tensor
+    return tensors
+
+
+def digests(model: nn.Module, action: str) -> dict[str, str]:
+    """Digest of each live tensor's bytes.
+
+    Args:
+        model: The live model.
+        action: ``checksum`` (all bytes) or ``fingerprint`` (three windows).
+
+    Returns:
+        Name to digest, as :mod:`agentrl.core.weight_manifest` defines them.
+    """
+    digest = DIGESTS[action]
+    return {name: digest(raw_bytes(tensor)) for name, tensor in live_tensors(model.state_dict()).items()}
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy if it is contiguous and on CPU."""
+    array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def weight_files(folder: str) -> list[Path]:
+    """The safetensors files of a folder: ``model.safetensors``, else all of them.
+
+    Raises:
+        BadRequestError: If there is none.
+    """
+    single = Path(folder) / WEIGHTS_FILE
+    files = [single] if single.is_file() else sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise BadRequestError(f"{folder} holds no safetensors file")
+    return files
+
+
+def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor], bool] | None = None) -> int:
+    """Copy a folder's weights into the live model.
+
+    Args:
+        model: The live model.
+        folder: Folder with safetensors files.
+        adopt: Copies values into a parameter in another way, or says that it cannot.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        BadRequestError: If anything does not fit; nothing was changed then.
+    """
+    targets = dict(model.state_dict())
+    files = weight_files(folder)
+    try:
+        opened = [safe_open(str(file), framework="pt") for file in files]
+    except (SafetensorError, OSError) as error:
+        raise BadRequestError(f"cannot read {folder}: {error}") from error
+    sources = {name: handle for handle in opened for name in handle.keys()}  # noqa: SIM118 - not a dict
+    _check(targets, {name: handle.get_slice(name) for name, handle in sources.items()}, live_tensors(targets))
+    read = 0
+    with torch.no_grad():
+        for name, handle in sources.items():
+            source = handle.get_tensor(name)
+            if adopt is None or not adopt(targets[name], source):
+                targets[name].copy_(source)
+            read += source.numel() * source.element_size()
+    return read
+
+
+def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
+    """Copy some parameters into the live model; the others stay.
+
+    Returns:
+        Their bytes.
+
+    Raises:
+        BadRequestError: If one does not fit; nothing was changed then.
+    """
+    targets = dict(model.state_dict())
+    check_fit(targets, {name: (list(t.shape), t.is_floating_point()) for name, t in tensors.items()})
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            targets[name].copy_(tensor)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _check(targets: dict[str, Tensor], sources: dict[str, Any], required: Iterable[str]) -> None:
+    """Refuse unknown or missing names, other shapes, and floats for integers."""
+    check_fit(targets, {name: (list(s.get_shape()), s.get_dtype() in FLOATS) for name, s in sources.items()})
+    pointers = {targets[name].data_ptr() for name in sources}
+    missing = sorted(name for name in required if targets[name].data_ptr() not in pointers)
+    if missing:
+        raise BadRequestError(f"parameters are missing, nothing was loaded: {_listed(missing)}")
+
+
+def check_fit(targets: Mapping[str, Tensor], sources: Mapping[str, tuple[list[int], bool]]) -> None:
+    """Refuse tensors that the live model does not have.
+
+    Args:
+        targets: Live tensors by name.
+        sources: Name -> shape, and whether it holds floating-point numbers.
+
+    Raises:
+        BadRequestError: Unknown names, other shapes, or floats for integers.
+    """
+    unknown = sorted(sources.keys() - targets.keys())
+    if unknown:
+        raise BadRequestError(f"unknown parameter names, nothing was loaded: {_listed(unknown)}")
+    wrong = []
+    for name, (shape, floats) in sources.items():
+        target = targets[name]
+        if shape != list(target.shape):
+            wrong.append(f"{name} has shape {shape} instead of {list(target.shape)}")
+        elif target.is_floating_point() != floats:
+            wrong.append(f"{name} has another kind of dtype than the live {target.dtype}")
+    if wrong:
+        raise BadRequestError(f"parameters do not fit, nothing was loaded: {_listed(sorted(wrong))}")
+
+
+def _listed(names: list[str]) -> str:
+    """The first few of a list, and how many more."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def parameter_json(model: nn.Module, name: str, size: int) -> Any:
+    """The first ``size`` rows of a live tensor as nested lists.
+
+    Raises:
+        BadRequestError: If there is no such tensor.
+    """
+    tensors = dict(model.state_dict())
+    if name not in tensors:
+        raise BadRequestError(f"no parameter is named {json.dumps(name)}")
+    tensor = tensors[name]
+    return (tensor[:size] if tensor.ndim else tensor).float().cpu().tolist()

@@ -1,0 +1,96 @@
+"""The standard workflow: one agent in one environment until either ends the episode.
+
+Guarantees: each step's reward is credited to the message that earned it; the environment is closed whatever happens; a
+wrong reward (not a finite number) is an error of the environment, never a number; a missing one (``None``) leaves the
+episode without a reward, never with 0.
+"""
+
+import copy
+import inspect
+from typing import Any
+
+from agentrl.core.agent import Agent
+from agentrl.core.contract import checked_reset, checked_reward, checked_step
+from agentrl.core.environment import Environment
+from agentrl.core.episode import Message, StopReason, Task
+from agentrl.core.registry import Spec, load, spec_of
+from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
+from agentrl.envkit.make import construct, discard
+from agentrl.envkit.reward_function import RewardFunction
+
+
+class AgentEnvWorkflow(RolloutWorkflow):
+    """Agent x environment.
+
+    The environment is made once here, so that wrong arguments are an error before any episode.
+
+    Args:
+        env: Registered id or path of the environment, and ``env_kwargs`` for it.
+        agent: Registered id or path of the agent, and ``agent_kwargs`` for it.
+        max_turns: Actions after which the episode is truncated.
+        reward: Registered id or path of a function that judges the whole episode instead of the environment, and
+            ``reward_kwargs`` for it: ``(task, messages, reward, **reward_kwargs)``, with the environment's reward;
+            sync or async; gives the reward, or ``(reward, metrics)``.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        agent: str = "chat",
+        env_kwargs: dict[str, Any] | None = None,
+        agent_kwargs: dict[str, Any] | None = None,
+        max_turns: int = 32,
+        reward: str | None = None,
+        reward_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        spec = spec_of("env", env)
+        self._spec = Spec(spec.id, spec.entry_point, spec.kwargs | (env_kwargs or {}))
+        self._env_class = load("env", env)
+        self._agent_class = load("agent", agent)
+        self._agent_kwargs = agent_kwargs or {}
+        self.max_turns = max_turns
+        self._judge = RewardFunction(reward, reward_kwargs or {}) if reward is not None else None
+        try:
+            discard(self.make_env())
+        except TypeError as error:
+            cause = error.__cause__ or error
+            raise TypeError(f"env.id={env} with env.kwargs={env_kwargs or {}}: {cause}") from error
+        try:
+            inspect.signature(self._agent_class).bind(None, **self._agent_kwargs)
+        except TypeError as error:
+            raise TypeError(f"agent.id={agent} with agent.kwargs={self._agent_kwargs}: {error}") from error
+
+    def make_env(self) -> Environment[list[Message], Message]:
+        """A new environment; one for each episode."""
+        return construct(self._env_class, self._spec)
+
+    async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+        """Run until terminated, truncated or ``max_turns``."""
+        env = self.make_env()
+        try:
+            agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
+            # Copies: the task belongs to the whole group.
+            observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
+            await agent.reset(seed=seed, options=copy.deepcopy(task.data))
+            said, metrics = list(observation), dict(info.get("metrics", {}))
+            rewards: list[float | None] = []
+            terminated = truncated = False
+            while not (terminated or truncated) and len(rewards) < self.max_turns:
+                action = await agent.step(observation, info)
+                result = await env.step(action)
+                observation, reward, terminated, truncated, info = checked_step(result, env)
+                rewards.append(None if reward is None else checked_reward(reward, env))
+                if rewards[-1] is not None:
+                    llm.reward(rewards[-1])
+                metrics.update(info.get("metrics", {}))
+                said += [action, *observation]
+            total = None if None in rewards else sum(reward for reward in rewards if reward is not None)
+            if self._judge is not None:
+                total, more = await self._judge(task.data, said, total)
+                metrics.update(more)
+                if total is not None:  # the last message gets what the environment's steps do not add up to
+                    llm.reward(total - sum(reward for reward in rewards if reward is not None))
+            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+            return Outcome(reward=total, stop_reason=reason, metrics=metrics)
+        finally:
+            await env.close()

@@ -1,0 +1,216 @@
+"""What stays open: tasks, threads, child processes, files and sockets, and the line that opened each.
+
+Guarantees: only what is new since a :class:`Snapshot` counts, and only if it is still there after a grace; idle
+threads of a pool and children that have ended are no leaks.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from agentrl.envkit.check.source_lines import UserLines
+
+GRACE_SECONDS = 1.0  # for what is ending; waited only where something is left
+_LOOK_SECONDS = 0.01
+_DESCRIPTORS = Path("/proc/self/fd")
+_KIND_OF_EVENT = {  # Python's audit events
+    "open": "file",
+    "socket.__new__": "socket",
+    "subprocess.Popen": "process",
+    "os.fork": "process",
+    "os.posix_spawn": "process",
+    "_thread.start_new_thread": "thread",
+    "_thread.start_joinable_thread": "thread",
+    "os.putenv": "environment",
+    "os.unsetenv": "environment",
+    "os.chdir": "folder",
+}
+_SETTERS = (
+    "os.py",
+    "<frozen os>",
+    "_collections_abc.py",
+    "<frozen _collections_abc>",
+    "contextlib.py",
+)  # between the user's line and the event
+_WORKERS = {("_worker", "thread.py"), ("_serve", "worker_threads.py")}  # of concurrent.futures, and agentrl's
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One thing that is still open.
+
+    Attributes:
+        kind: ``task``, ``thread``, ``process``, ``file`` or ``socket``.
+        name: Which one.
+        where: The user's line that opened it, or at which it waits; empty where none was seen.
+    """
+
+    kind: str
+    name: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is open at one time."""
+
+    tasks: frozenset["asyncio.Task[Any]"]
+    threads: frozenset[threading.Thread]
+    processes: frozenset[psutil.Process]
+    descriptors: frozenset[tuple[str, str]]
+
+    @classmethod
+    def take(cls, tasks: set["asyncio.Task[Any]"]) -> "Snapshot":
+        """Everything that is open now; ``tasks`` are those of the loop."""
+        threads = {thread for thread in threading.enumerate() if not is_idle(thread)}
+        return cls(frozenset(tasks), frozenset(threads), frozenset(children()), frozenset(_descriptors()))
+
+    def minus(self, earlier: "Snapshot") -> "Snapshot":
+        """What is new since ``earlier``."""
+        return Snapshot(
+            self.tasks - earlier.tasks,
+            self.threads - earlier.threads,
+            self.processes - earlier.processes,
+            self.descriptors - earlier.descriptors,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.threads or self.processes or self.descriptors)
+
+
+def children() -> list[psutil.Process]:
+    """Child processes that run."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end_children(besides: set[psutil.Process]) -> None:
+    """Kill child processes, and see them end; not with ``wait``, which would take their status from asyncio."""
+    left = set(children()) - besides
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    until = time.monotonic() + GRACE_SECONDS
+    while left & set(children()) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+
+
+class OpenWatch:
+    """Remembers which of the user's lines opened what, while it is entered; its own thread's do not count."""
+
+    def __init__(self, lines: UserLines) -> None:
+        self.opened: list[tuple[str, str, str]] = []  # kind, path, line
+        self._lines = lines
+        self._own_thread = threading.get_ident()
+
+    def __enter__(self) -> "OpenWatch":
+        _Hook.watch = self
+        _Hook.install()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _Hook.watch = None
+
+    def note(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        """Called at an audit event."""
+        if threading.get_ident() == self._own_thread:
+            return
+        frame: FrameType | None = sys._getframe(2)
+        if kind in ("environment", "folder"):
+            while frame is not None and os.path.basename(frame.f_code.co_filename) in _SETTERS:
+                frame = frame.f_back
+            if frame is None or not self._lines.is_user(frame.f_code.co_filename) or frame.f_code.co_name == "<module>":
+                return  # a library's, or made once, when the file is imported
+        where = self._lines.of_frame(frame)
+        if where:
+            path = os.path.realpath(arguments[0]) if kind == "file" and isinstance(arguments[0], str) else ""
+            self.opened.append((kind, path, where))
+
+    def leaks(self, since: Snapshot, tasks: Callable[[], set["asyncio.Task[Any]"]]) -> list[Leak]:
+        """What is new since a snapshot and stays for the grace."""
+        until = time.monotonic() + GRACE_SECONDS
+        left = Snapshot.take(tasks()).minus(since)
+        if left:
+            gc.collect()  # what nobody holds is no leak of the environment
+        while left and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+            left = Snapshot.take(tasks()).minus(since)
+        return self._named(left) if left else []
+
+    def _named(self, left: Snapshot) -> list[Leak]:
+        found = [Leak("task", task.get_name(), self._lines.of_tasks([task])) for task in left.tasks]
+        frames = sys._current_frames()
+        for thread in left.threads:
+            if left.processes and thread.name.startswith("asyncio-waitpid"):
+                continue  # ends with its process
+            runs = self._lines.of_frame(frames.get(thread.ident or 0))
+            found.append(Leak("thread", thread.name, runs or self._line("thread")))
+        for process in left.processes:
+            with contextlib.suppress(psutil.Error):
+                found.append(Leak("process", " ".join(process.cmdline())[:80], self._line("process")))
+        if left.processes or left.tasks:  # their pipes end with them
+            pipes: tuple[str, ...] = ("pipe:", "anon_inode:", "socket:")
+        else:
+            pipes = ("anon_inode:",)
+        for _, target in sorted(left.descriptors):
+            if not target.startswith(pipes):
+                kind = "socket" if target.startswith("socket:") else "file"
+                found.append(Leak(kind, target, self._line(kind, target) or self._line("process")))
+        return found
+
+    def _line(self, kind: str, path: str = "") -> str:
+        same = [where for one, opened, where in self.opened if one == kind and (kind != "file" or opened == path)]
+        return same[-1] if same else ""
+
+
+class _Hook:
+    """Python's audit hooks cannot be taken away again: there is one, and it sleeps while nothing is watched."""
+
+    watch: OpenWatch | None = None
+    _installed = False
+
+    @classmethod
+    def install(cls) -> None:
+        if not cls._installed:
+            cls._installed = True
+            sys.addaudithook(cls._heard)
+
+    @classmethod
+    def _heard(cls, event: str, arguments: tuple[Any, ...]) -> None:
+        kind = _KIND_OF_EVENT.get(event)
+        if kind is not None and cls.watch is not None:
+            cls.watch.note(kind, arguments)
+
+
+def is_idle(thread: threading.Thread) -> bool:
+    """Whether it is a pool's and waits for work: it ends with the interpreter."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) in _WORKERS
+
+
+def _descriptors() -> set[tuple[str, str]]:
+    """Number and target of each open file and socket."""
+    if not _DESCRIPTORS.is_dir():
+        process = psutil.Process()
+        files = {(str(file.fd), file.path) for file in process.open_files()}
+        return files | {(str(one.fd), f"socket:{one.laddr}") for one in process.net_connections()}
+    found = set()
+    for number in os.listdir(_DESCRIPTORS):
+        with contextlib.suppress(OSError):  # the one that listing the folder took
+            found.add((number, os.readlink(_DESCRIPTORS / number)))
+    return found

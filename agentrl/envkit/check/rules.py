@@ -1,0 +1,216 @@
+"""The rules: what each is called, how much it matters, why it hurts training and how to mend it.
+
+Guarantees: ids are stable; the texts need no other page to be understood.
+"""
+
+from dataclasses import dataclass
+
+from agentrl.envkit.check.findings import Level
+
+ERROR, WARNING, HINT = Level.ERROR, Level.WARNING, Level.HINT
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        level: Of its findings.
+        why: What a breach does to training.
+        mend: What to do about it.
+    """
+
+    level: Level
+    why: str
+    mend: str
+
+
+RULES: dict[str, Rule] = {
+    "construct": Rule(
+        ERROR,
+        "A run makes one environment for each episode: none can start.",
+        "Make the constructor work with the given key=value settings and defaults for the rest.",
+    ),
+    "signature": Rule(
+        ERROR,
+        "The rollout calls reset(seed=..., options=...), step(action) and close(), and awaits each.",
+        "Write async def reset(self, *, seed=None, options=None), async def step(self, action), async def close(self).",
+    ),
+    "spaces": Rule(
+        ERROR,
+        "Gymnasium's tools, and this checker, read the spaces to know what may go in and come out.",
+        "Set observation_space and action_space to gymnasium spaces, or subclass LanguageEnvironment.",
+    ),
+    "tool-description": Rule(
+        HINT,
+        "A tool's docstring is all that the model is told about it: without one it has to guess.",
+        "Give the method a docstring: a line of what it does, and an Args: section.",
+    ),
+    "tool-broken": Rule(
+        WARNING,
+        "The model gets the error as the tool's answer and learns not to call it; nobody else ever sees it.",
+        "Mend the method: it fails so on arguments that fit its own type hints.",
+    ),
+    "dataset": Rule(
+        ERROR,
+        "Tasks that cannot be read end the run before its first episode.",
+        "Mend the class's dataset line, or give one task with --task '{...}'.",
+    ),
+    "no-task": Rule(
+        ERROR,
+        "reset needs a task and there is none: the class has no dataset, and none was given.",
+        "Give the class a dataset, or the checker one task: --task '{\"question\": ...}'.",
+    ),
+    "raises": Rule(
+        ERROR,
+        "The episode fails and its tokens are lost; failures that depend on the action also bias the batch.",
+        "Handle the case; a wrong action of the model is an observation or a low reward, never an exception.",
+    ),
+    "hang": Rule(
+        ERROR,
+        "An episode that never returns holds its place until the run's own limit ends it.",
+        "Bound every await: async with asyncio.timeout(seconds). What blocks (time.sleep, long computing) goes into "
+        "a thread or process with a limit: agentrl.host.worker_pool, or blocking = True on the class.",
+    ),
+    "return": Rule(
+        ERROR,
+        "The rollout unpacks (observation, info) and (observation, reward, terminated, truncated, info).",
+        "Return Gymnasium's tuples: reset's 2 values, step's 5, with terminated and truncated as bools.",
+    ),
+    "info": Rule(
+        ERROR,
+        "info['metrics'] is logged as numbers: anything else fails the episode.",
+        "Return a dict; put numbers only into info['metrics'], other things beside it.",
+    ),
+    "observation-space": Rule(
+        ERROR,
+        "What the space does not contain, a chat API or a wrapper refuses: the episode fails, or is read wrongly.",
+        "Return what the space describes; messages are dicts with a role and a text as content.",
+    ),
+    "reward-type": Rule(
+        ERROR,
+        "A reward that is no finite number fails the episode; one NaN would turn all weights into NaN.",
+        "Return a finite float, e.g. float(answer == right), or None where the reward is missing; await what is async.",
+    ),
+    "reward-range": Rule(
+        ERROR,
+        "Metrics and reward scaling rely on the declared range.",
+        "Clip the reward, or declare the true reward_range.",
+    ),
+    "empty-observation": Rule(
+        WARNING,
+        "The model is asked to go on without being told anything new: two answers follow each other.",
+        "Return at least one message from reset, and from each step that does not end the episode.",
+    ),
+    "held-out": Rule(
+        WARNING,
+        "Recipes evaluate on the split test: the run ends before its first step.",
+        "Give more tasks (every fifth is held out), or dataset = {'train': [...], 'test': [...]}.",
+    ),
+    "reward-missing": Rule(
+        WARNING,
+        "An episode without a reward is counted and not trained on.",
+        "Return a number on every path of reward, judge or step; keep None for a judge that failed.",
+    ),
+    "equal-rewards": Rule(
+        HINT,
+        "A group whose rewards are all equal has no advantage: nothing is learned from it.",
+        "Check that a right answer earns more than a wrong one; where the sampled actions are all wrong, this is fine.",
+    ),
+    "odd-action": Rule(
+        ERROR,
+        "Models do write this. The exception fails the episode, and the model is never taught that it was wrong.",
+        "Answer it with an observation or a low reward; read content as action.get('content') or ''.",
+    ),
+    "options-mutated": Rule(
+        ERROR,
+        "The task is shared by all episodes of its group, and by later epochs: they see the changed one.",
+        "Copy before writing: task = dict(options), or copy.deepcopy(options) for nested values.",
+    ),
+    "action-mutated": Rule(
+        ERROR,
+        "The action is the agent's record of the conversation: the next prompt no longer holds what was generated.",
+        "Copy the message before changing it.",
+    ),
+    "observation-reused": Rule(
+        ERROR,
+        "Whoever kept the observation, for the trajectory or the next prompt, finds it changed.",
+        "Return a new object each time: list(self.messages), array.copy().",
+    ),
+    "same-seed": Rule(
+        ERROR,
+        "An episode cannot be repeated, neither to debug it nor to compare two policies on it.",
+        "Draw all randomness from self.np_random, which choose_task(seed, options) seeds; sort sets; keep state on "
+        "self, set in reset, never on the class or in globals.",
+    ),
+    "different-seeds": Rule(
+        HINT,
+        "All episodes start alike: the model sees one task over and over.",
+        "Use the seed: self.choose_task(seed, options), or self.np_random after it.",
+    ),
+    "reset-after-done": Rule(
+        ERROR,
+        "What is left of the last episode leaks into the next one.",
+        "Set every attribute of the episode in reset, not in the constructor or the class.",
+    ),
+    "reset-mid-episode": Rule(
+        ERROR,
+        "An episode that is given up (truncated by the run) leaves the environment unusable.",
+        "Let reset start anew whatever the state is.",
+    ),
+    "step-after-done": Rule(
+        WARNING,
+        "A step after the end gives a reward that belongs to no episode, and hides the caller's mistake.",
+        "Raise RuntimeError in step when no episode is running.",
+    ),
+    "step-before-reset": Rule(
+        WARNING,
+        "A step without an episode hides the caller's mistake.",
+        "Raise RuntimeError in step when no episode is running.",
+    ),
+    "blocks-loop": Rule(
+        WARNING,
+        "All episodes of a process share one event loop: while this line runs, every other episode stands still.",
+        "Await an async client, or move the call off the loop: await asyncio.to_thread(...), a process for computing.",
+    ),
+    "background-error": Rule(
+        WARNING,
+        "Something failed, or was dropped unclosed, where nobody looks: the episode goes on without it.",
+        "Await the tasks you start, or use asyncio.TaskGroup; close clients in close.",
+    ),
+    "cancel-leak": Rule(
+        ERROR,
+        "Episodes are cancelled in every run (limits, stale weights, the end): what each leaves open adds up.",
+        "Use async with or try/finally around the await, and free everything in close.",
+    ),
+    "cancel-swallowed": Rule(
+        WARNING,
+        "A run that wants to end an episode waits for it in vain.",
+        "Catch Exception, not BaseException; after cleaning up in except asyncio.CancelledError, raise.",
+    ),
+    "close": Rule(
+        ERROR,
+        "close is called after each episode, failed and unstarted ones too, and may be called again.",
+        "Make close work in any state: before reset, in mid-episode, and twice.",
+    ),
+    "close-leak": Rule(
+        ERROR,
+        "What each episode leaves open adds up until the machine has none left: files, sockets, processes, memory.",
+        "Free it in close: close files and writers, kill and wait for processes, cancel and await tasks.",
+    ),
+    "picklable": Rule(
+        ERROR,
+        "Rollout workers are other processes: each makes the environment anew from its path and settings.",
+        "Keep the class at a module's top level and the settings plain values; open resources in reset.",
+    ),
+    "shared-state": Rule(
+        ERROR,
+        "Many instances live at the same time: one episode changes another's course or reward.",
+        "Keep the episode's state on self, set in reset; no mutable class attributes, globals or global random.",
+    ),
+    "global-state": Rule(
+        WARNING,
+        "Environment variables and the working folder belong to the whole process: other episodes see them changed.",
+        "Pass env= and cwd= to the subprocess instead.",
+    ),
+}

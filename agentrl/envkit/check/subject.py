@@ -1,0 +1,199 @@
+"""The environment under check: every call to it, and what its failures become.
+
+Guarantees: the user's code runs on the loop alone, with a deadline; a failure is recorded as a finding once, and stops
+the check that met it; what comes back from ``reset`` and ``step`` has the contract's shape.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from agentrl.core.environment import Environment
+from agentrl.core.task_source import NoTasksError
+from agentrl.envkit.check.compare import short
+from agentrl.envkit.check.findings import Finding
+from agentrl.envkit.check.leaks import OpenWatch, Snapshot
+from agentrl.envkit.check.loop import EnvLoop, Outcome
+from agentrl.envkit.check.rules import RULES
+from agentrl.envkit.check.source_lines import UserLines
+
+Env = Environment[Any, Any]
+
+
+class StopCheckError(Exception):
+    """The check cannot go on; its text is the rule that was broken."""
+
+
+class SkipCheckError(Exception):
+    """The check says nothing about this environment; its text is the reason."""
+
+
+@dataclass
+class Seen:
+    """What the episodes gave.
+
+    Attributes:
+        rewards: All of them.
+        episodes: How many were started.
+        steps: How many were taken.
+        awaits: Points at which calls were cancelled.
+    """
+
+    rewards: list[float] = field(default_factory=list)
+    episodes: int = 0
+    steps: int = 0
+    awaits: int = 0
+
+
+class Subject:
+    """One environment, made anew for each episode.
+
+    Args:
+        maker: Makes it.
+        loop: Where its code runs.
+        lines: Tells the user's lines.
+        watch: Knows what was opened where.
+    """
+
+    def __init__(self, maker: Callable[[], Any], loop: EnvLoop, lines: UserLines, watch: OpenWatch) -> None:
+        self.findings: list[Finding] = []
+        self.seen = Seen()
+        self.loop = loop
+        self.lines = lines
+        self.watch = watch
+        self.made: type | None = None  # the environment's class
+        self._maker = maker
+        self._crash_rule = "raises"
+
+    def report(self, rule: str, message: str, where: str = "") -> None:
+        """Record a finding; the same rule at the same line is recorded once."""
+        if not any(found.check == rule and found.where == where for found in self.findings):
+            text = RULES[rule]
+            self.findings.append(Finding(rule, text.level, message, where, text.why, text.mend))
+
+    def stop(self, rule: str, message: str, where: str = "") -> StopCheckError:
+        """Record a finding that the check cannot go on after; to be raised."""
+        self.report(rule, message, where)
+        return StopCheckError(rule)
+
+    @contextmanager
+    def crashes_are(self, rule: str) -> Iterator[None]:
+        """What exceptions of reset and step are reported as meanwhile."""
+        before, self._crash_rule = self._crash_rule, rule
+        try:
+            yield
+        finally:
+            self._crash_rule = before
+
+    def make(self) -> Env:
+        """A new environment."""
+        outcome = self.loop.call("the constructor", self._maker)
+        self.lines.add(self.made or Environment)
+        made = self.value(outcome, "construct", "making the environment", "")
+        if not isinstance(made, Environment):
+            raise self.stop("construct", f"this makes a {type(made).__name__}, which is no agentrl.Environment")
+        self.made = type(made.unwrapped)
+        self.lines.add(made)
+        return made
+
+    def ask(self, rule: str, what: str, function: Callable[..., Any], *args: Any, where: str = "") -> Any:
+        """What one of the environment's functions gives; a failure breaks ``rule``."""
+        return self.value(self.loop.call("", function, *args), rule, what, where)
+
+    def value(self, outcome: Outcome, rule: str, what: str, where: str) -> Any:
+        """The value of an outcome that has one.
+
+        Raises:
+            StopCheckError: It has none.
+        """
+        if outcome.hung is not None:
+            raise self.stop("hang", f"{what} did not end within {outcome.seconds:.3g} s", outcome.hung or where)
+        error = outcome.error
+        if error is None:
+            return outcome.value
+        if isinstance(error, NoTasksError):
+            raise self.stop("no-task", str(error), self.lines.of_class(self.made) if self.made else where)
+        text = f"{what} raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+        raise self.stop(rule, text[:500], self.lines.of_error(error) or where)
+
+    def reset(self, env: Env, seed: int | None, options: Any) -> Any:
+        """``env.reset``, its observation."""
+        self.seen.episodes += 1
+        where = self.lines.of_method(env, "reset")
+        outcome = self.loop.call("reset", env.reset, seed=seed, options=options)
+        result = self.value(outcome, self._crash_rule, "reset", where)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self.stop("return", f"reset returned {_what(result)}; want (observation, info)", where)
+        self._check_info(result[1], "reset", where)
+        return result[0]
+
+    def step(self, env: Env, action: Any) -> tuple[Any, Any, bool, bool]:
+        """``env.step``; observation, reward, terminated, truncated."""
+        self.seen.steps += 1
+        where = self.lines.of_method(env, "step", "judge", "reward")
+        said = f"step, given {short(action)},"
+        result = self.value(self.loop.call("step", env.step, action), self._crash_rule, said, where)
+        if not isinstance(result, tuple) or len(result) != 5:
+            wanted = "want (observation, reward, terminated, truncated, info)"
+            raise self.stop("return", f"step returned {_what(result)}; {wanted}", where)
+        observation, reward, terminated, truncated, info = result
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if type(value).__name__ not in ("bool", "bool_"):  # numpy's bool is one too
+                raise self.stop("return", f"step returned {name}={short(value)}; want a bool", where)
+        self._check_info(info, "step", where)
+        self._check_reward(env, reward, action)
+        return observation, reward, bool(terminated), bool(truncated)
+
+    def close(self, env: Env, what: str = "close") -> None:
+        """``env.close``."""
+        outcome = self.loop.call("close", env.close)
+        self.value(outcome, "close", what, self.lines.of_method(env, "close"))
+
+    def open_now(self) -> Snapshot:
+        """What is open."""
+        return Snapshot.take(self.loop.tasks())
+
+    def report_leaks(self, rule: str, since: Snapshot, when: str, env: Env) -> bool:
+        """Report what is still open, and whether anything is."""
+        leaks = self.watch.leaks(since, self.loop.tasks)
+        for leak in leaks:
+            where = leak.where or self.lines.of_method(env, "close", "step", "reset")
+            self.report(rule, f"{when}, a {leak.kind} is still open: {leak.name}", where)
+        return bool(leaks)
+
+    def _check_info(self, info: Any, method: str, where: str) -> None:
+        if not isinstance(info, dict):
+            raise self.stop("return", f"{method} returned info={short(info)}; want a dict", where)
+        metrics = info.get("metrics", {})
+        if not isinstance(metrics, dict) or not all(isinstance(value, Real) for value in metrics.values()):
+            self.report("info", f"{method} returned info['metrics']={short(metrics)}; want a dict of numbers", where)
+
+    def _check_reward(self, env: Env, reward: Any, action: Any) -> None:
+        where = self.lines.of_method(env, "step", "judge", "reward", "call_reward")
+        given = f"step, given {short(action)},"
+        if reward is None:
+            self.report("reward-missing", f"{given} returned no reward", where)
+        elif isinstance(reward, bool) or not isinstance(reward, Real):
+            self.report("reward-type", f"{given} returned reward {short(reward)}, a {type(reward).__name__}", where)
+        elif not math.isfinite(reward):
+            self.report("reward-type", f"{given} returned reward {float(reward)!r}", where)
+        else:
+            self.seen.rewards.append(float(reward))
+            low, high = env.reward_range
+            if not low - 1e-9 <= float(reward) <= high + 1e-9:
+                text = f"{given} returned reward {float(reward):g}, outside of reward_range ({low:g}, {high:g})"
+                self.report("reward-range", text, where)
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it gives something to await, as far as can be seen."""
+    return inspect.iscoroutinefunction(inspect.unwrap(function)) or asyncio.iscoroutinefunction(function)
+
+
+def _what(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -1,0 +1,1 @@
+"""Gymnasium spaces of messages and tool calls."""

@@ -1,0 +1,235 @@
+"""Running the tool calls of an assistant message.
+
+Guarantees: each call gives one event, in the calls' order, and each event carries the message that answers the call. A
+call that cannot be read, names no known tool or has wrong arguments never runs; its answer says in one line what is
+wrong and what is allowed. Whatever a tool raises stays in its event. Only the end of the whole episode
+(``asyncio.CancelledError``) comes through, and then no task of ours is left.
+"""
+
+import asyncio
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from agentrl.core.episode import Message
+from agentrl.core.registry import nearest
+from agentrl.envkit.tools.tool import Tool, tools_by_name
+from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArgumentsError, one_line, quote
+
+
+class ToolEventKind(StrEnum):
+    """What became of a tool call."""
+
+    OK = "ok"  # the tool returned
+    UNPARSABLE = "unparsable"  # the call or its arguments cannot be read; not run
+    UNKNOWN_TOOL = "unknown_tool"  # no tool has this name; not run
+    WRONG_ARGUMENTS = "wrong_arguments"  # a JSON object, but not the tool's arguments; not run
+    RAISED = "raised"  # the tool raised, or what it returned cannot be turned into JSON
+    TIMEOUT = "timeout"  # the tool took too long; one in a thread may still be running
+
+
+@dataclass(frozen=True)
+class ToolEvent:
+    """One tool call and what became of it.
+
+    Attributes:
+        name: The tool's name as the model wrote it; empty where there was none.
+        call_id: The call's id; made up where there was none.
+        message: The answer that goes back to the model.
+        result: What the tool returned, before it became text.
+        seconds: How long the call took.
+        error: What went wrong, for us: the traceback where there is one, otherwise the line that the model gets.
+    """
+
+    kind: ToolEventKind
+    name: str
+    call_id: str
+    message: Message
+    result: Any = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
+async def run_tool_calls(
+    message: Message, tools: Sequence[Tool], *, timeout: float | None = None, max_chars: int | None = None
+) -> list[ToolEvent]:
+    """Run all tool calls of a message at the same time.
+
+    A call is read as far as there is only one way to: ``name`` and ``arguments`` may stand without a ``function``
+    around them, arguments may be a dict, an id may be missing. A parser that could not read a call hands it on with
+    what was wrong under the key ``error``; such a call is answered with that, never run.
+
+    Args:
+        message: An assistant message in OpenAI's shape; without ``tool_calls`` there is nothing to do.
+        tools: What the model may call.
+        timeout: Seconds for each call, where the tool has no limit of its own. An async tool is cancelled. A thread
+            cannot be: it is given up and runs on, see :meth:`Tool.call`. The wait for a free thread counts.
+        max_chars: Characters of an answer that are kept, half of them from its end; a note says how many were left
+            out between.
+
+    Returns:
+        One event per call, in order. A result that is a ``str`` is the answer as it is, any other becomes JSON.
+        Half of a surrogate pair, which no JSON request can carry, becomes U+FFFD in the answer.
+
+    Raises:
+        ValueError: Two tools have the same name, or a limit is not above 0.
+    """
+    table = tools_by_name(tools)
+    for name, limit in (("timeout", timeout), ("max_chars", max_chars)):
+        if limit is not None and limit <= 0:
+            raise ValueError(f"run_tool_calls({name}={limit}): want more than 0")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_run(call, table, timeout, max_chars)) for call in _read_calls(message)]
+    return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A tool call as far as it can be read; ``problem`` says why no further."""
+
+    id: str
+    name: str = ""
+    arguments: Any = None
+    problem: str | None = None
+
+    def event(self, kind: ToolEventKind, content: str, *, result: Any = None, error: str | None = None) -> ToolEvent:
+        answer: Message = {"role": "tool", "tool_call_id": self.id}
+        if self.name:
+            answer["name"] = self.name
+        answer["content"] = content
+        return ToolEvent(kind, self.name, self.id, answer, result, error=error)
+
+    def not_run(self, kind: ToolEventKind, why: str) -> ToolEvent:
+        return self.event(kind, f"Not run: {why}", error=why)
+
+    def raised(self, error: BaseException) -> ToolEvent:
+        text = str(error)
+        content = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return self.event(ToolEventKind.RAISED, content, error="".join(traceback.format_exception(error)))
+
+
+def _read_calls(message: Message) -> list[_Call]:
+    raw_calls = message.get("tool_calls")
+    if raw_calls is None:
+        return []
+    if not isinstance(raw_calls, list | tuple):
+        return [_Call("call_0", problem=f"tool_calls must be a list, got {quote(raw_calls)}")]
+    given = [_given_id(raw) for raw in raw_calls]
+    taken = set(given)
+    calls: list[_Call] = []
+    for index, (raw, call_id) in enumerate(zip(raw_calls, given, strict=True)):
+        if call_id is None:
+            call_id = f"call_{index}"
+            while call_id in taken:
+                call_id += "_"
+        calls.append(_read_call(raw, call_id))
+    return calls
+
+
+def _given_id(raw: Any) -> str | None:
+    found = raw.get("id") if isinstance(raw, dict) else None
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    return found if isinstance(found, str) and found else None
+
+
+def _read_call(raw: Any, call_id: str) -> _Call:
+    if not isinstance(raw, dict):
+        return _Call(call_id, problem=f"a tool call must be an object, got {quote(raw)}")
+    function = raw if raw.get("function") is None else raw["function"]
+    if not isinstance(function, dict):
+        return _Call(call_id, problem=f"function must be an object with name and arguments, got {quote(function)}")
+    name = function.get("name")
+    if not isinstance(name, str):
+        name = ""
+    problem = raw.get("error")
+    if problem is not None:
+        text = one_line(problem) if isinstance(problem, str) else quote(problem)
+        return _Call(call_id, name, problem=f"the tool call cannot be read: {text}")
+    if not name:
+        return _Call(call_id, problem="the tool call has no name")
+    return _Call(call_id, name, function.get("arguments"))
+
+
+async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_chars: int | None) -> ToolEvent:
+    """The boundary between a tool and the episode: whatever comes out of a tool becomes an event."""
+    started = time.perf_counter()
+    try:
+        event = await _attempt(call, table, timeout)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a tool is user code: anything may come out of it
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # the episode's end; otherwise something inside the tool was cancelled
+        event = call.raised(error)
+    content = shortened(_sendable(event.message["content"]), max_chars)
+    return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
+
+
+async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -> ToolEvent:
+    known = f"known tools: {', '.join(table)}" if table else "there are no tools"
+    if call.problem is not None:
+        return call.not_run(ToolEventKind.UNPARSABLE, f"{call.problem} ({known})")
+    tool = table.get(call.name)
+    if tool is None:
+        why = f"no tool is called {quote(call.name)}{nearest(call.name, list(table))} ({known})"
+        return call.not_run(ToolEventKind.UNKNOWN_TOOL, why)
+    try:
+        arguments = _arguments(call, tool)
+    except UnparsableArgumentsError as error:
+        return call.not_run(ToolEventKind.UNPARSABLE, str(error))
+    except ToolArgumentError as error:
+        return call.not_run(ToolEventKind.WRONG_ARGUMENTS, str(error))
+    limit = timeout if tool.timeout is None else tool.timeout
+    scope = asyncio.timeout(limit)
+    try:
+        async with scope:
+            result = await tool.call(arguments)
+    except TimeoutError:
+        if not scope.expired():
+            raise  # the tool's own
+        still = "; it may still be running" if tool.in_thread else ""
+        why = f"{call.name} did not finish within {limit:g} s and was given up{still}"
+        return call.event(ToolEventKind.TIMEOUT, why, error=why)
+    return call.event(ToolEventKind.OK, _as_text(tool, result), result=result)
+
+
+def _arguments(call: _Call, tool: Tool) -> dict[str, Any]:
+    if isinstance(call.arguments, dict):
+        return tool.validate(call.arguments)
+    if call.arguments is None or isinstance(call.arguments, str):
+        return tool.parse(call.arguments or "")
+    raise UnparsableArgumentsError(f"{tool.name}: want a JSON object as arguments, got {quote(call.arguments)}")
+
+
+def _as_text(tool: Tool, result: Any) -> str:
+    if isinstance(result, str):
+        return result.value if isinstance(result, Enum) else str(result)
+    try:
+        return json.dumps(to_jsonable_python(result), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = type(result).__name__
+        raise TypeError(f"the result of {tool.name}, a {kind}, cannot be turned into JSON: {error}") from error
+
+
+def _sendable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def shortened(text: str, max_chars: int | None) -> str:
+    """A text with what is beyond ``max_chars`` left out of its middle, and a note of how much that is."""
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    tail = max_chars // 2
+    head = max_chars - tail
+    note = f"\n[{len(text) - max_chars} characters left out]\n"
+    return text[:head] + note + text[len(text) - tail :]

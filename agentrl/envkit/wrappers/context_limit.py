@@ -1,0 +1,105 @@
+"""A limit of what the model has to read.
+
+Guarantees: each message is measured once, when it is said, so the cost is linear in the conversation; the step that
+goes beyond the limit is carried out and its reward counts; the episode is truncated after it, unless the task itself
+ended with it. A tool result that is cut says how much is missing.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from agentrl.core.environment import Environment, Info
+from agentrl.core.episode import Message
+from agentrl.envkit.tools.tool_calls import shortened
+from agentrl.envkit.wrappers.wrapper import StepResult, Wrapper, with_metrics
+
+
+class Tokenizer(Protocol):
+    """What tokenizers of all libraries have in common."""
+
+    def encode(self, text: str, /) -> Sequence[int]:
+        """Token ids of a text."""
+        ...
+
+
+class ContextLimit(Wrapper):
+    """Truncates an episode whose conversation gets too long, and cuts long tool results.
+
+    The text of messages and of their tool calls counts; what a chat template and a system prompt of the agent's own
+    add does not: leave room for them. Metric: ``context_chars`` or ``context_tokens``.
+
+    Args:
+        env: The inner environment.
+        max_chars: Characters of the conversation.
+        max_tokens: Tokens of the conversation; needs ``tokenizer``.
+        tokenizer: An object with ``encode``, or a function from a text to its number of tokens.
+        max_result_chars: Characters of a tool's answer that are kept, half of them from its end.
+
+    Raises:
+        ValueError: No limit, both ``max_chars`` and ``max_tokens``, a limit not above 0, or ``max_tokens`` and
+            ``tokenizer`` without each other.
+    """
+
+    def __init__(
+        self,
+        env: Environment[Any, Any],
+        max_chars: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        tokenizer: Tokenizer | Callable[[str], int] | None = None,
+        max_result_chars: int | None = None,
+    ) -> None:
+        super().__init__(env)
+        limits = {"max_chars": max_chars, "max_tokens": max_tokens, "max_result_chars": max_result_chars}
+        if all(limit is None for limit in limits.values()) or (max_chars is not None and max_tokens is not None):
+            raise ValueError("ContextLimit needs max_chars, or max_tokens, or max_result_chars")
+        for name, limit in limits.items():
+            if limit is not None and limit <= 0:
+                raise ValueError(f"ContextLimit({name}={limit}): want more than 0")
+        if (max_tokens is None) != (tokenizer is None):
+            raise ValueError("ContextLimit needs max_tokens and tokenizer together")
+        self.limit = max_chars if max_tokens is None else max_tokens
+        self.unit = "chars" if max_tokens is None else "tokens"
+        self.max_result_chars = max_result_chars
+        self._tokenizer = tokenizer
+        self._length = 0
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Start an episode, and measuring."""
+        observation, info = await super().reset(seed=seed, options=options)
+        self._length = sum(self._measure(message) for message in observation)
+        return observation, info
+
+    async def step(self, action: Message) -> StepResult:
+        """Act; truncated where the conversation is too long for another turn."""
+        observation, reward, terminated, truncated, info = await super().step(action)
+        observation = [self._cut(message) for message in observation]
+        self._length += sum(self._measure(message) for message in (action, *observation))
+        info = with_metrics(info, **{f"context_{self.unit}": float(self._length)})
+        if self.limit is not None and self._length > self.limit and not terminated and not truncated:
+            truncated, info = True, self._truncate(info, f"ContextLimit(max_{self.unit}={self.limit})")
+        return observation, reward, terminated, truncated, info
+
+    def _measure(self, message: Message) -> int:
+        text = message_text(message)
+        for call in message.get("tool_calls") or []:
+            text += json.dumps(call.get("function", call) if isinstance(call, dict) else call, default=str)
+        if self._tokenizer is None:
+            return len(text)
+        encode = getattr(self._tokenizer, "encode", None)
+        return len(encode(text)) if encode is not None else self._tokenizer(text)  # type: ignore[operator]
+
+    def _cut(self, message: Message) -> Message:
+        content, limit = message.get("content"), self.max_result_chars
+        if message.get("role") != "tool" or not isinstance(content, str):
+            return message
+        return {**message, "content": shortened(content, limit)}
+
+
+def message_text(message: Message) -> str:
+    """The text of a message, its parts joined where it has several."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

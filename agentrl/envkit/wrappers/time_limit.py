@@ -1,0 +1,67 @@
+"""A limit of turns, and of seconds.
+
+Guarantees: the step that reaches the limit is carried out and its reward counts; the episode is truncated after it,
+unless the task itself ended with it. Nothing is interrupted: a step that hangs is its environment's affair.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.core.environment import Environment, Info
+from agentrl.envkit.wrappers.wrapper import StepResult, Wrapper
+
+
+class TimeLimit(Wrapper):
+    """Truncates long episodes.
+
+    Args:
+        env: The inner environment.
+        max_turns: Steps of an episode.
+        max_seconds: Seconds from the start of ``reset``, the model's own included.
+        clock: Seconds of any kind that only grow.
+
+    Raises:
+        ValueError: Neither limit is given, or one is not above 0.
+    """
+
+    def __init__(
+        self,
+        env: Environment[Any, Any],
+        max_turns: int | None = None,
+        *,
+        max_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(env)
+        if max_turns is None and max_seconds is None:
+            raise ValueError("TimeLimit needs max_turns or max_seconds")
+        for name, value in (("max_turns", max_turns), ("max_seconds", max_seconds)):
+            if value is not None and not value > 0:
+                raise ValueError(f"TimeLimit({name}={value}): want more than 0")
+        self.max_turns = max_turns
+        self.max_seconds = max_seconds
+        self._clock = clock
+        self._turns = 0
+        self._start = 0.0
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Start an episode, and counting."""
+        self._turns, self._start = 0, self._clock()
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Any) -> StepResult:
+        """Act; truncated where a limit is reached."""
+        observation, reward, terminated, truncated, info = await super().step(action)
+        self._turns += 1
+        reached = self._reached()
+        if reached and not terminated and not truncated:
+            truncated, info = True, self._truncate(info, reached)
+        return observation, reward, terminated, truncated, info
+
+    def _reached(self) -> str | None:
+        if self.max_turns is not None and self._turns >= self.max_turns:
+            return f"TimeLimit(max_turns={self.max_turns})"
+        if self.max_seconds is not None and self._clock() - self._start >= self.max_seconds:
+            return f"TimeLimit(max_seconds={self.max_seconds:g})"
+        return None

@@ -1,0 +1,297 @@
+"""What a run would do, before it does anything: processes, devices, dtypes, tokens and memory.
+
+Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started, allocated or imported
+that could. The memory is an estimate of what lasts and of the largest buffers; activations are left out, and the text
+says so.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.engine import KEPT_TOKENS
+from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.weights.transport import Transport, costs, file_transport, recipe_transport
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder that memory depends on.
+
+    Attributes:
+        parameters: How many, tied ones once.
+        layers: Decoder layers.
+        kv_width: Key heads times head size: keys of one token in one layer.
+        vocab: Vocabulary size.
+        linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
+        kept: Numbers that all layers keep of a token for the backward pass.
+        hidden: Width of what goes from layer to layer.
+    """
+
+    parameters: int
+    layers: int
+    kv_width: int
+    vocab: int
+    linear_sides: int = 0
+    kept: int = 0
+    hidden: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """One line of the estimate, in bytes of one process."""
+
+    process: str
+    what: str
+    nbytes: int
+
+
+def model_shape(config: Mapping[str, Any]) -> ModelShape:
+    """Sizes of a Llama-like decoder from its ``config.json``; biases and norms are small and counted where known.
+
+    Raises:
+        ValueError: The config lacks what the estimate needs.
+    """
+    try:
+        hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        heads, inner = config["num_attention_heads"], config["intermediate_size"]
+    except KeyError as error:
+        raise ValueError(f"config.json of a {config.get('model_type', 'model')!r} has no {error}") from error
+    head = config.get("head_dim") or hidden // heads
+    kv_width = (config.get("num_key_value_heads") or heads) * head
+    attention = 2 * hidden * heads * head + 2 * hidden * kv_width
+    if config.get("model_type") == "qwen2":
+        attention += heads * head + 2 * kv_width
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
+    # Of a Llama-like layer: both norms' inputs and results, queries, keys, values, what was attended to, gate and up.
+    kept = 4 * hidden + 2 * heads * head + 2 * kv_width + 2 * inner
+    return ModelShape(
+        embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides, layers * kept, hidden
+    )
+
+
+def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
+    """The estimate, one item per lasting allocation or large buffer."""
+    device = recipe.launch.device
+    inference, trainer = recipe.inference, recipe.trainer
+    items: list[MemoryItem] = []
+    serves = trainer.type not in SUPERVISED or evaluates(recipe)
+    if serves and inference.engine != "openai" and not inference.urls:
+        width = _BYTES[resolved_dtype(inference.dtype, device)]
+        token = 2 * shape.layers * shape.kv_width * width
+        cache = inference.max_running * inference.context_length * token
+        items.append(MemoryItem("server", f"weights, {width} bytes each", shape.parameters * width))
+        items.append(
+            MemoryItem(
+                "server", f"KV cache at most, {inference.max_running} x {inference.context_length} tokens", cache
+            )
+        )
+        if inference.engine == "embedded":
+            items.append(
+                MemoryItem("server", f"kept for later prompts at most, {KEPT_TOKENS} tokens", KEPT_TOKENS * token)
+            )
+            if device == "cpu":
+                items.append(MemoryItem("server", "weights once more, packed", shape.parameters * width))
+        if trainer.lora_push == "adapter":
+            items.append(MemoryItem("server", "weights beneath the adapters at most", shape.parameters * width))
+    if trainer.type is None:
+        return items
+    width = _BYTES[resolved_dtype(trainer.dtype, device)]
+    if trainer.type in SUPERVISED:
+        return items + _lines_memory(recipe, shape, width)
+    share = -(-shape.parameters // trainer.nproc)
+    if trainer.lora_rank is None:
+        items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
+    else:
+        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.nproc)
+        items.append(MemoryItem("trainer rank", "frozen parameters in float32", 4 * share))
+        items.append(MemoryItem("trainer rank", "adapters at most, gradients, two Adam moments", 16 * adapters))
+    if width != 4:
+        items.append(MemoryItem("trainer rank", "parameters in bfloat16 for compute", 2 * shape.parameters))
+    if trainer.kl_coef > 0 and trainer.lora_rank is None:
+        items.append(MemoryItem("trainer rank", "reference model", 4 * share))
+    kept = shape.kept
+    if trainer.gradient_checkpointing:  # what goes from layer to layer, and one layer's while it is computed again
+        kept = shape.layers * shape.hidden + kept // shape.layers
+    activations = kept * width * trainer.tokens_per_microbatch
+    items.append(
+        MemoryItem("trainer rank", f"activations of {trainer.tokens_per_microbatch:,} tokens, about", activations)
+    )
+    logits = 2 * 4 * trainer.logprob_chunk * shape.vocab  # the logits and their gradient, float32
+    items.append(MemoryItem("trainer rank", f"logits of {trainer.logprob_chunk} tokens and their gradient", logits))
+    if trainer.advantage == "gae":
+        items.append(MemoryItem("trainer rank", "critic, its gradients and two moments", 16 * share))
+        if width != 4:
+            items.append(MemoryItem("trainer rank", "critic in bfloat16 for compute", 2 * shape.parameters))
+    if _transport(recipe, shape) == "shm":
+        items.append(
+            MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * _sent(recipe, shape))
+        )
+    return items
+
+
+def _sent(recipe: Recipe, shape: ModelShape) -> int:
+    """Bytes of a push."""
+    trainer = recipe.trainer
+    if trainer.lora_rank is not None and trainer.lora_push == "adapter":
+        return 4 * trainer.lora_rank * shape.linear_sides
+    return _BYTES[resolved_dtype(recipe.inference.dtype, recipe.launch.device)] * shape.parameters
+
+
+def _transport(recipe: Recipe, shape: ModelShape) -> Transport:
+    chosen = recipe_transport(recipe)
+    if chosen != "shm" or recipe.weights.transport == "shm":
+        return chosen
+    return file_transport("auto", _sent(recipe, shape))
+
+
+def _weights(recipe: Recipe, shape: ModelShape) -> list[str]:
+    """Which way new weights take, and what each costs."""
+    chosen, servers = _transport(recipe, shape), len(recipe.inference.urls) or recipe.inference.servers
+    told = costs(_sent(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
+    asked = " (auto)" if recipe.weights.transport == "auto" else ""
+    others = [f"             instead of {way}: {text}" for way, text in told.items() if way != chosen]
+    return [f"weights    {chosen}{asked}: {told[chosen]}", *others]
+
+
+def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
+    """Of a trainer that learns from lines: each rank holds the whole model."""
+    who, parameters = "trainer rank", shape.parameters
+    items = [MemoryItem(who, "parameters, gradients, two Adam moments in float32", 16 * parameters)]
+    if width != 4:
+        items.append(MemoryItem(who, "parameters in bfloat16 for compute", 2 * parameters))
+    if recipe.trainer.nproc > 1:
+        items.append(MemoryItem(who, "gradients on their way to the other ranks", 4 * parameters))
+    if recipe.trainer.type == "dpo":
+        items.append(MemoryItem(who, "reference model", 4 * parameters))
+    return items
+
+
+def plan_lines(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> list[str]:
+    """The plan as text.
+
+    Args:
+        recipe: With ``launch.device`` resolved.
+        config: The model's ``config.json``; ``None`` where it is not known.
+        model: A sentence about the model: where it is, or why its config is not known.
+    """
+    lines = [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
+    if config is None:
+        return [*lines, "memory     not estimated: the model's config.json is not at hand"]
+    try:
+        shape = model_shape(config)
+    except ValueError as error:
+        return [*lines, f"memory     not estimated: {error}"]
+    if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED:
+        lines += _weights(recipe, shape)
+    without = " without activations" if recipe.trainer.type in SUPERVISED else ""
+    lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate{without}:")
+    items = memory(recipe, shape)
+    lines += [f"             {item.process + ',':<14} {item.what:<56} {_size(item.nbytes):>9}" for item in items]
+    for process in dict.fromkeys(item.process for item in items):
+        total = sum(item.nbytes for item in items if item.process == process)
+        lines.append(f"             {process + ', sum':<71} {_size(total):>9}")
+    return lines
+
+
+def _processes(recipe: Recipe) -> list[str]:
+    inference, trainer, device = recipe.inference, recipe.trainer, recipe.launch.device
+    where = f"{platform.machine()} CPU" if device == "cpu" else "CUDA GPU"
+    found: list[str] = []
+    if trainer.type in SUPERVISED:
+        return _lines_processes(recipe, where)
+    if inference.urls:
+        found.append(f"inference server, running already: {', '.join(inference.urls)}")
+    else:
+        dtype = resolved_dtype(inference.dtype, device)
+        threads = f", {inference.threads} threads" if inference.threads else ""
+        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {dtype}{threads}")
+    teacher = recipe.teacher
+    if teacher.urls and trainer.type is not None:
+        found.append(f"teacher server, running already: {', '.join(teacher.urls)}")
+    elif teacher.model is not None and trainer.type is not None:
+        dtype = resolved_dtype(teacher.dtype, device)
+        found.append(
+            f"{teacher.servers} x teacher server, {teacher.engine}, {where}, {dtype}: {teacher.model}, whose memory is "
+            "not in the estimate"
+        )
+    found.append("1 x rollout controller")
+    if trainer.type is None:
+        found.append("no trainer: evaluation only")
+    else:
+        dtype = resolved_dtype(trainer.dtype, device)
+        found.append(
+            f"{trainer.nproc} x trainer rank, {trainer.type}, {where}, computes in {dtype} on float32 parameters"
+        )
+    return found
+
+
+def _lines_processes(recipe: Recipe, where: str) -> list[str]:
+    trainer, inference = recipe.trainer, recipe.inference
+    dtype = resolved_dtype(trainer.dtype, recipe.launch.device)
+    text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, computes in {dtype} on float32 parameters"
+    if not evaluates(recipe):
+        return [text]
+    served = resolved_dtype(inference.dtype, recipe.launch.device)
+    server = f"{inference.servers} x inference server, {inference.engine}, {where}, {served}"
+    return [f"{server}, before and after", f"{text}, in between"]
+
+
+def _lines_tokens(recipe: Recipe) -> list[str]:
+    own, trainer = recipe.supervised, recipe.trainer
+    kind = "lines" if trainer.type == "sft" else "pairs"
+    held_out = f"held-out {kind}, at most {recipe.eval.tasks or 'all'}, "
+    every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
+    lines = [
+        f"step       {own.batch_size} {kind}, none longer than {own.max_length:,} tokens",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens",
+        f"length     {' or '.join(_limits(recipe))}",
+        f"evaluation {held_out}{every}before and after",
+    ]
+    if evaluates(recipe):
+        episodes = f"{recipe.eval.tasks or 'all'} tasks x {recipe.eval.samples} episodes"
+        lines.append(f"evaluation {episodes} of {recipe.env.id}, before and after")
+    return lines
+
+
+def _limits(recipe: Recipe) -> list[str]:
+    trainer = recipe.trainer
+    limits = [f"{trainer.total_steps} steps"]
+    if trainer.epochs:
+        limits.append(f"{trainer.epochs} passes over the data")
+    if trainer.time_budget:
+        limits.append(f"{trainer.time_budget:g} s")
+    return limits
+
+
+def _tokens(recipe: Recipe) -> list[str]:
+    rollout, sampling, trainer = recipe.rollout, recipe.sampling, recipe.trainer
+    if trainer.type in SUPERVISED:
+        return _lines_tokens(recipe)
+    tasks = recipe.eval.tasks or "all"
+    evaluation = f"evaluation {tasks} tasks x {recipe.eval.samples} episodes"
+    if trainer.type is None:
+        return [evaluation]
+    episodes = rollout.batch_size * rollout.group_size
+    every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
+    return [
+        f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
+        f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, "
+        f"{episodes * recipe.inference.context_length:,} in all",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, staleness at most "
+        f"{rollout.max_staleness}",
+        f"length     {' or '.join(_limits(recipe))}",
+        f"{evaluation}, {every}before and after",
+    ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,63 @@
+"""Whether a model can compute several sequences as one prefix tree.
+
+Guarantees: a model for which :func:`not_for_trees` finds nothing gives each token of a tree what it gives it alone;
+others would be silently wrong: state-space and linear attention carry their state from branch to branch, ALiBi takes
+distances from places in the row, a sliding window would have to be in the mask.
+"""
+
+from typing import Any
+
+import torch
+
+from agentrl.models.prefix_tree import PrefixTree
+from agentrl.models.tree_mask import tree_mask
+
+LENGTH = 7  # of each of two sequences
+SHARED = 3
+TOLERANCE = 0.1  # mean difference over mean size: rounding makes 1e-6, in bfloat16 0.01; a wrong model some tenths
+
+
+def limited_attention(config: Any, context: int) -> list[str]:
+    """Kinds of layers that do not attend to the whole past within ``context`` tokens.
+
+    Args:
+        config: A transformers model's, of its text part.
+        context: Longest sequence.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "layer_types", None) is None and window and getattr(config, "use_sliding_window", True):
+        kinds.add("sliding_attention")
+    if window and context <= window:
+        kinds.discard("sliding_attention")
+    return sorted(kinds - {"full_attention"})
+
+
+@torch.no_grad()
+def not_for_trees(model: Any) -> str | None:
+    """Why a causal language model cannot compute prefix trees, tried on a small one; None where it can."""
+    vocabulary = model.config.get_text_config().vocab_size
+    # From all over the vocabulary: on special tokens some models have activations that make bfloat16 all noise.
+    ids = ((torch.arange(2 * LENGTH - SHARED) * 2 + 1) * vocabulary // (2 * (2 * LENGTH - SHARED))).tolist()
+    first, second = ids[:LENGTH], ids[:SHARED] + ids[LENGTH:]
+    tree = PrefixTree()
+    paths = tree.add(first), tree.add(second)
+    decoder, device = model.get_decoder(), model.device
+
+    def states(tokens: list[int], **how: Any) -> torch.Tensor:
+        row = torch.tensor([tokens], device=device)
+        return decoder(input_ids=row, use_cache=False, **how).last_hidden_state[0].float()
+
+    alone = torch.cat([states(first), states(second)])
+    try:
+        together = states(
+            tree.token_ids,
+            position_ids=torch.tensor([tree.positions], device=device),
+            attention_mask=tree_mask(torch.tensor([tree.ends], device=device)),
+        )[torch.tensor([*paths[0], *paths[1]], device=device)]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"it takes no mask of its own ({type(error).__name__}: {error})"
+    gap = ((together - alone).abs().mean() / alone.abs().mean()).item()
+    if not gap <= TOLERANCE:  # NaN too
+        return f"tokens of one sequence depend on another that shares a row with it (by {gap:.0%} on average)"
+    return None

@@ -1,0 +1,78 @@
+"""The controller over HTTP: calls for the trainer, and ``servers`` for people.
+
+Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with
+its reason (HTTP 409), not a broken connection.
+"""
+
+import asyncio
+import hmac
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentrl.core.weight_manifest import WeightManifest
+from agentrl.inference.backend import InferenceError
+from agentrl.rollout.controller import Controller, RolloutError
+from agentrl.rollout.server_pool import ServerPool
+from agentrl.weights.transaction import WeightPushError
+
+
+def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> Starlette:
+    """The controller's web application.
+
+    Args:
+        controller: What answers.
+        server_pool: Servers that can be listed, added and removed.
+        secret: Bearer token that callers must show; empty for none.
+    """
+
+    async def call(request: Request) -> Response:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if secret and not hmac.compare_digest(given, secret):
+            return _json({"error": "wrong or missing secret"}, 401)
+        try:
+            body = orjson.loads(await request.body() or b"{}")
+            if request.url.path == "/servers":
+                return _json(await _servers(server_pool, request.method, body))
+            return _json(await _dispatch(controller, request.url.path, body))
+        except (RolloutError, WeightPushError, InferenceError) as error:
+            return Response(str(error), status_code=409, media_type="text/plain")
+        except asyncio.CancelledError:  # the server is being stopped
+            return Response("the controller is stopping", status_code=503, media_type="text/plain")
+        except (LookupError, TypeError, ValueError) as error:
+            return _json({"error": f"{type(error).__name__}: {error}"}, 400)
+
+    names = ("next_batch", "members", "publish", "checkpoint", "heartbeat")
+    routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
+    return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
+
+
+async def _servers(server_pool: ServerPool, method: str, body: dict[str, Any]) -> Any:
+    if method == "POST":
+        await server_pool.add(body["url"])
+    elif method == "DELETE":
+        server_pool.remove(body["url"])
+    return server_pool.status()
+
+
+async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> Any:
+    if path == "/next_batch":
+        return await controller.next_batch(body["step"])
+    if path == "/members":
+        return await controller.members()
+    if path == "/publish":
+        manifest = WeightManifest.model_validate(body["manifest"])
+        await controller.publish(manifest, body["metrics"], final=body["final"])
+        return {"version": manifest.version}
+    if path == "/checkpoint":
+        return controller.checkpoint()
+    controller.heartbeat(done=body["done"])
+    return {}
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(data), status_code=status, media_type="application/json")

@@ -1,0 +1,63 @@
+"""Servers that are added and removed while a run goes on.
+
+Guarantees: a new server gets the current weights before it gets traffic; a removed one finishes what it runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from agentrl.inference.backend import Backend, InferenceError
+from agentrl.inference.router import Router
+from agentrl.weights.transaction import WeightTransaction
+
+
+class ServerPool:
+    """The servers of one run, as people see them.
+
+    Args:
+        router: Who gets traffic.
+        weights: What they serve.
+        connect: Makes a backend for a URL.
+    """
+
+    def __init__(self, router: Router, weights: WeightTransaction, connect: Callable[[str], Backend]) -> None:
+        self._router = router
+        self._weights = weights
+        self._connect = connect
+
+    def status(self) -> list[dict[str, Any]]:
+        """All servers, with the policy version that those which serve hold."""
+        version = self._weights.committed.version
+        return [
+            {**asdict(status), "version": version if status.state == "serving" else None}
+            for status in self._router.status()
+        ]
+
+    async def add(self, url: str) -> None:
+        """Bring a server to the current weights and give it traffic.
+
+        Raises:
+            InferenceError: It serves already, cannot be reached, or does not take the weights.
+        """
+        backend = self._connect(url)
+        known = {status.url: status.state for status in self._router.status()}
+        if known.get(backend.url) == "serving":
+            raise InferenceError(f"{backend.url} serves already")
+        try:
+            await self._weights.join(backend)
+        except InferenceError:
+            await backend.close()
+            raise
+
+    def remove(self, url: str) -> None:
+        """Give a server no new requests.
+
+        Raises:
+            LookupError: There is no such server.
+            ValueError: It is the last one.
+        """
+        url = url.rstrip("/")
+        if [backend.url for backend in self._router.backends] == [url]:
+            raise ValueError(f"{url} is the last server: add another one first")
+        self._router.remove(url)

@@ -1,0 +1,82 @@
+from agentrl.config.load import load_recipe
+from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.launch.dry_run import memory, model_shape, plan_lines
+
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+QWEN25_15B = {
+    "model_type": "qwen2",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+def test_parameters_are_counted_as_published():
+    assert model_shape(SMOLLM2).parameters == 134_515_008
+    assert model_shape(QWEN25_15B).parameters == 1_543_714_304
+
+
+def test_memory_adds_up_what_lasts():
+    recipe = load_recipe(
+        "gsm8k_grpo",
+        [
+            "inference.dtype=float32",
+            "trainer.dtype=float32",
+            "inference.max_running=64",
+            "inference.context_length=512",
+        ],
+        device="cpu",
+    )
+    items = {item.what.split(",")[0]: item.nbytes for item in memory(recipe, model_shape(SMOLLM2))}
+    assert items["weights"] == 4 * 134_515_008
+    assert items["KV cache at most"] == 64 * 512 * 2 * 30 * 3 * 64 * 4
+    assert items["kept for later prompts at most"] == 16384 * 2 * 30 * 3 * 64 * 4
+    assert items["weights once more"] == 4 * 134_515_008
+    assert items["parameters"] == 16 * 134_515_008
+
+
+def test_an_adapter_takes_the_memory_of_its_own_parameters():
+    settings = ["trainer.dtype=float32", "trainer.lora_rank=16", "trainer.kl_coef=0.1", "trainer.nproc=2"]
+    settings += ["trainer.lora_push=adapter"]
+    found = memory(load_recipe("gsm8k_grpo", settings, device="cpu"), model_shape(SMOLLM2))
+    items = {item.what.split(",")[0]: item.nbytes for item in found}
+    assert items["frozen parameters in float32"] == 4 * 134_515_008 // 2
+    assert items["adapters at most"] == 16 * 4_884_480 // 2  # PEFT's count for rank 16 on all linear layers
+    assert "parameters" not in items and "reference model" not in items
+    assert items["weights on their way to the servers"] == 2 * 4 * 4_884_480
+
+
+def test_the_plan_names_processes_tokens_and_memory():
+    settings = ["rollout.batch_size=8", "rollout.group_size=8"]
+    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", settings, device="cpu"), SMOLLM2, "a model"))
+    for word in ("inference server, embedded", "rollout controller", "trainer rank, grpo", "64 episodes", "135M"):
+        assert word in text
+
+
+def test_an_unknown_model_is_planned_without_memory():
+    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", device="cuda"), None, "a model"))
+    assert "memory     not estimated" in text
+    assert "not estimated" in "\n".join(plan_lines(load_recipe("gsm8k_grpo", device="cuda"), {}, "a model"))
+
+
+def test_auto_is_bfloat16_where_it_is_native(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags : avx512f")
+    assert resolved_dtype("auto", "cpu", info) == "float32"
+    info.write_text("flags : avx512f avx512_bf16")
+    assert resolved_dtype("auto", "cpu", info) == "bfloat16"
+    assert resolved_dtype("auto", "cuda", info) == "bfloat16"
+    assert resolved_dtype("float32", "cuda", info) == "float32"

@@ -1,0 +1,55 @@
+"""Published weights: what stands in the file, buffers, fingerprints, clean-up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.core.weight_manifest import fingerprint, mismatches
+from agentrl.weights.file_publisher import WeightPublisher
+
+
+@pytest.fixture
+def parameters() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (1,), "big": (300, 100)}
+    return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("transport", ["disk", "shm"])
+def test_safetensors_reads_back_what_was_published(
+    parameters: dict[str, torch.nn.Parameter], dtype: torch.dtype, transport: str, tmp_path: Path
+) -> None:
+    publisher = WeightPublisher(parameters.items(), dtype, transport, tmp_path, is_writer=True)  # type: ignore[arg-type]
+    manifest = publisher.write(3)
+    assert manifest is not None
+    assert (manifest.version, manifest.transport) == (3, transport)
+    loaded = load_file(manifest.file)
+    assert set(loaded) == set(parameters)
+    for name, parameter in parameters.items():
+        assert torch.equal(loaded[name], parameter.detach().to(dtype))
+    actual = {n: fingerprint(memoryview(t.view(torch.uint8).numpy()).cast("B")) for n, t in loaded.items() if t.dim()}
+    assert mismatches(manifest.fingerprints, actual) == []
+    folder = Path(manifest.path)
+    publisher.close()
+    assert not folder.exists()
+
+
+def test_the_version_before_stays_readable_until_the_one_after_the_next(
+    parameters: dict[str, torch.nn.Parameter], tmp_path: Path
+) -> None:
+    publisher = WeightPublisher(parameters.items(), torch.float32, "disk", tmp_path, is_writer=True)
+    first = publisher.write(1)
+    assert first is not None
+    old = parameters["a.weight"].detach().clone()
+    with torch.no_grad():
+        parameters["a.weight"].add_(1)
+    second = publisher.write(2)
+    assert second is not None
+    assert torch.equal(load_file(first.file)["a.weight"], old)
+    assert torch.equal(load_file(second.file)["a.weight"], old + 1)
+    assert first.fingerprints["a.weight"] != second.fingerprints["a.weight"]
+    assert publisher.write(3).path == first.path  # type: ignore[union-attr]
+    publisher.close()

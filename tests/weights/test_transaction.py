@@ -1,0 +1,177 @@
+"""Weight pushes: all servers or none, whatever fails."""
+
+import asyncio
+
+import pytest
+
+from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
+from agentrl.inference.backend import InferenceError
+from agentrl.inference.router import Router
+from agentrl.weights.transaction import Committed, WeightPushError, WeightTransaction
+from tests.inference.fakes import FakeBackend, answer
+
+MANIFEST = WeightManifest(version=3, path="/new", transport="disk", dtype="F32", nbytes=4, fingerprints={"a": "1"})
+
+
+def make(lease: float = 10.0) -> tuple[WeightTransaction, list[FakeBackend]]:
+    backends = [FakeBackend(lambda ids, params: answer([1]), f"http://{i}") for i in range(2)]
+    return WeightTransaction(Router(list(backends)), Committed(2, "/old"), "retract", lease), backends
+
+
+async def test_a_push_pauses_loads_verifies_and_resumes_every_server() -> None:
+    transaction, backends = make()
+    await transaction.push(MANIFEST)
+    for backend in backends:
+        assert backend.calls == [("pause", "retract"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+    assert transaction.committed == Committed(3, "/new")
+
+
+@pytest.mark.parametrize("failure", ["load", "verify", "values"])
+async def test_when_one_server_fails_all_go_back_to_the_committed_version_and_go_on(failure: str) -> None:
+    transaction, backends = make()
+    if failure == "values":
+        backends[1].wrong = ["a"]
+    elif failure == "load":
+        original = backends[1].load
+
+        async def load(path: str, version: int) -> None:
+            backends[1].refuse = {"load"} if path == "/new" else set()
+            await original(path, version)
+
+        backends[1].load = load  # type: ignore[method-assign]
+    else:
+        backends[1].refuse = {"verify"}
+    with pytest.raises(WeightPushError, match="version 3 was not taken") as caught:
+        await transaction.push(MANIFEST)
+    assert ("does it compute in another type than inference.dtype" in str(caught.value)) == (failure == "values")
+    assert transaction.committed == Committed(2, "/old")
+    for backend in backends:
+        assert backend.calls[-2:] == [("load", ("/old", 2)), ("resume", None)]
+
+
+async def test_a_push_that_outlives_its_lease_is_rolled_back() -> None:
+    transaction, backends = make(lease=0.01)
+    never = asyncio.Event()
+    original = backends[0].load
+
+    async def load(path: str, version: int) -> None:
+        if path == "/new":
+            await never.wait()
+        await original(path, version)
+
+    backends[0].load = load  # type: ignore[method-assign]
+    with pytest.raises(WeightPushError, match="lease_seconds"):
+        await transaction.push(MANIFEST)
+    assert all(backend.calls[-1] == ("resume", None) for backend in backends)
+
+
+async def test_a_server_that_dies_during_a_push_is_taken_out_and_the_others_get_the_weights() -> None:
+    transaction, backends = make()
+    backends[0].dead = True
+    await transaction.push(MANIFEST)
+    assert transaction.committed == Committed(3, "/new")
+    assert [call for call, _ in backends[1].calls] == ["pause", "load", "verify", "resume"]
+    await transaction.push(MANIFEST.model_copy(update={"version": 4}))
+    assert backends[0].calls == [], "a server that is gone is not asked again"
+
+
+async def test_a_push_without_any_server_left_says_what_became_of_each() -> None:
+    transaction, backends = make()
+    for backend in backends:
+        backend.dead = True
+    with pytest.raises(WeightPushError, match="no inference server is left: http://0: http://0 is dead"):
+        await transaction.push(MANIFEST)
+
+
+async def test_a_server_that_joins_is_loaded_and_verified_before_it_serves() -> None:
+    backend = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    router = Router([FakeBackend(lambda ids, params: answer([1]), "http://old")])
+    transaction = WeightTransaction(router, Committed(0, "/start"), "retract", 10.0)
+    await transaction.push(MANIFEST)
+    backend.wrong = ["a"]
+    with pytest.raises(InferenceError, match="holds other values"):
+        await transaction.join(backend)
+    assert [b.url for b in router.backends] == ["http://old"]
+    backend.wrong = []
+    await transaction.join(backend)
+    assert backend.calls[-4:] == [("pause", "abort"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+    assert [b.url for b in router.backends] == ["http://old", "http://new"]
+
+
+PLAN = BroadcastPlan(
+    group="g", address="host", port=5, backend="gloo", world_size=3, offsets={"http://0": 1, "http://1": 2}, join=True,
+    buckets=(),
+)  # fmt: skip
+SENT = WeightManifest(version=4, transport="broadcast", dtype="F32", nbytes=4, fingerprints={}, broadcast=PLAN)
+
+
+async def test_a_broadcast_is_received_by_all_and_committed_without_a_file() -> None:
+    transaction, backends = make()
+    assert await transaction.members() == {"ranks": {"http://0": 1, "http://1": 1}, "by_file": False}
+    await transaction.push(SENT)
+    for backend in backends:
+        assert [call for call, _ in backend.calls] == ["pause", "receive", "verify", "resume"]
+    assert transaction.committed == Committed(4, None)
+
+
+async def test_a_broadcast_that_fails_leaves_the_servers_paused_until_the_version_comes_by_file() -> None:
+    transaction, backends = make()
+    await transaction.push(SENT)
+    backends[1].refuse = {"receive"}
+    with pytest.raises(WeightPushError, match="version 4 was broadcast and cannot be loaded again: the servers stay"):
+        await transaction.push(SENT.model_copy(update={"version": 5}))
+    assert all(backend.calls[-1][0] != "resume" for backend in backends)
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    assert all(backend.calls[-1] == ("resume", None) for backend in backends)
+    assert transaction.committed == Committed(5, "/new")
+
+
+async def test_a_server_that_joins_after_a_broadcast_has_the_next_version_come_by_file() -> None:
+    transaction, _ = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    await transaction.push(SENT)
+    joining = asyncio.create_task(transaction.join(newcomer))
+    while not (await transaction.members())["by_file"]:
+        await asyncio.sleep(0)
+    assert newcomer.calls == []
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/new", 5))]
+    assert await transaction.members() == {"ranks": {"http://0": 1, "http://1": 1, "http://new": 1}, "by_file": False}
+
+
+async def test_a_server_does_not_join_between_the_members_of_a_broadcast_and_its_push() -> None:
+    """It would be asked to receive in a group that it is not in, and the version would be refused for all."""
+    transaction, _ = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    assert (await transaction.members())["by_file"] is False
+    joining = asyncio.create_task(transaction.join(newcomer))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await transaction.push(SENT)
+    assert newcomer.calls == [] and not joining.done()
+    assert (await transaction.members())["by_file"] is True
+    await transaction.push(MANIFEST.model_copy(update={"version": 5}))
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/new", 5))]
+
+
+async def test_a_broadcast_that_was_not_taken_lets_a_server_join_again() -> None:
+    transaction, backends = make()
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    assert (await transaction.members())["by_file"] is False
+    joining = asyncio.create_task(transaction.join(newcomer))
+    backends[0].refuse = {"receive"}
+    with pytest.raises(WeightPushError, match="version 4 was not taken"):
+        await transaction.push(SENT)
+    await joining
+    assert [call for call in newcomer.calls if call[0] == "load"] == [("load", ("/old", 2))]
+
+
+async def test_a_dead_server_cannot_join_and_does_not_wait() -> None:
+    transaction, _ = make()
+    await transaction.push(SENT)
+    newcomer = FakeBackend(lambda ids, params: answer([1]), "http://new")
+    newcomer.dead = True
+    with pytest.raises(InferenceError, match="http://new is dead"):
+        await transaction.join(newcomer)
