@@ -29,6 +29,7 @@ from agentrl.train.trainer import Trainer, TrainingStopped
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
 from agentrl.weights.gather import Weight
+from agentrl.weights.transport import recipe_transport
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -123,7 +124,7 @@ def make_publisher(
 ) -> Publisher:
     """The way out for the weights that the recipe names."""
     folder, is_writer = run_dir / "weights", dist.get_rank() == 0
-    transport, chosen = recipe.weights.transport(recipe)
+    transport, chosen = recipe.weights.transport, recipe_transport(recipe)
     dtype = resolve_dtype(recipe.inference.dtype, device)
     weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
     if recipe.trainer.lora_rank is not None:

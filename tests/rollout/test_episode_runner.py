@@ -109,7 +109,7 @@ async def test_the_one_that_raised_is_named(
     source = tmp_path / "parts.py"
     source.write_text(
         "from agentrl.core.agent import Agent\n"
-        "from agentrl.core.environment import SingleTurnEnvironment\n"
+        "from agentrl.envkit.language import SingleTurnEnvironment\n"
         "class Env(SingleTurnEnvironment):\n"
         "    def prompt(self, task): return [{'role': 'user', 'content': 'x'}]\n"
         "    def judge(self, task, answer): raise RuntimeError('broken judge')\n"

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.end_to_end import SECONDS, command, environment, metrics, processes_of, run
-from tests.supervised import lines as toy_lines
+from tests.supervised import examples as toy_lines
 from tests.supervised.examples import settings, write_lines
 
 
