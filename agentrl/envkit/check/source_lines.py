@@ -124,7 +124,8 @@ def _class_of(env: object) -> type:
 
 
 def _own_classes(env: object) -> Iterator[type]:
-    return (owner for owner in _class_of(env).__mro__ if not owner.__module__.startswith("agentrl.core."))
+    base = ("agentrl.core.", "agentrl.envkit.")
+    return (owner for owner in _class_of(env).__mro__ if not owner.__module__.startswith(base))
 
 
 def _awaited(awaited: Any) -> Iterator[tuple[CodeType, int | None]]:
