@@ -21,10 +21,10 @@ from agentrl.core.registry import load
 from agentrl.host.process import die_with_parent
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
-from agentrl.train.engine import TrainEngine
 from agentrl.train.lean import keep_less
-from agentrl.train.packed import choose_attention
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
+from agentrl.train.row_attention import choose_attention
 from agentrl.train.trainer import Trainer, TrainingStopped
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
@@ -63,7 +63,7 @@ def build_trainer(recipe: Recipe, model_path: Path, run_dir: Path, client: Contr
         reference = BasePolicy(policy)
     publisher = make_publisher(recipe, policy, run_dir, device, client)
     critic = make_critic(recipe, model_path, mesh, device) if config.advantage == "gae" else None
-    engine = TrainEngine(policy, reference, config, device, critic)
+    engine = PolicyLearner(policy, reference, config, device, critic)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
         take_memory(3 * sum(p.numel() * p.element_size() for p in learned if p.requires_grad))  # gradients, two moments
@@ -168,8 +168,8 @@ def main(argv: list[str] | None = None) -> int:
     use_cuda = recipe.launch.device != "cpu" and torch.cuda.is_available()
     if use_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    on_gpu = "cpu:gloo,cuda:nccl" if recipe.trainer.cpu_offload else "nccl"  # gloo: the gradients' norm is on the host
-    dist.init_process_group(on_gpu if use_cuda else "gloo")
+    # gloo beside NCCL: batches travel between the hosts of the ranks, and with cpu_offload gradients stand there
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo")
     client = ControllerClient(args.controller, recipe.trainer.batch_timeout) if dist.get_rank() == 0 else None
     if client is not None:
         client.start_heartbeat()

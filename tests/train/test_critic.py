@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from agentrl.bench.made_batch import TrainSequence, made_batch
 from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.episode import StopReason
-from agentrl.train.batch import TrainBatch, make_train_batch
+from agentrl.train.batch import make_train_batch
 from agentrl.train.critic import Critic, ValueLearner, value_loss
-from agentrl.train.engine import TrainEngine
-from agentrl.train.packing import TrainSequence
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import Policy, load_model, reshard, shard
 from tests.train.test_batch import episode
-from tests.train.test_packing import random_sequences
+from tests.train.test_rows import random_sequences
 
 CPU = torch.device("cpu")
 
@@ -121,7 +121,7 @@ def test_returns_are_learned(tiny_model: Path, mesh: DeviceMesh) -> None:
 
 def test_the_policy_waits_while_the_critic_warms_up(tiny_model: Path, mesh: DeviceMesh) -> None:
     config = TrainerConfig(preset="ppo", critic_warmup=1)
-    engine = TrainEngine(Policy(load_model(tiny_model), 1.0, 64), None, config, CPU, learner(tiny_model, mesh))
+    engine = PolicyLearner(Policy(load_model(tiny_model), 1.0, 64), None, config, CPU, learner(tiny_model, mesh))
     s = random_sequences(3, 1)
     sequences = [
         TrainSequence(x.token_ids, x.loss_mask, x.logprobs, x.advantages, values=x.advantages, returns=x.advantages)
@@ -129,7 +129,7 @@ def test_the_policy_waits_while_the_critic_warms_up(tiny_model: Path, mesh: Devi
     ]
     before = [p.detach().clone() for p in engine.policy.parameters()]
     for version, moved in ((0, False), (1, True)):
-        metrics = engine.update(TrainBatch(sequences, 1.0, 1.0, version, sequences), 1e-3)
+        metrics = engine.update(made_batch(sequences, 1.0, 1.0, version, sequences), 1e-3)
         assert metrics["train/skipped"] == metrics.get("critic/warmup", 0.0) == float(not moved)
         assert metrics["critic/grad_norm"] > 0
         same = all(torch.equal(old, new) for old, new in zip(before, engine.policy.parameters(), strict=True))
@@ -139,6 +139,6 @@ def test_the_policy_waits_while_the_critic_warms_up(tiny_model: Path, mesh: Devi
 def test_an_engine_needs_a_critic_exactly_for_gae(tiny_model: Path, mesh: DeviceMesh) -> None:
     policy = Policy(load_model(tiny_model), 1.0, 64)
     with pytest.raises(ValueError, match="gae needs a critic"):
-        TrainEngine(policy, None, TrainerConfig(preset="ppo"), CPU)
+        PolicyLearner(policy, None, TrainerConfig(preset="ppo"), CPU)
     with pytest.raises(ValueError, match="gae needs a critic"):
-        TrainEngine(policy, None, TrainerConfig(), CPU, learner(tiny_model, mesh))
+        PolicyLearner(policy, None, TrainerConfig(), CPU, learner(tiny_model, mesh))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.objective import (
+from agentrl.train.loss import (
     Objective,
     cispo,
     clip,
