@@ -17,20 +17,13 @@ from agentrl.bench.made_batch import TrainSequence
 from agentrl.config.recipe import TrainerConfig
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.tree_mask import tree_mask
-from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.layout import Packed
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.row_attention import BLOCK, block_mask, choose_attention, is_packed, use_tree_attention
-    BLOCK,
-    block_mask,
-    choose_attention,
-    collate_packed,
-    is_packed,
-    use_tree_attention,
-)
 from agentrl.train.rows import Row
-from tests.train.test_rows import collated, random_sequences, rows_of, sequence
 from tests.train.test_policy import TEMPERATURE, gradients, plain_logprobs
+from tests.train.test_rows import collated, random_sequences, rows_of, sequence
 
 CPU = torch.device("cpu")
 

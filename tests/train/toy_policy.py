@@ -1,6 +1,7 @@
 """A policy small enough to learn a task in the test process, and the task: to answer with even ids.
 
-The real ``PolicyLearner`` updates the tiny model, whose own forward samples. It needs a process group: ask for ``mesh``.
+The real ``PolicyLearner`` updates the tiny model, whose own forward samples. It needs a process group: ask for
+``mesh``.
 """
 
 from collections.abc import Sequence
