@@ -107,10 +107,6 @@ class Trajectory(Record):
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
-    def sampled_tokens(self) -> int:
-        """Number of tokens the policy sampled."""
-        return sum(sum(node.loss_mask) for node in self.nodes)
-
 
 class Task(Record):
     """One thing to do: a dataset line.

@@ -13,6 +13,7 @@ from agentrl.core.episode import NOT_SAMPLED, Message
 from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, Script, answer
 from tests.inference.test_template import REWRITING
 
@@ -51,7 +52,7 @@ async def test_the_second_turn_sends_exactly_the_stored_ids_and_the_new_ones(tem
 async def test_sampled_tokens_carry_mask_logprob_and_version_and_no_others_do(template: ChatTemplate) -> None:
     session = make_session(template, lambda ids, params: answer([5, 6, template.eos_id], version=7))
     await session.create(messages=[HELLO])
-    (flat,) = session.trajectory.sequences()
+    (flat,) = flat_branches(session.trajectory)
     prompt = len(flat.token_ids) - 3
     assert flat.loss_mask == [0] * prompt + [1, 1, 1]
     assert flat.logprobs == [0.0] * prompt + [-1.0, -2.0, -3.0]
@@ -95,7 +96,7 @@ async def test_several_samples_of_a_turn_are_branches_that_share_its_prompt(temp
     response = await session.create(messages=[HELLO], n=2)
     assert len(response.choices) == 2
     assert len(session.trajectory.nodes) == 3
-    flats = session.trajectory.sequences()
+    flats = flat_branches(session.trajectory)
     assert [sum(f.loss_mask) for f in flats] == [2, 3]
 
 
@@ -138,7 +139,7 @@ async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixin
     await session.create(messages=other)
     backend: FakeBackend = session._backend  # type: ignore[assignment]
     assert backend.requests[1][0] == template.first(other)
-    assert len(session.trajectory.sequences()) == 2
+    assert len(flat_branches(session.trajectory)) == 2
 
 
 async def test_a_sampled_token_shared_by_two_branches_is_trained_once(template: ChatTemplate) -> None:
@@ -147,8 +148,8 @@ async def test_a_sampled_token_shared_by_two_branches_is_trained_once(template: 
     said = {"role": "assistant", "content": first.choices[0].message.content}
     await session.create(messages=[HELLO, said, {"role": "user", "content": "a"}])
     await session.create(messages=[HELLO, said, {"role": "user", "content": "b"}])
-    assert [sum(f.loss_mask) for f in session.trajectory.sequences()] == [4, 2]
-    assert session.trajectory.sampled_tokens() == 6
+    assert [sum(f.loss_mask) for f in flat_branches(session.trajectory)] == [4, 2]
+    assert sum(sum(node.loss_mask) for node in session.trajectory.nodes) == 6
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(template: ChatTemplate) -> None:
@@ -267,7 +268,7 @@ async def test_a_rewriting_template_needs_a_policy(tiny_model: Path) -> None:
         await session.create(messages=follow)
         backend: FakeBackend = session._backend  # type: ignore[assignment]
         requests[policy] = [ids for ids, _ in backend.requests]
-        trained = [sum(flat.loss_mask) for flat in session.trajectory.sequences()]
+        trained = [sum(flat.loss_mask) for flat in flat_branches(session.trajectory)]
         sampled = [len(ids_of(template, text)) + 1 for text in (said, "b")]
         assert trained == ([sum(sampled)] if policy == "append" else sampled), "each sampled token once"
     first, second = requests["append"]

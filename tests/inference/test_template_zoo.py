@@ -15,6 +15,7 @@ from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates, training_template
+from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_template import REWRITING
 
@@ -175,6 +176,6 @@ async def test_ids_only_grow_and_exactly_the_sampled_ones_are_trained(name: str)
         messages.append(reply.choices[0].message)
     for (before, _), sampled, (after, _) in zip(backend.requests, replies, backend.requests[1:], strict=False):
         assert after[: len(before) + len(sampled)] == before + sampled
-    (flat,) = session.trajectory.sequences()
+    (flat,) = flat_branches(session.trajectory)
     trained = [token for token, mask in zip(flat.token_ids, flat.loss_mask, strict=True) if mask]
     assert trained == [token for reply in replies for token in reply]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.core.columns import Columns
 from agentrl.core.contract import checked_reward
 from agentrl.core.episode import StopReason, Task
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
@@ -57,7 +58,7 @@ async def test_a_right_answer_is_rewarded_on_the_message_that_gave_it(template: 
     assert not episode.failed
     nodes = episode.trajectories["assistant"].nodes
     assert [node.reward for node in nodes] == [None, 1.0]
-    assert episode.oldest_version() == 0
+    assert Columns.of([episode]).versions.min() == 0
 
 
 async def test_the_first_of_a_group_tells_how_far_its_ids_drifted(template: ChatTemplate) -> None:

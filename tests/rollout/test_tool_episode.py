@@ -17,6 +17,7 @@ from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.episode_runner import run_episode
+from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend
 from tests.inference.test_session import WITH_TOOLS, calling
 
@@ -65,7 +66,7 @@ async def test_calls_are_run_answered_and_rewarded_and_only_sampled_tokens_are_t
     )  # fmt: skip
     assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TERMINATED, 1.0, None)
     assert events == [ToolEventKind.OK, ToolEventKind.UNPARSABLE, ToolEventKind.UNKNOWN_TOOL]
-    (flat,) = episode.trajectories["assistant"].sequences()
+    (flat,) = flat_branches(episode.trajectories["assistant"])
     trained = [token for token, mask in zip(flat.token_ids, flat.loss_mask, strict=True) if mask]
     sampled = [[*tokenizer.encode(text, add_special_tokens=False), template.eos_id] for text in texts]
     assert trained == [token for ids in sampled for token in ids]
