@@ -220,9 +220,8 @@ class WeightsConfig(Section):
 
 
 class LaunchConfig(Section):
-    """Where processes run."""
+    """The device, the folder and the watch over a run's processes."""
 
-    type: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
     heartbeat_timeout: Seconds = Field(default=600.0, description="A silent trainer is given up after so many seconds.")

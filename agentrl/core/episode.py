@@ -22,24 +22,19 @@ class StopReason(StrEnum):
 
     TERMINATED = "terminated"  # the environment said so
     TRUNCATED = "truncated"  # the environment's or the workflow's limit
-    LENGTH = "length"  # the model's answer hit max_new_tokens
     CONTEXT_OVERFLOW = "context_overflow"  # the next prompt does not fit the context
-    ABORTED = "aborted"  # the server gave the request up and could not go on
     TIMEOUT = "timeout"  # the episode's own deadline
     ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward raised
     AGENT_ERROR = "agent_error"  # the agent raised
     INFERENCE_ERROR = "inference_error"  # the server refused, or could not be reached
-    CANCELLED = "cancelled"  # the run ended first
 
 
 FAILURES = frozenset(
     {
-        StopReason.ABORTED,
         StopReason.TIMEOUT,
         StopReason.ENVIRONMENT_ERROR,
         StopReason.AGENT_ERROR,
         StopReason.INFERENCE_ERROR,
-        StopReason.CANCELLED,
     }
 )
 """Stop reasons after which an episode has no reward and is never trained on."""
@@ -149,10 +144,6 @@ class Trajectory(Record):
             if any(flat.loss_mask):
                 found.append(flat)
         return found
-
-    def sampled_tokens(self) -> int:
-        """Number of tokens the policy sampled."""
-        return sum(sum(node.loss_mask) for node in self.nodes)
 
 
 class Task(Record):

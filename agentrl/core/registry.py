@@ -192,13 +192,14 @@ def _run_file(path: Path, name: str) -> Any:
         raise LookupError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    is_loaded = False
     try:
         spec.loader.exec_module(module)
+        is_loaded = True
     except SystemExit as error:
-        del sys.modules[name]
         line = traceback.extract_tb(error.__traceback__)[-1]
         raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
-    except BaseException:
-        del sys.modules[name]  # else the half of it that ran would be found the next time
-        raise
+    finally:
+        if not is_loaded:
+            del sys.modules[name]  # else the half of it that ran would be found the next time
     return module

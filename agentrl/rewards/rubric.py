@@ -76,15 +76,19 @@ class Rubric:
         """
         names = {criterion.name for criterion in self.criteria}
         shared_out = isinstance(reference, dict) and set(reference) == names
+        running: dict[str, asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_judge(criterion, answer, reference[criterion.name] if shared_out else reference))
-                    for criterion in self.criteria
-                ]
+                for criterion in self.criteria:
+                    part = reference[criterion.name] if shared_out else reference
+                    running[criterion.name] = group.create_task(_judge(criterion, answer, part))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        return self.total([task.result() for task in tasks])
+            first = errors.exceptions[0]
+            ended = ((name, task) for name, task in running.items() if task.done() and not task.cancelled())
+            for name in [name for name, task in ended if task.exception() is first]:
+                first.add_note(f"in the rubric's criterion {name!r}")
+            raise first from first.__cause__
+        return self.total([task.result() for task in running.values()])
 
     def total(self, verdicts: Sequence[Verdict]) -> Verdict:
         """The weighted sum of the criteria's verdicts, in their order."""
@@ -110,8 +114,4 @@ class Rubric:
 
 
 async def _judge(criterion: Criterion, answer: str, reference: Any) -> Verdict:
-    try:
-        return await judge_answer(criterion.verifier, answer, reference, runs=criterion.runs, timeout=criterion.timeout)
-    except Exception as error:
-        error.add_note(f"in the rubric's criterion {criterion.name!r}")
-        raise
+    return await judge_answer(criterion.verifier, answer, reference, runs=criterion.runs, timeout=criterion.timeout)

@@ -32,7 +32,6 @@ def test_branches_share_history_and_train_each_sampled_token_once() -> None:
     first, second = Trajectory(nodes=nodes).sequences()
     assert (first.token_ids, first.loss_mask) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])
     assert (second.token_ids, second.loss_mask) == ([1, 2, 3, 7, 8], [0, 0, 0, 0, 1])
-    assert Trajectory(nodes=nodes).sampled_tokens() == 4
 
 
 def test_a_branch_that_samples_nothing_gives_no_sequence() -> None:

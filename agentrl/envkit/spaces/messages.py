@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from agentrl.core.episode import Message
+from agentrl.core.strict_json import strict_json
 from agentrl.envkit.spaces.schema_sample import TRIES, sample_json
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -84,7 +85,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         if validator is None:
             return False
         try:
-            arguments = json.loads(function["arguments"])
+            arguments = strict_json(function["arguments"])
         except (ValueError, RecursionError):
             return False
         return isinstance(arguments, dict) and validator.is_valid(arguments)
