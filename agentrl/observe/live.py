@@ -24,8 +24,6 @@ from agentrl.observe.diagnosis import diagnose
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
-# KL between the server's logprobs and the trainer's on a step whose tokens the trained weights themselves sampled.
-# Rounding gives 1e-10 in float32 and about 2e-3 in bfloat16; other weights, or another temperature, far more.
 
 
 class LiveView:

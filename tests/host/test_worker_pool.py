@@ -23,7 +23,7 @@ from agentrl.host.worker_pool import (
     shared_pool,
 )
 from agentrl.host.worker_threads import ThreadCalls
-from tests.core import blocking
+from tests.host import blocking
 
 LONG = 60.0  # bounds a test that has gone wrong
 SHORT = 0.05  # for calls that never return
@@ -210,7 +210,7 @@ def test_workers_outlive_the_thread_that_called_first():
 SCRIPT = """
 import asyncio, sys
 from agentrl.host.worker_pool import shared_pool
-from tests.core import blocking
+from tests.host import blocking
 
 def from_main(fifo):
     import os

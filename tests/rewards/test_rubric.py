@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.rewards.rubric import Criterion, Rubric
 from agentrl.rewards.verdict import MissingReason, Verdict, as_verdict, judge_answer
-from tests.core import blocking
+from tests.host import blocking
 
 
 def right(answer, reference):

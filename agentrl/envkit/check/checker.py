@@ -62,7 +62,7 @@ _CHECKS = (
     _Check(episodes.check_instances, ("shared-state",), _SAME_SEED),
     _Check(resources.check_close, ("close", "close-leak"), _EPISODES),
     _Check(resources.check_cancellation, ("cancel-leak", "cancel-swallowed"), (*_EPISODES, resources.check_close)),
-    _Check(resources.check_fresh_process, ("picklable",), _SPACES[:1]),
+    _Check(resources.check_fresh_process, ("new-process",), _SPACES[:1]),
     _Check(contract.check_rewards, ("equal-rewards",), _EPISODES),
     _Check(resources.check_blocking, ("blocks-loop",), _EPISODES),
     _Check(resources.check_process_state, ("global-state",), _EPISODES),

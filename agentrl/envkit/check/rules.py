@@ -180,7 +180,7 @@ RULES: dict[str, Rule] = {
     ),
     "cancel-leak": Rule(
         ERROR,
-        "Episodes are cancelled in every run (limits, stale weights, the end): what each leaves open adds up.",
+        "Episodes are cancelled in every run (at their time limit and at its end): what each leaves open adds up.",
         "Use async with or try/finally around the await, and free everything in close.",
     ),
     "cancel-swallowed": Rule(
@@ -198,9 +198,9 @@ RULES: dict[str, Rule] = {
         "What each episode leaves open adds up until the machine has none left: files, sockets, processes, memory.",
         "Free it in close: close files and writers, kill and wait for processes, cancel and await tasks.",
     ),
-    "picklable": Rule(
+    "new-process": Rule(
         ERROR,
-        "Rollout workers are other processes: each makes the environment anew from its path and settings.",
+        "A run's controller is another process: it makes the environment from the path and settings in the recipe.",
         "Keep the class at a module's top level and the settings plain values; open resources in reset.",
     ),
     "shared-state": Rule(
