@@ -15,7 +15,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from agentrl.observe.doctor import examine
+    from agentrl.observe.examine_run import examine
 
     folder = run if run.is_dir() else Path("runs") / run
     found, unjudged = examine(folder)

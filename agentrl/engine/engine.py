@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import torch
 
-from agentrl.engine.adapter import LiveAdapter, is_adapter
 from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.live_adapter import LiveAdapter, is_adapter
 from agentrl.engine.request import Finish, Request
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.sampling import sample

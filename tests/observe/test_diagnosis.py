@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from agentrl.cli.main import app
 from agentrl.observe import doctor
 from agentrl.observe.diagnosis import diagnose
-from agentrl.observe.doctor import examine
+from agentrl.observe.examine_run import examine
 
 HEALTHY = {
     "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
