@@ -63,9 +63,7 @@ def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
     """
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"{NO_CUDA}; python -m agentrl.bench.bench_gpu --tiny --device cpu takes the same way in small"
-        )
+        raise ConfigError(f"{NO_CUDA}; in small: python -m agentrl.bench.bench_gpu --tiny --device cpu")
     torch.manual_seed(0)
     figures: Figures = {}
 

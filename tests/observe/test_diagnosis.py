@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.observe import doctor
+from agentrl.observe import examine_run
 from agentrl.observe.diagnosis import diagnose
 from agentrl.observe.examine_run import examine
 
@@ -99,7 +99,7 @@ def test_a_run_in_auto_is_judged_by_what_its_machine_computes_in(
     (run_dir / "config.json").write_text(json.dumps({"trainer": {"dtype": "auto"}, "launch": {"device": "cpu"}}))
     off = {"step": 5, **HEALTHY, "train/ratio_deviation_max": 0.4}
     (run_dir / "metrics.jsonl").write_text(json.dumps(off) + "\n")
-    monkeypatch.setattr(doctor, "resolved_dtype", lambda wanted, device: {"auto": cpu}[wanted])
+    monkeypatch.setattr(examine_run, "resolved_dtype", lambda wanted, device: {"auto": cpu}[wanted])
     assert [finding.kind for finding in examine(run_dir)[0]] == found
 
 
