@@ -124,7 +124,11 @@ def _class_of(env: object) -> type:
 
 
 def _own_classes(env: object) -> Iterator[type]:
-    return (owner for owner in _class_of(env).__mro__ if not owner.__module__.startswith("agentrl.core."))
+    return (owner for owner in _class_of(env).__mro__ if not _is_ours(owner.__module__))
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("agentrl.") and not module.startswith(("agentrl.envs.", "agentrl.agents."))
 
 
 def _awaited(awaited: Any) -> Iterator[tuple[CodeType, int | None]]:
