@@ -1,4 +1,4 @@
-"""``agentrl doctor``: what looks wrong in a run."""
+"""``agentrl doctor``: diagnose a run."""
 
 from pathlib import Path
 from typing import Annotated

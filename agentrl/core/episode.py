@@ -18,7 +18,7 @@ NOT_SAMPLED = -1
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """Reason why an episode ended."""
 
     TERMINATED = "terminated"  # the environment said so
     TRUNCATED = "truncated"  # the environment's or the workflow's limit
@@ -147,11 +147,11 @@ class Trajectory(Record):
 
 
 class Task(Record):
-    """One thing to do: a dataset line.
+    """One task: a row of a dataset.
 
     Attributes:
         id: Stable name of the task inside its dataset, e.g. ``train/17``.
-        data: The line itself; environments read it as ``options``.
+        data: The row itself; environments read it as ``options``.
     """
 
     id: str
@@ -165,10 +165,10 @@ class Episode(Record):
         group_id: Names the episodes that share a task for their advantage baseline.
         reward: Sum of the step rewards; ``None`` where the episode failed or the reward is missing.
         metrics: Numbers the environment reported (``accuracy``, ``format``), logged apart.
-        drift: How far the stored ids are from what the chat template would render (``special``, ``text``); empty where
+        drift: Distance of the stored ids from what the chat template would render (``special``, ``text``); empty where
             it was not measured.
-        stop_reason: Why it ended.
-        error: What failed, with the traceback, where ``stop_reason`` is a failure.
+        stop_reason: Reason why the episode ended.
+        error: The failure with its traceback, where ``stop_reason`` is one.
     """
 
     group_id: str

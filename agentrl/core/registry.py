@@ -28,7 +28,7 @@ _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 @dataclass(frozen=True)
 class Spec:
-    """What is registered under an id.
+    """An entry of the registry.
 
     Attributes:
         id: The full id.
@@ -52,7 +52,7 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
     Args:
         id: The name; environments follow Gymnasium's ``Name-v0``.
         entry_point: ``module:attribute``; imported on first use.
-        kind: What it is.
+        kind: Kind of component: environment, agent, workflow and so on.
         kwargs: Default arguments of the class.
 
     Raises:
@@ -79,7 +79,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def spec_of(kind: Kind, id: str) -> Spec:
-    """What an id or a path stands for; imports nothing.
+    """Finds the entry of an id or a path without importing it.
 
     Raises:
         LookupError: The id is unknown.

@@ -1,4 +1,4 @@
-"""Lines as they stand in a folder's JSON files or in a dataset of the hub; what they mean is the reader's business.
+"""Rows of a folder's JSON-lines files or of a dataset of the hub, as they are.
 
 Guarantees: a line that is not a JSON object is refused with its file and number; the sentence that comes back says
 which source was taken.
@@ -54,7 +54,7 @@ def load_hub(
     """The lines of a dataset of the hub, through ``datasets`` and its cache.
 
     Args:
-        split: As the dataset names it.
+        split: Name of the split.
         path: Must be ``None``.
         id: ``owner/name``.
         config: The dataset's configuration, where it has several.

@@ -1,4 +1,4 @@
-"""Where metrics go: one JSON line per record, and TensorBoard events.
+"""Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
 Guarantees: a record that ``write`` returned from is in the file; a line that a kill cut short is dropped when the file
 is opened again, so every line is whole; a number that is not finite is written as null, since JSON has no word for it.

@@ -63,7 +63,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a call returned or raised: the boundary to sympy, which raises nearly anything."""
+    """Returns the result or the exception of a call: the boundary to sympy, which raises nearly anything."""
     try:
         return call(), None
     except Exception as error:

@@ -125,7 +125,7 @@ def test_what_cannot_be_judged_is_said(run_dir: Path) -> None:
 def test_a_run_that_learns_from_lines_is_said_to_be_one(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n')
     (run_dir / "config.json").write_text(json.dumps({"trainer": {"type": "sft"}}))
-    assert "trainer.type=sft learns from lines" in examine(run_dir)[1][0]
+    assert "trainer.type=sft learns from examples" in examine(run_dir)[1][0]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def check_environment(
     Args:
         target: A registered id, a path (``envs/mine.py:Mine``), a class, or a function that makes the environment.
         kwargs: Arguments of the environment, where ``target`` is an id or a class.
-        settings: How thoroughly.
+        settings: Number of episodes and their limits.
 
     Returns:
         Findings, the rules that are met, and those that could not be checked.

@@ -1,4 +1,4 @@
-"""The rules: what each is called, how much it matters, why it hurts training and how to mend it.
+"""The rules of the checker: the id, severity, harm and remedy of each.
 
 Guarantees: ids are stable; the texts need no other page to be understood.
 """
@@ -15,9 +15,9 @@ class Rule:
     """One rule.
 
     Attributes:
-        level: Of its findings.
-        why: What a breach does to training.
-        mend: What to do about it.
+        level: Severity of its findings.
+        why: Harm of a breach to training.
+        mend: Remedy.
     """
 
     level: Level

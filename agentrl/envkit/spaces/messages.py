@@ -28,7 +28,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
 
     Args:
         tools: Entries of a chat request's ``tools``.
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Raises:
         ValueError: No tools, or a tool's parameters are no JSON schema.
@@ -119,7 +119,7 @@ class MessageSpace(Space[Message]):
         roles: Roles it may have.
         tools: Tools that an assistant message may call; calls are outside where there are none.
         any_calls: Take tool calls of whatever name, for observations: they are history, not actions.
-        seed: Of the samples.
+        seed: Seed of the samples.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class MessageListSpace(Space[list[Message]]):
 
     Args:
         message: Space of each; any role where ``None``.
-        seed: Of the samples.
+        seed: Seed of the samples.
     """
 
     def __init__(self, message: MessageSpace | None = None, seed: int | None = None) -> None:

@@ -59,9 +59,9 @@ def explained(
 
     Args:
         tool: The tool's name.
-        error: What pydantic found.
-        arguments: What it found it in.
-        usage: What the tool takes.
+        error: The validation error.
+        arguments: The arguments that were validated.
+        usage: The tool's signature in words.
         names: The parameters, for the nearest to one that does not exist.
     """
     found: dict[str, list[str]] = {}
@@ -85,7 +85,7 @@ def explained(
 
 
 def _path(location: tuple[int | str, ...], arguments: Any) -> str:
-    """Where an error is, in the model's own words: ``point.x``, ``items[3]``.
+    """Path of an erroneous value, in the model's own names: ``point.x``, ``items[3]``.
 
     Pydantic also puts the branches of unions into a location; what the arguments do not have is left out.
     """

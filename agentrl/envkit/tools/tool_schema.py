@@ -1,4 +1,4 @@
-"""What a Python function takes, read from its signature, type hints and docstring.
+"""JSON schema of a Python function's arguments, read from its signature, type hints and docstring.
 
 Guarantees: the JSON schema and the validation come from one pydantic model, so they cannot differ; the schema is plain
 JSON without pydantic's titles; a function that cannot be described without guessing is a ``TypeError`` that names the
@@ -32,7 +32,7 @@ _NAMED = {"properties", "$defs"}  # keywords that hold schemas under names of th
 
 @dataclass(frozen=True)
 class Contract:
-    """What a function takes.
+    """A function's arguments: their schema and their validation.
 
     Attributes:
         description: The docstring up to its first section.
@@ -149,7 +149,7 @@ def _label(function: Callable[..., Any]) -> str:
 
 
 class _StrictSchema(GenerateJsonSchema):
-    """Where pydantic would warn and leave something out of the schema, refuse."""
+    """Raises an error where pydantic would warn and leave something out of the schema."""
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         raise PydanticInvalidForJsonSchema(detail)
@@ -171,7 +171,7 @@ def without_titles(schema: Any) -> Any:
 
 
 def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """What the docstring says of the tool, and of each parameter under ``Args:``."""
+    """Returns the docstring's description of the tool, and of each parameter under ``Args:``."""
     try:
         found = _PARSER.parse(inspect.getdoc(function) or "")
     except ParseError as error:
