@@ -13,4 +13,4 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
 fi
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -m agentrl.bench.gpu "$@"
+exec "$python" -m agentrl.bench.bench_gpu "$@"

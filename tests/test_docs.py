@@ -132,7 +132,7 @@ def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
 def test_benchmarks_are_known_by_name(line: str) -> None:
     """They take minutes; ``make test-long`` runs them."""
     name = shlex.split(line)[2]
-    assert (ROOT / "agentrl" / "bench" / f"{name}.py").is_file()
+    assert (ROOT / "agentrl" / "bench" / f"bench_{name}.py").is_file()
     assert "Traceback" not in run("bench", "--help").stdout
 
 

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-_NOT_BENCHMARKS = {"__init__", "gpu_sides", "instant_server", "model_flops", "report", "step_sides"}
+_PREFIX = "bench_"  # agentrl bench NAME runs agentrl/bench/bench_NAME.py
 
 
 def benchmark_names() -> list[str]:
-    """Modules of ``agentrl.bench`` that measure something, sorted."""
+    """Names of the benchmarks, sorted."""
     folder = Path(__file__).resolve().parent.parent / "bench"
-    return sorted({file.stem for file in folder.glob("*.py")} - _NOT_BENCHMARKS)
+    return sorted(file.stem.removeprefix(_PREFIX) for file in folder.glob(f"{_PREFIX}*.py"))
 
 
 def complete_benchmark(incomplete: str) -> list[str]:
@@ -37,7 +37,7 @@ def bench(
     names = benchmark_names()
     if name not in names:
         raise ConfigError(f"no benchmark {name!r}{nearest(name, names) or '.'} Known: {', '.join(names)}")
-    results = importlib.import_module(f"agentrl.bench.{name}").run()
+    results = importlib.import_module(f"agentrl.bench.{_PREFIX}{name}").run()
     from agentrl.bench.report import json_line, table
 
     if as_json:

@@ -1,4 +1,4 @@
-"""``agentrl doctor``: what looks wrong in a run."""
+"""``agentrl doctor``: diagnose a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from agentrl.observe.doctor import examine
+    from agentrl.observe.examine_run import examine
 
     folder = run if run.is_dir() else Path("runs") / run
     found, unjudged = examine(folder)

@@ -84,7 +84,7 @@ def recipe_of(name: str) -> str:
     if name in names or name.endswith((".yaml", ".yml")):
         return name
     by_env: dict[str, str] = {}
-    for lines in (False, True):  # those that learn from lines have settings of their own, for longer texts
+    for lines in (False, True):  # those that learn from examples have settings of their own, for longer texts
         for recipe in names:
             content = read_file(find_recipe(recipe))
             env, trainer = content.get("env"), content.get("trainer")

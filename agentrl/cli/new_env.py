@@ -1,4 +1,4 @@
-"""What ``agentrl env new`` writes: an environment, its test and a recipe that run as they are.
+"""``agentrl env new``: writes an environment, its test and a recipe that run as they are.
 
 Guarantees: nothing is overwritten; the three files fit each other and pass ``agentrl env check``, their own test and a
 training run before anything in them is changed.

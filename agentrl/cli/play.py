@@ -1,4 +1,4 @@
-"""A person as the agent: the conversation in the terminal.
+"""Lets a person act as the agent, in the terminal.
 
 Guarantees: the environment gets messages of the very shape that a model's answers have; what it says is shown whole;
 it is closed at the end, whatever happens.
@@ -31,9 +31,9 @@ async def play_episode(
 
     Args:
         env: The environment; closed at the end.
-        seed: For ``reset``.
+        seed: Seed of ``reset``.
         options: The task; drawn where ``None``.
-        console: Where to.
+        console: Console to print to.
 
     Returns:
         The sum of the rewards; ``None`` where one was missing or the player quit.
@@ -77,7 +77,7 @@ def show(console: Console, message: Message) -> None:
 
 
 def read_action(text: str, number: int = 0) -> Message:
-    """What was typed as an assistant message: ``/tool {...}`` lines are tool calls, all else is its text."""
+    """Turns typed text into an assistant message: ``/tool {...}`` lines are tool calls, all else is its text."""
     said: list[str] = []
     calls: list[dict[str, Any]] = []
     for line in text.split("\n"):

@@ -35,7 +35,7 @@ def remove(url: str, run: RunName = None, run_dir: RunDir = RUNS) -> None:
 
 
 def find_controller(run_dir: Path, run: str | None) -> dict[str, Any]:
-    """How to reach a run's controller.
+    """Address and secret of a run's controller.
 
     Raises:
         UserError: No such run goes on, or several do and none was named.

@@ -28,19 +28,19 @@ class AdapterConfig(Section):
     lora_rank: Positive | None = Field(
         default=None, description="Train adapters of this rank and leave the weights alone (LoRA); null: all weights."
     )
-    lora_alpha: float = Field(default=32.0, gt=0, description="An adapter counts lora_alpha / lora_rank times.")
+    lora_alpha: float = Field(default=32.0, gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     lora_targets: Names = Field(
         default=(),
-        description="Linear layers that get one, e.g. [q_proj, v_proj]; [] for all but the head.",
+        description="Linear layers that get an adapter, e.g. [q_proj, v_proj]; [] for all but the head.",
     )
     lora_push: Literal["merged", "adapter"] = Field(
         default="merged",
-        description="To the servers: whole weights with the adapters added, or the adapters alone (embedded engine).",
+        description="Weights to push: all, with the adapters added, or the adapters alone (embedded engine).",
     )
 
 
 def contradictions(recipe: "Recipe") -> Iterator[str]:
-    """What cannot work together where an adapter is trained, or parameters are kept off the GPU."""
+    """Contradictions of training an adapter, or of CPU offload, with other settings."""
     trainer = recipe.trainer
     if trainer.cpu_offload and recipe.launch.device == "cpu":
         yield "trainer.cpu_offload=true keeps what is not in use off the GPU: with launch.device=cpu there is none"

@@ -18,7 +18,7 @@ Level = Literal["token", "sequence"]
 
 
 class AlgorithmConfig(Section):
-    """What is optimised. A preset fills in what is not set."""
+    """The objective. A preset fills in what is not set."""
 
     preset: str = Field(
         default="grpo", description="A published combination of the choices below, or the path of your own."
@@ -26,44 +26,52 @@ class AlgorithmConfig(Section):
     advantage: str = Field(
         default="group",
         description="group, leave_one_out, reward, turns (returns of each turn, relative to the group's), gae (with a "
-        "critic: PPO), none (of the reward: the teacher's say alone), or a path: the function that gives advantages.",
+        "critic: PPO), none (the teacher alone, no reward), or a path: the function that gives advantages.",
     )
     discount: float = Field(
-        default=1.0, gt=0, le=1, description="What later rewards count: a turn later (turns), a token later (gae)."
+        default=1.0, gt=0, le=1, description="Discount factor: per turn (advantage=turns), per token (gae)."
     )
-    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="How far gae looks beyond the critic's next value.")
+    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="Lambda of generalised advantage estimation (GAE).")
     critic_learning_rate: float = Field(default=1e-5, gt=0)
     critic_clip: float | None = Field(
-        default=0.2, gt=0, description="A value counts as at most this far from what it was; null: no bound."
+        default=0.2, gt=0, description="Clip range of the critic's values around their old values; null: no clipping."
     )
-    critic_warmup: int = Field(default=0, ge=0, description="First steps, in which the critic alone learns.")
+    critic_warmup: int = Field(default=0, ge=0, description="First trainer steps, in which only the critic is updated.")
     scale_rewards: RewardScale = Field(
         default="group",
         description="Divide centered rewards by the standard deviation of the group or the batch, by the group's mean "
         "(MaxRL), or by nothing (none).",
     )
     whiten: Literal["none", "batch"] = Field(
-        default="none", description="Bring the advantages of all tokens of the global batch to mean 0 and deviation 1."
+        default="none",
+        description="Normalise the advantages of all tokens of the global batch to mean 0 and standard deviation 1.",
     )
     objective: str = Field(
-        default="clip", description="clip, dual_clip, cispo, sapo, policy_gradient, or a path: the loss per token."
+        default="clip", description="Loss per token: clip, dual_clip, cispo, sapo, policy_gradient, or a path."
     )
     ratio: Level = Field(
-        default="token", description="Probability ratio of a token, or the mean of its sequence (GSPO)."
+        default="token",
+        description="Level of the importance ratio: per token, or the geometric mean of the sequence (GSPO).",
     )
     proximal: Literal["behavior", "recomputed", "log_linear"] = Field(
         default="behavior",
-        description="What the ratio is taken to: the policy that sampled, the one that the step starts from (one more "
-        "forward pass), or a guess at that one from the tokens' versions.",
+        description="Denominator of the importance ratio: the behavior policy, the one that the step starts from (one "
+        "more forward pass), or an estimate of that one from the tokens' versions.",
     )
     minibatches: Positive = Field(
         default=1, description="Optimizer updates per batch, each over a share of its groups."
     )
     clip_eps: float = Field(default=0.2, gt=0, lt=1)
     clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; clip_eps where null.")
-    dual_clip: float = Field(default=3.0, gt=1, description="Largest ratio that counts for a negative advantage.")
-    sapo_temperature: float = Field(default=1.0, gt=0, description="How soft SAPO's gate is for positive advantages.")
-    sapo_temperature_negative: float = Field(default=1.05, gt=0, description="The same for negative ones.")
+    dual_clip: float = Field(
+        default=3.0, gt=1, description="Upper bound of the importance ratio for negative advantages."
+    )
+    sapo_temperature: float = Field(
+        default=1.0, gt=0, description="Temperature of SAPO's gate for positive advantages."
+    )
+    sapo_temperature_negative: float = Field(
+        default=1.05, gt=0, description="Temperature of SAPO's gate for negative advantages."
+    )
     m2_threshold: float | None = Field(
         default=None, gt=0, description="Leave out the tokens that drive the mean squared log ratio above this (M2PO)."
     )
@@ -72,7 +80,9 @@ class AlgorithmConfig(Section):
         description="Weigh tokens by the proximal over the behavior probability: as it is, at most correction_cap, or "
         "not at all above it.",
     )
-    correction_level: Level = Field(default="token", description="Weight of a token, or the product over its sequence.")
+    correction_level: Level = Field(
+        default="token", description="Level of the correction: weight of a token, or the product over its sequence."
+    )
     correction_cap: float = Field(default=2.0, ge=1)
     aggregation: Literal["token", "sequence", "constant", "sum"] = Field(
         default="sequence",
@@ -84,7 +94,7 @@ class AlgorithmConfig(Section):
     )
     mask_truncated: bool = Field(default=False, description="Do not train on episodes that were cut off (DAPO).")
     kl_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the KL to a reference policy; 0: no reference model."
+        default=0.0, ge=0, description="Coefficient of the KL to a reference policy; 0: no reference model."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_gradient: Literal["unbiased", "weighted", "plain"] = Field(
@@ -97,17 +107,20 @@ class AlgorithmConfig(Section):
         description="A term of the loss, or taken off the reward before the advantage (k1 of the answer).",
     )
     reference: Literal["frozen", "ema", "reset"] = Field(
-        default="frozen", description="The starting policy, a moving average of the policy, or its copy now and then."
+        default="frozen",
+        description="Reference policy: the starting policy, a moving average, or a copy at intervals.",
     )
-    reference_decay: float = Field(default=0.99, gt=0, lt=1, description="For reference=ema: what stays at a step.")
+    reference_decay: float = Field(
+        default=0.99, gt=0, lt=1, description="For reference=ema: decay of the moving average per step."
+    )
     reference_every: Positive = Field(default=100, description="For reference=reset: steps between copies.")
     entropy_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy bonus, per token; keeps answers varied."
+        default=0.0, ge=0, description="Coefficient of the entropy bonus, per token; keeps answers varied."
     )
     distill_coef: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of the teacher's say in each token's advantage: log teacher - log behavior policy.",
+        description="Coefficient of log teacher - log behavior policy in each token's advantage.",
     )
 
     @model_validator(mode="before")
@@ -163,7 +176,7 @@ class AlgorithmConfig(Section):
         return self
 
     def _distilled(self) -> Iterator[str]:
-        """What contradicts a teacher, or the lack of any reward."""
+        """Settings that contradict a teacher, or the lack of any reward."""
         if self.distill_coef > 0 and self.ratio == "sequence":
             yield (
                 f"trainer.distill_coef={self.distill_coef:g} gives each token its own advantage, which "
@@ -182,7 +195,7 @@ class AlgorithmConfig(Section):
             yield "trainer.advantage=none looks at no reward: trainer.kl_in=reward cannot act; use loss"
 
     def _idle(self, given: set[str]) -> Iterator[str]:
-        """What was set and cannot act with this advantage."""
+        """Settings that have no effect with this advantage."""
         for keys, advantages in (
             (("discount",), ("turns", "gae")),
             (("gae_lambda", "critic_learning_rate", "critic_clip", "critic_warmup"), ("gae",)),

@@ -1,4 +1,4 @@
-"""Which device a run uses when the recipe leaves it open.
+"""Chooses the device of a run when the recipe leaves it open.
 
 Guarantees: no torch import, no process started, the same answer every time on one machine.
 """

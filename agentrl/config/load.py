@@ -1,4 +1,4 @@
-"""A recipe's name, a file and ``key=value`` arguments into one validated :class:`~agentrl.config.recipe.Recipe`.
+"""Loads a recipe's name, a file and ``key=value`` arguments into one validated :class:`~agentrl.config.recipe.Recipe`.
 
 Guarantees: the order is fixed (recipe file, its ``on_cpu`` or ``on_gpu`` part, ``--config`` file, overrides; later
 wins); every problem that can be seen is told at once, in one :class:`~agentrl.config.errors.ConfigError`;
@@ -29,7 +29,7 @@ _PARTS: dict[Device, str] = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
 
 def recipe_folders() -> list[Path]:
-    """Where recipes are looked for by name: ``recipes`` of the working folder, then those that are shipped."""
+    """Folders that are searched for a recipe's name: ``recipes`` of the working folder, then the shipped ones."""
     return [Path("recipes"), _SHIPPED]
 
 
@@ -112,8 +112,8 @@ def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) ->
     """``data`` without the arguments of components that ``layer`` replaces by others: they were meant for the old ones.
 
     Args:
-        data: What stands so far.
-        layer: What is about to be merged over it.
+        data: The settings so far.
+        layer: The settings to merge over them.
     """
     result = dict(data)
     for name in _NAMES:
@@ -128,7 +128,7 @@ def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:
     """Nested plain data as a recipe.
 
     Args:
-        data: As YAML gives it.
+        data: Parsed YAML.
         wrong: Problems found already, told together with those found here.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``key=value`` texts and YAML files into nested mappings.
+"""Parses ``key=value`` texts and YAML files into nested mappings.
 
 Guarantees: a value means the same in a file and on the command line; merging changes none of its inputs.
 """

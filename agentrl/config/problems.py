@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in a user's words.
+"""Translates pydantic's errors for a user.
 
 Guarantees: every problem is told at once, each with its key, the value it had, what is allowed and what the key means.
 """
@@ -44,7 +44,7 @@ def _problem(item: Mapping[str, Any]) -> str:
 
 
 def allowed(key: str) -> str:
-    """What a key may hold, e.g. ``a number, greater than 0``."""
+    """Description of a key's valid values, e.g. ``a number, greater than 0``."""
     field = fields().get(key) or fields().get(key.rpartition(".")[0])  # an item of a list has no field of its own
     if field is None:
         return "something else"

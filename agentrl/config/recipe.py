@@ -31,7 +31,7 @@ class ModelConfig(Section):
 
 
 class DatasetConfig(Section):
-    """Where tasks come from."""
+    """Source of the training tasks."""
 
     name: str = Field(default="env", description="Dataset id, e.g. openai/gsm8k; env: the environment's own dataset.")
     path: str | None = Field(default=None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
@@ -42,7 +42,7 @@ class DatasetConfig(Section):
 
 
 class ValidDatasetConfig(DatasetConfig):
-    """Where the tasks of evaluations come from."""
+    """Source of the evaluation tasks."""
 
     split: str = "test"
 
@@ -55,7 +55,7 @@ class ComponentConfig(Section):
 
 
 class RewardConfig(Section):
-    """Who judges an episode, and what its reward is to the trainer; logs keep the reward as it was judged."""
+    """Reward function of whole episodes, and the scaling that the trainer sees; logs keep the unscaled reward."""
 
     id: str | None = Field(
         default=None,
@@ -83,7 +83,7 @@ class RewardConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How the policy samples during training; evaluation is greedy unless told otherwise."""
+    """Sampling during training; evaluation is greedy by default."""
 
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -127,7 +127,7 @@ class InferenceConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How episodes are produced."""
+    """Rollout: groups, concurrency and limits of episodes."""
 
     batch_size: Positive = Field(default=8, description="Groups (tasks) a trainer step consumes.")
     group_size: Positive = Field(default=8, description="Episodes per task.")
@@ -205,7 +205,7 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
 
 
 class WeightsConfig(Section):
-    """How a new policy reaches the servers."""
+    """Weight push: transport of a new policy to the servers."""
 
     transport: Literal["auto", "shm", "disk", "broadcast"] = Field(
         default="auto",
@@ -220,16 +220,15 @@ class WeightsConfig(Section):
 
 
 class LaunchConfig(Section):
-    """Where processes run."""
+    """The device, the folder and the watch over a run's processes."""
 
-    type: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
     heartbeat_timeout: Seconds = Field(default=600.0, description="A silent trainer is given up after so many seconds.")
 
 
 class LoggingConfig(Section):
-    """What is written and shown."""
+    """Logs, metric files and the live view."""
 
     tensorboard: bool = True
     episodes: bool = True

@@ -16,7 +16,7 @@ def render(recipe: Recipe, comments: bool = True) -> str:
     """The recipe as YAML text.
 
     Args:
-        recipe: What to write.
+        recipe: The recipe to render.
         comments: Put each field's description behind it.
     """
     return "\n".join(_lines(recipe, "", comments)) + "\n"

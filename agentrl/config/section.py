@@ -1,4 +1,4 @@
-"""What all sections of a recipe have in common."""
+"""Base class of a recipe's sections."""
 
 from typing import Annotated
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
 
 SUPERVISED = ("sft", "rm", "dpo")
-"""Values of trainer.type that learn from lines, not from episodes: TRL's SFT, reward and DPO trainers."""
+"""Values of trainer.type that learn from examples, not from episodes: TRL's SFT, reward and DPO trainers."""
 
 NO_ENV = "none"
 """env.id where no environment is named; the lines must hold the texts then."""
@@ -34,18 +34,19 @@ _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only"
 
 
 class SupervisedConfig(Section):
-    """For trainer.type=sft, rm and dpo, which learn from lines of a dataset."""
+    """For trainer.type=sft, rm and dpo, which learn from the examples of a dataset."""
 
-    batch_size: Positive = Field(default=8, description="Lines a trainer step consumes, over all ranks.")
+    batch_size: Positive = Field(default=8, description="Examples per trainer step, over all ranks.")
     max_length: Positive = Field(
-        default=1024, description="Tokens of a line, prompt and completion; longer lines are left out and counted."
+        default=1024,
+        description="Tokens of an example, prompt and completion; longer ones are left out and counted.",
     )
     completion_only: bool = Field(
         default=True, description="sft: train on the completion and its end of turn alone, or on the prompt too."
     )
-    beta: float = Field(default=0.1, gt=0, description="dpo: how much holds the policy to the one it started from.")
+    beta: float = Field(default=0.1, gt=0, description="dpo: coefficient beta of the KL to the starting policy.")
     loss_type: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down"] = Field(
-        default="sigmoid", description="dpo: TRL's name of the loss."
+        default="sigmoid", description="dpo: loss, by TRL's name."
     )
     evaluate: bool = Field(
         default=True, description="sft, dpo: run the environment's held-out tasks before and after, as grpo does."
@@ -53,7 +54,7 @@ class SupervisedConfig(Section):
 
 
 def contradictions(recipe: "Recipe") -> Iterator[str]:
-    """What cannot work together in a recipe, where it concerns this section."""
+    """Contradictions between this section and other settings."""
     kind, own = recipe.trainer.type, recipe.supervised
     if kind not in SUPERVISED:
         if kind is not None and recipe.env.id == NO_ENV:
@@ -68,7 +69,7 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
         yield f"trainer.type={kind} has nothing to learn from: set train_dataset.name or train_dataset.path, or env.id"
     for section, names in _FOR_EPISODES.items():
         for name in _changed(getattr(recipe, section), names):
-            yield f"{section}.{name} does nothing with trainer.type={kind}, which learns from lines, not from episodes"
+            yield f"{section}.{name} does nothing with trainer.type={kind}, which learns from examples"
     for name in _changed(own, tuple(_FOR_ONE)):
         if _FOR_ONE[name] != kind:
             yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class TeacherConfig(Section):
-    """Whose logprobs the policy's tokens are held against, for trainer.distill_coef > 0."""
+    """Teacher model of on-policy distillation, for trainer.distill_coef > 0."""
 
     model: str | None = Field(
-        default=None, description="As model.name; its tokenizer must be the policy's. null: no teacher."
+        default=None,
+        description="Teacher model, named as model.name is; it must have the policy's tokenizer. null: no teacher.",
     )
     engine: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
     urls: tuple[str, ...] = Field(
@@ -45,7 +46,7 @@ def as_teacher(recipe: "Recipe") -> "Recipe":
 
 
 def teacher_contradictions(recipe: "Recipe") -> Iterator[str]:
-    """What cannot work together in a recipe that trains on episodes, where it concerns the teacher."""
+    """Contradictions between the teacher and other settings of a recipe that trains on episodes."""
     teacher, trainer = recipe.teacher, recipe.trainer
     coef = f"trainer.distill_coef={trainer.distill_coef:g}"
     if teacher.urls and teacher.model is None:

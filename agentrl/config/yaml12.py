@@ -1,92 +1,56 @@
 """YAML text with the scalars of YAML 1.2: what a reader expects of ``1e-5``, ``on`` and ``010``.
 
 Guarantees: the same rules in files and on the command line; what :func:`write_yaml` writes, :func:`read_yaml` reads
-back; a key that stands twice is an error.
+back; dates stay text, so that a recipe holds what JSON can hold; a repeated key is an error.
 """
 
-import re
-from collections.abc import Hashable
+import io
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from agentrl.config.errors import ConfigError
 
-_BOOL, _FLOAT, _INT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"
-_REPLACED = {_BOOL, _FLOAT, _INT, "tag:yaml.org,2002:timestamp"}  # PyYAML's own follow YAML 1.1
+
+class _Constructor(SafeConstructor):
+    """Reads dates as text."""
 
 
-_KEPT = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads without repeated keys."""
-
-    yaml_implicit_resolvers = dict(_KEPT)  # noqa: RUF012 - PyYAML's own way to declare them
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key_node.value!r} stands here twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the text that :class:`_Loader` would take for something else."""
-
-    yaml_implicit_resolvers = dict(_KEPT)  # noqa: RUF012 - PyYAML's own way to declare them
-
-
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-    _class.add_implicit_resolver(_INT, re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-    _class.add_implicit_resolver(
-        _FLOAT,
-        re.compile(
-            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-        ),
-        list("-+.0123456789"),
-    )
-
-
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))  # PyYAML's own reads 010 as octal
-
-
-def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(re.sub(r"\.(inf|nan)", r"\1", loader.construct_scalar(node).lower()))
-
-
-_Loader.add_constructor(_INT, _construct_int)
-_Loader.add_constructor(_FLOAT, _construct_float)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """``text`` as data.
+    """Parses YAML text into plain Python data.
 
     Args:
         text: YAML.
-        source: Where it comes from, for the message.
+        source: Name of the file or key that the text comes from, for the error message.
 
     Raises:
-        ConfigError: It is not YAML, or a key stands twice.
+        ConfigError: The text is not YAML, or a key is repeated; the message has the line and column.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not valid YAML: {error}") from error
+        return _yaml().load(text)
+    except (YAMLError, ValueError) as error:  # ValueError: the library takes -_ for a number
+        if isinstance(error, MarkedYAMLError):
+            error.note = None  # advice on how to switch the library's check off
+        raise ConfigError(f"{source} is not valid YAML: {str(error).strip()}") from error
 
 
 def write_yaml(value: Any) -> str:
-    """``value`` on one line."""
-    text = yaml.dump(
-        value, Dumper=_Dumper, default_flow_style=True, width=1_000_000, allow_unicode=True, sort_keys=False
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
+    """Writes plain Python data as YAML on one line."""
+    out = io.StringIO()
+    _yaml().dump(value, out)
+    return out.getvalue().removesuffix("\n").removesuffix("\n...")
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)  # the C library follows YAML 1.1
+    yaml.Constructor = _Constructor
+    yaml.default_flow_style = True
+    yaml.width = 1_000_000
+    yaml.allow_unicode = True
+    yaml.sort_base_mapping_type_on_output = False  # pyright: ignore[reportAttributeAccessIssue]
+    return yaml

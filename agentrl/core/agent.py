@@ -1,4 +1,4 @@
-"""The agent contract: what decides, given messages.
+"""The agent contract: an agent maps observations to actions.
 
 Guarantees: an agent sees a chat client in ``openai``'s shape and nothing of the training; the same agent runs under
 evaluation against any server.
@@ -29,7 +29,7 @@ class Agent(ABC):
         self.llm = llm
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:  # noqa: B027
-        """Forget the last episode."""
+        """Begin a new episode."""
 
     @abstractmethod
     async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:

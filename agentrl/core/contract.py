@@ -1,4 +1,4 @@
-"""What comes out of an environment, held against the contract where it comes out.
+"""Validates what an environment's ``reset`` and ``step``, and a reward function, return.
 
 Guarantees: a wrong 5-tuple, reward or info is an error that names the class, the method and its line, says what came
 and what is wanted; nothing is converted silently.
@@ -55,7 +55,7 @@ def checked_reward(reward: Any, env: object) -> float:
 
 
 def checked_judgement(reward: Any, function: Any) -> float:
-    """What a reward function gave, as a float.
+    """Returns a reward function's result as a float.
 
     Raises:
         TypeError: It is not a number.
@@ -80,9 +80,9 @@ def finite(value: Any, place: str, what: str = "reward") -> float:
     """``value`` as a float.
 
     Args:
-        value: What came.
-        place: Where from, for the message.
-        what: What it should be.
+        value: The returned value.
+        place: Class, method and line that returned it, for the error message.
+        what: Description of the expected value, for the error message.
 
     Raises:
         TypeError: It is no number; a bool is none.

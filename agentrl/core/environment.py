@@ -25,7 +25,7 @@ _TASKS: dict[tuple[type, str], list[dict[str, Any]]] = {}  # of each class and s
 
 
 class Environment(ABC, Generic[ObservationT, ActionT]):
-    """What an agent acts in; subclass it, or :class:`LanguageEnvironment` for chat.
+    """Base class of environments; subclass it, or :class:`LanguageEnvironment` for chat.
 
     ``info`` may hold ``"metrics"``: a dict of numbers that are logged apart from the reward.
 
@@ -34,10 +34,10 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         action_space: Gymnasium space of actions.
         spec: Id and arguments it was made with; ``None`` unless :func:`agentrl.make` made it.
         reward_range: Lowest and highest reward of one step; the checker holds rewards to it.
-        dataset: Where the tasks come from when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
+        dataset: Source of the tasks when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
         dataset_kwargs: Arguments of a registered dataset.
         split: The part of it that is drawn from.
-        chosen_task: What :meth:`choose_task` gave last.
+        chosen_task: Latest result of :meth:`choose_task`.
     """
 
     observation_space: "Space[Any]"
@@ -99,7 +99,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
         Args:
             seed: Seeds :attr:`np_random`; ``None`` goes on where the last episode ended.
-            options: What ``reset`` got; ``None`` and an empty dict are no task.
+            options: The ``options`` of ``reset``; ``None`` and an empty dict mean that no task was given.
 
         Raises:
             NoTasksError: No options, and the class has no ``dataset``.

@@ -18,28 +18,23 @@ NOT_SAMPLED = -1
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """Reason why an episode ended."""
 
     TERMINATED = "terminated"  # the environment said so
     TRUNCATED = "truncated"  # the environment's or the workflow's limit
-    LENGTH = "length"  # the model's answer hit max_new_tokens
     CONTEXT_OVERFLOW = "context_overflow"  # the next prompt does not fit the context
-    ABORTED = "aborted"  # the server gave the request up and could not go on
     TIMEOUT = "timeout"  # the episode's own deadline
     ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward raised
     AGENT_ERROR = "agent_error"  # the agent raised
     INFERENCE_ERROR = "inference_error"  # the server refused, or could not be reached
-    CANCELLED = "cancelled"  # the run ended first
 
 
 FAILURES = frozenset(
     {
-        StopReason.ABORTED,
         StopReason.TIMEOUT,
         StopReason.ENVIRONMENT_ERROR,
         StopReason.AGENT_ERROR,
         StopReason.INFERENCE_ERROR,
-        StopReason.CANCELLED,
     }
 )
 """Stop reasons after which an episode has no reward and is never trained on."""
@@ -109,11 +104,11 @@ class Trajectory(Record):
 
 
 class Task(Record):
-    """One thing to do: a dataset line.
+    """One task: a row of a dataset.
 
     Attributes:
         id: Stable name of the task inside its dataset, e.g. ``train/17``.
-        data: The line itself; environments read it as ``options``.
+        data: The row itself; environments read it as ``options``.
     """
 
     id: str
@@ -127,10 +122,10 @@ class EpisodeBase(Record):
         group_id: Names the episodes that share a task for their advantage baseline.
         reward: Sum of the step rewards; ``None`` where the episode failed or the reward is missing.
         metrics: Numbers the environment reported (``accuracy``, ``format``), logged apart.
-        drift: How far the stored ids are from what the chat template would render (``special``, ``text``); empty where
+        drift: Distance of the stored ids from what the chat template would render (``special``, ``text``); empty where
             it was not measured.
-        stop_reason: Why it ended.
-        error: What failed, with the traceback, where ``stop_reason`` is a failure.
+        stop_reason: Reason why the episode ended.
+        error: The failure with its traceback, where ``stop_reason`` is one.
     """
 
     group_id: str

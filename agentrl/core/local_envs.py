@@ -23,15 +23,14 @@ def local_files() -> list[Path]:
 
 
 def classes_in(file: Path) -> list[str]:
-    """Names of the environment classes that a file defines, in order, and ``make_env`` where there is such a function.
+    """Names of the environment classes that a file defines, in their order; where it has ``make_env``, only that.
 
-    None where the file cannot be parsed.
+    Empty where the file cannot be read or parsed; :func:`check_syntax` says why.
     """
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    tree = _parsed(file)
+    if tree is None:
         return []
     found: list[str] = []
     for node in tree.body:
@@ -45,10 +44,10 @@ def classes_in(file: Path) -> list[str]:
 
 
 def check_syntax(file: Path) -> None:
-    """Say where a file cannot be parsed.
+    """Raises an error with the line where a file cannot be parsed.
 
     Raises:
-        LookupError: It cannot.
+        LookupError: The file is not valid Python.
     """
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
@@ -61,12 +60,11 @@ def check_syntax(file: Path) -> None:
 
 
 def names_in(file: Path) -> list[str] | None:
-    """Names that a file binds outside of its functions and classes; ``None`` where that cannot be told."""
+    """Names that a file binds outside its functions and classes; ``None`` where these cannot be known."""
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    tree = _parsed(file)
+    if tree is None:
         return None
     found: list[str] = []
     waiting: list[ast.AST] = [tree]
@@ -81,6 +79,15 @@ def names_in(file: Path) -> list[str] | None:
             found.append(node.id)
         waiting += ast.iter_child_nodes(node)
     return None if {"*", "__getattr__"} & set(found) or "globals" in file.read_text(encoding="utf-8") else found
+
+
+def _parsed(file: Path) -> "ast.Module | None":
+    import ast
+
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def _last_name(node: "ast.expr") -> str:

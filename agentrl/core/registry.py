@@ -28,7 +28,7 @@ _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 @dataclass(frozen=True)
 class Spec:
-    """What is registered under an id.
+    """An entry of the registry.
 
     Attributes:
         id: The full id.
@@ -53,7 +53,7 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
     Args:
         id: The name; environments follow Gymnasium's ``Name-v0``.
         entry_point: ``module:attribute``; imported on first use.
-        kind: What it is.
+        kind: Kind of component: environment, agent, workflow and so on.
         kwargs: Default arguments of the class.
 
     Raises:
@@ -92,7 +92,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def spec_of(kind: Kind, id: str) -> Spec:
-    """What an id or a path stands for; imports nothing.
+    """Finds the entry of an id or a path without importing it.
 
     Raises:
         LookupError: The id is unknown.
@@ -205,13 +205,14 @@ def _run_file(path: Path, name: str) -> Any:
         raise LookupError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    is_loaded = False
     try:
         spec.loader.exec_module(module)
+        is_loaded = True
     except SystemExit as error:
-        del sys.modules[name]
         line = traceback.extract_tb(error.__traceback__)[-1]
         raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
-    except BaseException:
-        del sys.modules[name]  # else the half of it that ran would be found the next time
-        raise
+    finally:
+        if not is_loaded:
+            del sys.modules[name]  # else the half of it that ran would be found the next time
     return module

@@ -1,4 +1,4 @@
-"""The tasks of an environment: what its ``dataset`` line stands for.
+"""The tasks of an environment, from its ``dataset`` attribute.
 
 Guarantees: the same line and split give the same tasks in the same order; a task is a dict; training never sees what
 is held out. A plain list, or a ``.jsonl`` file, is split by position: every fifth line is held out as ``test``.
@@ -31,7 +31,7 @@ def tasks_of(
         source: See :data:`Source`.
         split: ``train`` or ``test``.
         kwargs: Arguments of a registered dataset's loader.
-        folder: What a ``.jsonl`` path is relative to, if it is not found from the working folder.
+        folder: Base folder of a relative ``.jsonl`` path that is not found from the working folder.
 
     Returns:
         Tasks in order, and a sentence that says where they come from.

@@ -1,4 +1,4 @@
-"""What a weight push says about itself, and how a server proves that it took it.
+"""The manifest of a weight push, and the checksums by which a server proves that it has loaded the weights.
 
 Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel beside it as safetensors files, on tmpfs or
 on disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
@@ -30,12 +30,12 @@ class TensorSpec(BaseModel):
 
 
 class BroadcastPlan(BaseModel):
-    """How a version reaches the servers through a process group (:mod:`agentrl.weights.update_group`).
+    """Plan of a weight broadcast to the servers through a process group (:mod:`agentrl.weights.update_group`).
 
     Attributes:
         group: Name of the group.
         address: Host on which the sender's store listens.
-        port: Its port.
+        port: TCP port of the sender's store.
         backend: ``gloo`` or ``nccl``.
         world_size: Ranks of the group: the sender, then those of each server.
         offsets: URL of a server -> its first rank in the group.

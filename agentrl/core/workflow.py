@@ -26,11 +26,11 @@ class LLM(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a workflow says about a finished episode.
+    """Result of a finished episode, as the workflow reports it.
 
     Attributes:
         reward: Sum of the step rewards, ``None`` when it could not be determined.
-        stop_reason: How it ended.
+        stop_reason: Reason why the episode ended.
         metrics: Numbers to log apart from the reward.
     """
 
@@ -47,7 +47,7 @@ class RolloutWorkflow(ABC):
         """Run one episode of ``task``.
 
         Args:
-            task: The dataset line.
+            task: The task to attempt.
             llm: Source of chat sessions.
             seed: Seed of this episode; different for each member of a group.
         """

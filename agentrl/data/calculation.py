@@ -1,4 +1,4 @@
-"""Calculations that need a tool: sums, differences and products of numbers with several digits.
+"""Generated calculations that need a tool: sums, differences and products of numbers with several digits.
 
 Guarantees: train and test never share a line, whatever the arguments of either; the same arguments give the same lines
 in the same order.

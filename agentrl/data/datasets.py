@@ -1,4 +1,4 @@
-"""A recipe's dataset section into tasks.
+"""Loads the tasks of a recipe's dataset section.
 
 Guarantees: a task's id is its place in the dataset (``train/17``), whatever the order, seed or limit; the same
 configuration and seed give the same tasks in the same order. Validation tasks are drawn with a seed of their own, so

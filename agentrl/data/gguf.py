@@ -1,4 +1,4 @@
-"""A GGUF file into a Hugging Face folder with plain float32 weights, once.
+"""Converts a GGUF file to a Hugging Face folder with plain float32 weights, once.
 
 Guarantees: the folder appears whole or not at all; two processes that convert at one time end with the same folder,
 and one of them waits; a different GGUF gets a different folder.

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl.config.errors import DataError
 from agentrl.data.hub import endpoint, unreachable
+from agentrl.data.plain import json_lines
 
 HUB_ID = "openai/gsm8k"
 VARIABLE = "AGENTRL_GSM8K"
@@ -53,24 +52,11 @@ def _from_folder(folder: Path, split: str, origin: str) -> tuple[list[dict[str, 
             f"{HUB_ID}: no {file.resolve()} ({origin}={folder}; {state}). The folder must hold train.jsonl and "
             f'test.jsonl, one {{"question": ..., "answer": "... #### N"}} a line'
         )
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(file.read_bytes().splitlines(), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{file}:{number} is not JSON: {error}") from error
-        lines.append(_checked(line, f"{file}:{number}"))
-    return lines, f"{HUB_ID}: from {file.resolve()}"
+    return [_checked(line, place) for line, place in json_lines(file)], f"{HUB_ID}: from {file.resolve()}"
 
 
-def _checked(line: Any, where: str) -> dict[str, Any]:
-    if (
-        not isinstance(line, dict)
-        or not isinstance(line.get("question"), str)
-        or not isinstance(line.get("answer"), str)
-    ):
+def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(line.get("question"), str) or not isinstance(line.get("answer"), str):
         raise DataError(f"{where} has no text under 'question' and 'answer'")
     return {"question": line["question"], "answer": line["answer"]}
 

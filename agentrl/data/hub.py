@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be asked at all.
+"""Tells whether the Hugging Face hub can be reached.
 
 Guarantees: an answer within :data:`CONNECT_SECONDS` and a bit; never an exception. ``huggingface_hub`` itself retries
 for 24 seconds before it says that a machine is offline.

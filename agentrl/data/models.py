@@ -1,4 +1,4 @@
-"""A model's name into a Hugging Face folder on this machine.
+"""Resolves a model's name to a Hugging Face folder on this machine.
 
 Guarantees: one fixed order (local folder, Hugging Face cache, hub, a GGUF that an installed package ships), and the
 result says which it was; a name that leads nowhere is answered with every place looked in. torch is imported only to
@@ -23,7 +23,7 @@ _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # what tran
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Where a model is.
+    """Location of a model.
 
     Attributes:
         path: Folder that ``transformers`` loads.
@@ -198,7 +198,7 @@ def find_config(name: str) -> tuple[dict[str, Any] | None, str]:
     """A model's ``config.json`` without downloading or converting its weights, for estimates.
 
     Args:
-        name: As for :func:`resolve_model`.
+        name: Name of the model, see :func:`resolve_model`.
 
     Returns:
         The config, ``None`` where it is not at hand, and a sentence about it.
@@ -211,7 +211,7 @@ def find_file(name: str, wanted: str) -> tuple[Path | None, str]:
     """One file of a model without its weights, except where a GGUF must be converted.
 
     Args:
-        name: As for :func:`resolve_model`.
+        name: Name of the model, see :func:`resolve_model`.
         wanted: Name of the file.
 
     Returns:

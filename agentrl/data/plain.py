@@ -1,10 +1,10 @@
-"""Lines as they stand in a folder's JSON files or in a dataset of the hub; what they mean is the reader's business.
+"""Rows of a folder's JSON-lines files or of a dataset of the hub, as they are.
 
 Guarantees: a line that is not a JSON object is refused with its file and number; the sentence that comes back says
 which source was taken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,26 @@ def load_folder(split: str, path: str | None) -> tuple[list[dict[str, Any]], str
     if not file.is_file():
         state = "the folder is there, the file is not" if file.parent.is_dir() else "there is no such folder"
         raise DataError(f"no {file.resolve()} (path={path}; {state})")
-    lines: list[dict[str, Any]] = []
+    return [line for line, _ in json_lines(file)], f"{file.resolve()}"
+
+
+def json_lines(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the JSON object of each line of a file and the line's place as ``file:number``; empty lines are skipped.
+
+    Raises:
+        DataError: A line is no JSON object.
+    """
     for number, text in enumerate(file.read_bytes().split(b"\n"), start=1):
         if not text.strip():
             continue
+        place = f"{file}:{number}"
         try:
             line = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{file}:{number} is not JSON: {error}") from error
+            raise DataError(f"{place} is not JSON: {error}") from error
         if not isinstance(line, dict):
-            raise DataError(f"{file}:{number} is no JSON object: {str(line)[:80]}")
-        lines.append(line)
-    return lines, f"{file.resolve()}"
+            raise DataError(f"{place} is no JSON object: {str(line)[:80]}")
+        yield line, place
 
 
 def load_hub(
@@ -46,7 +54,7 @@ def load_hub(
     """The lines of a dataset of the hub, through ``datasets`` and its cache.
 
     Args:
-        split: As the dataset names it.
+        split: Name of the split.
         path: Must be ``None``.
         id: ``owner/name``.
         config: The dataset's configuration, where it has several.

@@ -1,4 +1,4 @@
-"""Whether two tokenizers mean the same by the same ids.
+"""Compares the vocabularies of two tokenizers.
 
 Guarantees: read from the tokenizers' own files, without torch or transformers; only ids count, not how a text is split.
 """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentrl.engine.batch import Decode, Prefill
+from agentrl.engine.forward_batch import Decode, Prefill
 from agentrl.engine.slots import SlotCache
 
 # (layer, queries, keys and values [tokens, heads + 2 * kv_heads, dim], scale) -> [tokens, heads * dim]

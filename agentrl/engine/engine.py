@@ -16,17 +16,18 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from agentrl.engine.adapter import LiveAdapter, is_adapter
 from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.live_adapter import LiveAdapter, is_adapter
 from agentrl.engine.request import Finish, Request
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.sampling import sample
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.weight_store import copy_weights, load_weights
+from agentrl.host.worker_threads import settle
 
 T = TypeVar("T")
 GATHER_SECONDS = 0.05  # longest wait for more requests before an idle engine starts: a fraction of a prefill
@@ -130,7 +131,7 @@ class Engine:
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function in the loop thread between two steps."""
         future: Future[T] = Future()
-        self._commands.put(lambda: _settle(future, function))
+        self._commands.put(lambda: settle(future, function))
         return future
 
     def abort(self, rid: str = "", *, everything: bool = False) -> "Future[int]":
@@ -203,7 +204,7 @@ class Engine:
 
     def build(self) -> None:
         """Make the runner; ``ready`` tells the outcome. For the loop thread, or for who drives :meth:`turn` himself."""
-        _settle(self.ready, self._build)
+        settle(self.ready, self._build)
 
     def turn(self, *, block: bool = False) -> None:
         """One turn of the loop: commands, prefills, one decode step.
@@ -382,13 +383,3 @@ class Engine:
         self._stopping = True
         if self.ready.done() and self.ready.exception() is None:
             self._abort(lambda request: True, "the server is stopping")
-
-
-def _settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
-    """Run a function and put its result, or its exception, into a future (half of the engine-loop boundary)."""
-    try:
-        result = function()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

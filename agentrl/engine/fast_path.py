@@ -44,7 +44,6 @@ class FastPath:
         config = model.config.get_text_config()
         attention = model.model.layers[0].self_attn
         self._head = attention.head_dim
-        self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
         self._epsilon = config.rms_norm_eps
         self._layers = [_Layer(layer, operators) for layer in model.model.layers]

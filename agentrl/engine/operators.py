@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.engine.attention import Attend, DecodeAttention, rotated
-from agentrl.engine.batch import Decode
+from agentrl.engine.forward_batch import Decode
 from agentrl.engine.native.library import Native
 from agentrl.engine.packed_weights import matrix_units
 from agentrl.engine.slots import SlotCache

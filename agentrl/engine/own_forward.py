@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from agentrl.engine.batch import Decode, Prefill
+from agentrl.engine.forward_batch import Decode, Prefill
 from agentrl.engine.slots import SlotCache
 
 

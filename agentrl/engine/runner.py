@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agentrl.engine import KEPT_TOKENS
 from agentrl.engine.attention import PrefillAttention
-from agentrl.engine.batch import Prefill, plan_decode, plan_prefill
 from agentrl.engine.fast_path import fast_path
+from agentrl.engine.forward_batch import Prefill, plan_decode, plan_prefill
 from agentrl.engine.kept_prefixes import KeptPrefixes
 from agentrl.engine.model import LoadedModel
 from agentrl.engine.operators import NativeOperators

@@ -1,4 +1,4 @@
-"""What environments are made of: base classes, tools, spaces, wrappers, the checker, and Gymnasium both ways.
+"""Building blocks of environments: base classes, tools, spaces, wrappers, the checker, and Gymnasium both ways.
 
 Concrete environments stand in ``envs/``. Nothing here knows of models, servers or training.
 """

@@ -31,7 +31,7 @@ class LanguageEnvironment(Environment[list[Message], Message]):
     reward_timeout: float = 30.0
 
     async def judged(self, method: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
-        """What a reward method says, as ``(reward, metrics)``; the reward is not checked.
+        """Returns a reward method's result as ``(reward, metrics)``; the reward is not checked.
 
         Raises:
             WorkerTimeoutError: A blocking one took longer than :attr:`reward_timeout`.
@@ -106,7 +106,7 @@ def spoken(action: Any, env: object) -> str:
 
 
 async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
-    """What a reward method gave, awaited where it is async, as ``(reward, metrics)``; the reward is not checked.
+    """Returns a reward method's result, awaited if async, as ``(reward, metrics)``; the reward is not checked.
 
     A :class:`agentrl.rewards.Verdict` is read too; why its value is missing becomes the metric ``missing_<reason>``.
     """

@@ -1,4 +1,4 @@
-"""Where what is made once and used by later runs is kept."""
+"""Cache folder."""
 
 import os
 from pathlib import Path

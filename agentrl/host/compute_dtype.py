@@ -1,10 +1,10 @@
-"""What a run computes in."""
+"""Number type of a run's computations."""
 
 from pathlib import Path
 
 
 def resolved_dtype(wanted: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What ``auto`` becomes: bfloat16 on a GPU and on CPUs that multiply it natively, else float32."""
+    """Resolves ``auto``: bfloat16 on a GPU and on CPUs that multiply it natively, else float32."""
     if wanted != "auto":
         return wanted
     if device == "cuda":

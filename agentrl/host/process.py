@@ -1,4 +1,4 @@
-"""How a process of ours behaves towards the one that started it.
+"""Ties a child process to its parent, and writes the files by which processes find each other.
 
 Guarantees: a child whose parent dies is sent SIGTERM by the kernel (Linux), so that even ``kill -9`` of the launcher
 leaves nothing running; files that announce something appear whole.
@@ -20,7 +20,7 @@ def die_with_parent(parent_pid: int | None = None, signum: int = signal.SIGTERM)
 
     Args:
         parent_pid: The parent, where the caller knows it; ``None`` trusts ``os.getppid()``.
-        signum: What to get.
+        signum: Signal to receive.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)

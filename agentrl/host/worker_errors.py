@@ -1,4 +1,4 @@
-"""What can become of a call in a worker, as types.
+"""Errors of calls in worker threads and processes.
 
 Guarantees: each error names the function that was called; importing this module costs nothing.
 """

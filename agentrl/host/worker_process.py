@@ -47,7 +47,7 @@ def pack(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> bytes:
 
 
 def unpack_error(data: bytes) -> tuple[Exception | None, str]:
-    """What :func:`answer` packed: the exception, where it can travel, and its traceback."""
+    """Unpacks an error of :func:`answer`: the exception, where it could be pickled, and its traceback."""
     pickled, text = pickle.loads(data)
     return (None if pickled is None else pickle.loads(pickled)), text
 

@@ -32,7 +32,7 @@ class DaemonThreads:
 
     Args:
         limit: Threads at most; further calls wait in line.
-        name: What the threads are called.
+        name: Prefix of the threads' names.
         leave: Runs in each thread when it ends, after :meth:`close`.
     """
 

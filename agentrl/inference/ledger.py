@@ -14,9 +14,8 @@ ROOT = -1
 
 
 class _Known(NamedTuple):
-    """A message of the latest call: as the agent gave it, as data, and its node."""
+    """A message of the latest call as data, and its node."""
 
-    given: Any
     message: Message
     node: int
 
@@ -58,7 +57,7 @@ class Ledger:
             found = self._children.get((parent, key))
             if found is None:
                 break
-            path.append(_Known(given, message, found))
+            path.append(_Known(message, found))
             self._as_given.append(message if isinstance(given, dict) else given)
             new += 1
         rest = rest[new:]

@@ -60,7 +60,6 @@ class ChatSession:
         self._settings = settings
         self._ledger = Ledger()
         self.last_sampled: int | None = None
-        self.overflowed = False
         self._tools: dict[int, list[dict[str, Any]]] = {}  # of each conversation, by its first node
 
     @property
@@ -140,7 +139,6 @@ class ChatSession:
     async def _sample(self, prompt: list[int], params: SamplingParams) -> Generation:
         room = self._settings.context_length - len(prompt)
         if room < 1:
-            self.overflowed = True
             raise ContextOverflow(
                 f"prompt of {len(prompt)} tokens does not fit inference.context_length={self._settings.context_length}"
             )

@@ -27,14 +27,13 @@ from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
-from agentrl.launch.follow import MetricsTail
 from agentrl.launch.servers import find_model, server_python, start_servers
-from agentrl.launch.supervised import check_lines, train_on_lines
+from agentrl.launch.supervised_run import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
-from agentrl.observe.sinks import read_metrics
+from agentrl.observe.sinks import MetricsTail, read_metrics
 from agentrl.observe.summary import summary_table
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV

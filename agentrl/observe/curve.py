@@ -83,7 +83,7 @@ def _training(axis: Any, records: list[Record]) -> None:
 
 
 def _losses(axis: Any, records: list[Record]) -> None:
-    """A training that learns from lines: its loss on each batch, and on the held-out lines."""
+    """Curve of supervised training: the loss of each batch, and of the held-out examples."""
     steps = [record["step"] for record in records if "train/loss" in record]
     values = [record["train/loss"] for record in records if "train/loss" in record]
     window = max(3, len(values) // 10)

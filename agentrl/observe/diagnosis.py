@@ -1,4 +1,4 @@
-"""What looks wrong in a run, from its metrics: each finding with its likely cause and a remedy.
+"""Diagnoses a run from its metrics: each finding with its likely cause and a remedy.
 
 Guarantees: every rule is a function of the step records alone, so the live view and ``agentrl doctor`` say the same; a
 rule that lacks its numbers says nothing. Thresholds stand here, with what they were chosen by.
@@ -25,9 +25,9 @@ class Finding:
 
     Attributes:
         kind: Short name, the same for the same symptom.
-        symptom: What the numbers show.
-        cause: What it usually comes from.
-        remedy: What to do about it.
+        symptom: Pattern in the metrics.
+        cause: Usual cause.
+        remedy: Suggested change.
     """
 
     kind: str
@@ -43,7 +43,7 @@ def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]
     """All findings of a run so far.
 
     Args:
-        records: Its training steps, in order.
+        records: Metrics of the training steps, in order.
         dtype: The trainer's compute type.
     """
     steps = [record for record in records if is_step(record) and not record.get("critic/warmup")]

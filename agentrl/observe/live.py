@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on.
+"""Live view of a run in the terminal.
 
 Guarantees: in a terminal one panel that is redrawn in place; elsewhere, and with ``logging.live=false``, one line per
 step and per evaluation, so that a log file stays readable. Nothing shown changes the run.
@@ -24,8 +24,6 @@ from agentrl.observe.diagnosis import diagnose
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
-# KL between the server's logprobs and the trainer's on a step whose tokens the trained weights themselves sampled.
-# Rounding gives 1e-10 in float32 and about 2e-3 in bfloat16; other weights, or another temperature, far more.
 
 
 class LiveView:
@@ -33,8 +31,8 @@ class LiveView:
 
     Args:
         recipe: The run's configuration.
-        run_dir: Where its outputs are.
-        console: Where to show it.
+        run_dir: Folder of the run's outputs.
+        console: Console to print to.
         clock: Monotonic seconds.
     """
 
@@ -80,7 +78,7 @@ class LiveView:
         if any(name.startswith("eval/") for name in numbers):
             self._evaluation = numbers
             self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
-        if "reward/mean" not in numbers and "train/loss" in numbers:  # it learns from lines
+        if "reward/mean" not in numbers and "train/loss" in numbers:  # supervised
             self._steps.append(numbers)
             self._state = (
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
@@ -138,7 +136,7 @@ class LiveView:
 
 
 def loss_line(record: Mapping[str, float], total: int) -> str:
-    """One step of a training that learns from lines."""
+    """One step of supervised training."""
     parts = [f"step {record.get('step', 0):.0f}/{total}", f"loss {record['train/loss']:.3f}"]
     parts += [f"{label} {record[key]:.3f}" for key, label in _LEARNED if key in record]
     if "train/tokens" in record:

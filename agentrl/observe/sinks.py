@@ -1,4 +1,4 @@
-"""Where metrics go: one JSON line per record, and TensorBoard events.
+"""Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
 Guarantees: a record that ``write`` returned from is in the file; a line that a kill cut short is dropped when the file
 is opened again, so every line is whole; a number that is not finite is written as null, since JSON has no word for it.
@@ -7,7 +7,7 @@ is opened again, so every line is whole; a number that is not finite is written 
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,28 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         finite = {name: value for name, value in record.items() if value is not None and math.isfinite(value)}
         steps.setdefault(int(step), {}).update(finite)
     return [steps[step] for step in sorted(steps)]
+
+
+class MetricsTail:
+    """Reads a metrics file that a run is writing.
+
+    Args:
+        path: ``metrics.jsonl``; it may not exist yet. Records that it has already are skipped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.is_file() else 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yields the records that were completed since the last call."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while (line := file.readline()).endswith(b"\n"):
+                self._offset = file.tell()
+                yield orjson.loads(line)
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -39,8 +39,8 @@ class IOTest:
     """A program's input and output.
 
     Attributes:
-        stdin: What the program reads.
-        stdout: What it must print; white space at the ends of lines and of the output does not count.
+        stdin: Text on the program's stdin.
+        stdout: Expected output; white space at the ends of lines and of the output does not count.
     """
 
     stdin: str
@@ -58,10 +58,10 @@ class CodeTests:
     """Whether a solution passes its tests; ``(answer, reference)`` like any verifier.
 
     Args:
-        sandbox: Where code runs.
+        sandbox: Sandbox that runs the code.
         score: ``"all"`` is 1.0 where every test passes, else 0.0, and stops at the first failure; ``"fraction"`` is
             the share of tests that pass.
-        limits: Of one test's run; the sandbox's own by default.
+        limits: Limits of one test's run; the sandbox's own by default.
         concurrency: Runs at the same time.
         strict: Refuse tests that the solution's process could tamper with, see the module.
     """

@@ -18,7 +18,7 @@ _TELLING = (ast.Compare, ast.BoolOp, ast.NamedExpr, ast.Await, ast.Yield, ast.Yi
 
 
 class NotPlainError(ValueError):
-    """What came back is no plain value."""
+    """The returned value is not plain data."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Call:
 
     Attributes:
         source: The expression that the sandbox evaluates.
-        expected: What it must be.
+        expected: Expected value.
         how: ``==`` and ``is`` as in Python; ``truth`` compares ``bool(value)``.
     """
 

@@ -92,9 +92,9 @@ class Judge:
         """Have an answer judged.
 
         Args:
-            answer: What the model said.
-            reference: What is right, or what the judge should look for.
-            question: What was asked; for the template.
+            answer: The model's answer.
+            reference: The right answer, or instructions to the judge.
+            question: The question, for the template.
 
         Returns:
             The score in [0, 1], with ``score`` as given in the metrics; or missing, ``api_error`` or

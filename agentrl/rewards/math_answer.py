@@ -27,7 +27,7 @@ async def math_verdict(
         reference: The right answer: LaTeX or plain, with or without ``$`` or ``\boxed``, or ending in ``#### ...``; a
             number is taken as it is written.
         timeout: Seconds for parsing and comparing; starting a worker and importing sympy do not count.
-        pool: Where it runs; by default the process's own, whose workers may hold 4 GiB each.
+        pool: Worker pool for the comparison; by default the process's own, whose workers may hold 4 GiB each.
 
     Returns:
         1.0 or 0.0, or missing: ``timeout`` or ``crashed``.

@@ -7,6 +7,8 @@ are compared is told apart from a comparison that says no.
 
 import logging
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -38,10 +40,10 @@ def check(answer: str, reference: str) -> tuple[float | None, str]:
         return None, f"parsing the answer: {error!r}"
     failures: list[str] = []
     for expected, found in product(gold, said):
-        try:
-            if verify(expected, found, timeout_seconds=None, raise_on_error=True):
-                return 1.0, ""
-        except Exception as error:  # the boundary to sympy, which raises nearly anything; never taken for a no
+        equal, error = _attempt(partial(verify, expected, found, timeout_seconds=None, raise_on_error=True))
+        if equal:
+            return 1.0, ""
+        if error is not None:  # never taken for a no
             failures.append(f"comparing: {error!r}"[:500])
     return (None, failures[0]) if failures else (0.0, "")
 
@@ -53,12 +55,19 @@ def _parse(text: str) -> list[Any]:
         MemoryError: They need more than the worker may hold.
     """
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
+    limits: dict[str, Any] = {"parsing_timeout": None, "raise_on_error": True}
+    found, error = _attempt(partial(parse, text, _TARGETS, **limits))
+    if isinstance(error, MemoryError):
+        raise error
+    return found or []  # what cannot be parsed is no mathematics
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Returns the result or the exception of a call: the boundary to sympy, which raises nearly anything."""
     try:
-        return parse(text, _TARGETS, parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
-    except MemoryError:
-        raise
-    except Exception:  # the same boundary: what cannot be parsed is no mathematics
-        return []
+        return call(), None
+    except Exception as error:
+        return None, error
 
 
 def _delimited(reference: str) -> str:

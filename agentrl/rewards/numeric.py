@@ -71,7 +71,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _last_boxed(text: str) -> str:
-    r"""What the last ``\boxed{...}`` holds, empty where there is none or it is not closed."""
+    r"""Content of the last ``\boxed{...}``, empty where there is none or it is not closed."""
     start = text.rfind(_BOXED)
     depth = 1
     for position in range(start + len(_BOXED), len(text) if start >= 0 else 0):

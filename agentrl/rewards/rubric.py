@@ -20,10 +20,10 @@ class Criterion:
     """One verifier of a rubric.
 
     Attributes:
-        name: What it is logged as.
+        name: Name of its metric.
         verifier: ``(answer, reference) -> Reward | Verdict``, sync or async.
-        weight: Its share in the total; 0 logs it only, a negative one is a penalty.
-        runs: Where it runs; ``process`` for what computes for long or may hang.
+        weight: Factor in the total; 0 logs the value only, a negative one makes it a penalty.
+        runs: Place where the verifier runs; ``process`` for one that computes for long or may hang.
         timeout: Seconds until it is missing.
     """
 
@@ -44,7 +44,7 @@ class Rubric:
 
     Args:
         criteria: The verifiers.
-        missing: What a missing value does: ``"missing"`` makes the total missing, ``"skip"`` leaves the criterion out
+        missing: Effect of a missing value: ``"missing"`` makes the total missing, ``"skip"`` leaves the criterion out
             and scales the others' weights so that their absolute sum stays what it was.
     """
 
@@ -63,8 +63,8 @@ class Rubric:
         """Judge an answer.
 
         Args:
-            answer: What the model said.
-            reference: Handed to every verifier; a dict with the criteria's names as keys, and no others, is shared
+            answer: The model's answer.
+            reference: Reference for every verifier; a dict with the criteria's names as keys, and no others, is shared
                 out by name.
 
         Returns:
@@ -72,19 +72,23 @@ class Rubric:
             ``name/missing`` (1 for each that is not there).
 
         Raises:
-            Exception: What a verifier raised, with its criterion's name as a note.
+            Exception: The exception of a verifier, with its criterion's name as a note.
         """
         names = {criterion.name for criterion in self.criteria}
         shared_out = isinstance(reference, dict) and set(reference) == names
+        running: dict[str, asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_judge(criterion, answer, reference[criterion.name] if shared_out else reference))
-                    for criterion in self.criteria
-                ]
+                for criterion in self.criteria:
+                    part = reference[criterion.name] if shared_out else reference
+                    running[criterion.name] = group.create_task(_judge(criterion, answer, part))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        return self.total([task.result() for task in tasks])
+            first = errors.exceptions[0]
+            ended = ((name, task) for name, task in running.items() if task.done() and not task.cancelled())
+            for name in [name for name, task in ended if task.exception() is first]:
+                first.add_note(f"in the rubric's criterion {name!r}")
+            raise first from first.__cause__
+        return self.total([task.result() for task in running.values()])
 
     def total(self, verdicts: Sequence[Verdict]) -> Verdict:
         """The weighted sum of the criteria's verdicts, in their order."""
@@ -110,8 +114,4 @@ class Rubric:
 
 
 async def _judge(criterion: Criterion, answer: str, reference: Any) -> Verdict:
-    try:
-        return await judge_answer(criterion.verifier, answer, reference, runs=criterion.runs, timeout=criterion.timeout)
-    except Exception as error:
-        error.add_note(f"in the rubric's criterion {criterion.name!r}")
-        raise
+    return await judge_answer(criterion.verifier, answer, reference, runs=criterion.runs, timeout=criterion.timeout)

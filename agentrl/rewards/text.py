@@ -33,8 +33,8 @@ def exact_match_reward(
     normalisation.
 
     Args:
-        answer: What the model said.
-        reference: What is right.
+        answer: The model's answer.
+        reference: The right answer.
         ignore_case: Compare case-folded.
         ignore_punctuation: Drop ASCII punctuation.
         ignore_articles: Drop ``a``, ``an`` and ``the``.
@@ -56,7 +56,7 @@ def regex_reward(answer: str, reference: str, *, flags: int = 0, whole: bool = F
     harmless in a process (``Criterion(..., runs="process")``).
 
     Args:
-        answer: What the model said.
+        answer: The model's answer.
         reference: The pattern.
         flags: ``re``'s flags.
         whole: It must match the whole answer, white space around it left out.

@@ -1,4 +1,4 @@
-"""What a verifier says of an answer, and how any verifier is run.
+"""Verdicts of verifiers, and the function that runs any verifier.
 
 Guarantees: a value is a finite float or missing, and what is missing says why; missing is never 0. What a verifier
 returns is checked: anything else is an error that names the verifier and where it stands in the source. A verifier
@@ -27,7 +27,7 @@ Verifier = Callable[..., Any]
 """``(answer, reference) -> Reward | Verdict``, sync or async."""
 
 Runs = Literal["auto", "inline", "thread", "process"]
-"""Where a verifier runs; ``auto`` is the event loop for an async one, else a thread."""
+"""Place where a verifier runs; ``auto`` is the event loop for an async one, else a thread."""
 
 
 class MissingReason(StrEnum):
@@ -49,7 +49,7 @@ class Verdict:
         value: The reward; ``None`` is missing.
         reason: Why it is missing; ``None`` exactly where there is a value.
         metrics: Numbers to log apart from the reward.
-        detail: What happened, in words, for logs.
+        detail: Explanation for logs.
     """
 
     value: Reward
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
-    """What ``verifier`` returned, checked.
+    """Checks the value that ``verifier`` returned.
 
     Raises:
         TypeError: It is no number, nor is a metric one.
@@ -94,9 +94,9 @@ async def judge_answer(
 
     Args:
         verifier: See the module.
-        answer: What the model said.
-        reference: What the verifier compares with.
-        runs: Where.
+        answer: The model's answer.
+        reference: Reference that the verifier compares with.
+        runs: Place where the verifier runs: event loop, thread or process.
         timeout: Seconds it may take; the 60 s of the default suit a judge's model or a test suite.
 
     Returns:

@@ -59,7 +59,7 @@ def _advantage(trainer: AlgorithmConfig) -> str:
 
 
 def _along(trainer: AlgorithmConfig) -> list[str]:
-    """What an advantage of turns or tokens is made of."""
+    """Terms of an advantage of turns or tokens."""
     gamma = trainer.discount
     if trainer.advantage == "turns":
         return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it on its branch"]

@@ -1,3 +1,4 @@
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -94,9 +95,15 @@ def test_eval_of_one_sample_stays_greedy():
     assert not any("temperature" in setting for setting in eval_command.eval_settings(None, None, 3, 1, Path("runs/x")))
 
 
+def test_each_benchmark_module_is_a_benchmark():
+    modules = [importlib.import_module(f"agentrl.bench.bench_{name}") for name in bench_command.benchmark_names()]
+    assert len(modules) >= 9
+    assert all(callable(module.run) for module in modules)
+
+
 def test_bench_prints_one_json_line(monkeypatch, capsys):
     monkeypatch.setattr(bench_command, "benchmark_names", lambda: ["fake"])
-    monkeypatch.setitem(sys.modules, "agentrl.bench.fake", SimpleNamespace(run=lambda: {"x": [1.0, 2.0]}))
+    monkeypatch.setitem(sys.modules, "agentrl.bench.bench_fake", SimpleNamespace(run=lambda: {"x": [1.0, 2.0]}))
     assert run("bench", "fake", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"x": {"median": 1.5, "min": 1.0, "max": 2.0, "n": 2}}
 

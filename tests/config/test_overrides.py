@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from agentrl.config.errors import ConfigError
@@ -12,6 +14,7 @@ from agentrl.config.yaml12 import read_yaml, write_yaml
         ("2.0e-5", 2e-5),
         ("3", 3),
         ("010", 10),
+        ("0x1F", 31),
         ("-.5", -0.5),
         ("true", True),
         ("null", None),
@@ -31,10 +34,27 @@ def test_values_are_read_as_yaml_1_2(text, value):
 
 
 @pytest.mark.parametrize(
-    "value", ["1e5", "true", "null", "on", "10", 1e-6, ["x", "1"], {"a": None}, "2024-01-01", "a: b"]
+    "value", ["1e5", "true", "null", "on", "10", 1e-6, ["x", "1"], {"a": None}, "2024-01-01", "a: b", "-_", "0o7", "\t"]
 )
 def test_what_is_written_reads_back(value):
     assert read_yaml(write_yaml(value), "test") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", r'duplicate key "a"[^"]*"3"[^"]*"1"[^"]*"<unicode string>", line 3, column 1'),
+        ("a: {b: 1, 'b': 2}", r'duplicate key "b"[\s\S]*line 1, column 11'),
+        ("a:\n  b: [1", r"expected ',' or '\]'[\s\S]*line 2, column 8"),
+        ("{[1]: {}, {a: 1}: 2}", "unhashable key"),
+        ("-_", "invalid literal"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_with_its_place(text, message):
+    with pytest.raises(ConfigError, match=r"file\.yaml is not valid YAML") as caught:
+        read_yaml(text, "file.yaml")
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert "suppress" not in str(caught.value)
 
 
 def test_an_override_splits_at_the_first_equals():

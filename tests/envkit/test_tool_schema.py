@@ -240,6 +240,32 @@ def test_a_name_that_the_api_refuses_is_an_error() -> None:
         Tool.from_function(lambda: None)
 
 
+def test_an_example_in_the_docstring_belongs_to_the_description() -> None:
+    def search(query: str) -> None:
+        """Search.
+
+        Example:
+            search(query="red")
+
+        Args:
+            query: Words.
+        """
+
+    assert Tool.from_function(search).description == 'Search.\n\nExample:\n    search(query="red")'
+
+
+def test_an_args_section_that_names_no_parameter_is_an_error() -> None:
+    def search(query: str) -> None:
+        """Search.
+
+        Args:
+            the words to look for
+        """
+
+    with pytest.raises(TypeError, match=r"search': the docstring's Args section.*the words to look for"):
+        Tool.from_function(search)
+
+
 def test_a_docstring_that_describes_no_parameter_of_the_function_is_an_error() -> None:
     def search(query: str) -> None:
         """Search.

@@ -50,7 +50,6 @@ WELL_FORMED: list[tuple[str, str, str, str | None, Calls]] = [
     ("hermes", '<tool_call>{ "arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call> end', "end", None, [("f", {"a": "</tool_call>"})]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x</think>y"}}</tool_call>', "", None, [("f", {"a": "x</think>y"})]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", None, [("f", {"a": 1})]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', "", None, [("f", {"a": 2})]),
     ("hermes", '<tool_call>{"name": "é", "arguments": {"ü": "日本\\n🙂"}}</tool_call>', "", None, [("é", {"ü": "日本\n🙂"})]),
     ("hermes", "<think></think>Nothing to call.", "Nothing to call.", None, []),
     ("hermes", f"<think>I could write {HERMES} but", "", f"I could write {HERMES} but", []),
@@ -175,6 +174,44 @@ def test_a_malformed_call_says_what_is_wrong_and_keeps_the_words(parser: str, te
     (call,) = PARSERS[parser].parse(text, TOOLS).calls
     assert call.name == name and call.arguments in text
     assert call.error is not None and error in call.error and "\n" not in call.error and len(call.error) < 300
+
+
+# fmt: off
+REPEATED = [
+    ("hermes", HERMES.replace('"city": "Berlin"', '"days": 4')),
+    ("hermes", HERMES.replace('{"name"', '{"name": "days", "name"')),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"days\\": 1, \\"days\\": 1}"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"spot": [{"days": 1, "days": 2}]}}</tool_call>'),
+    ("llama3_json", '{"name": "get_weather", "parameters": {"days": 4, "days": 3}}'),
+    ("llama3_json", '<|python_tag|>{"name": "get_weather", "parameters": {"days": 4, "days": 3}}'),
+    ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]'),
+    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"days": 4, "days": 3}'),
+    ("deepseek", V3.replace('"city": "Berlin"', '"days": 4').replace("{more}", "")),
+    ("deepseek", '<｜DSML｜invoke name="get_weather">{"days": 4, "days": 3}</｜DSML｜invoke>'),
+    ("deepseek", DSML.replace('name="city"', 'name="days"')),
+    ("deepseek", DSML.replace('>3<', '>{"days": 4, "days": 3}<')),
+    ("qwen_coder", CODER.replace("city", "days").replace("Berlin", "4")),
+    ("qwen_coder", CODER.replace("city", "spot").replace("Berlin", '{"days": 4, "days": 3}')),
+    ("glm", GLM.replace("city", "days").replace("Berlin", "4")),
+    ("glm", GLM.replace("city", "spot").replace("Berlin", '{"days": 4, "days": 3}')),
+    ("harmony", HARMONY + '{"days": 4, "days": 3}<|call|>'),
+    ("pythonic", "[get_weather(days=4, days=3)]"),
+    ("pythonic", "[get_weather(spot={'days': 4, 'days': 3})]"),
+    ("json", '```json\n{"name": "get_weather", "arguments": {"days": 4, "days": 3}}\n```'),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("parser", "text"), REPEATED)
+def test_a_repeated_key_is_refused_and_the_model_is_told_which(parser: str, text: str) -> None:
+    call = PARSERS[parser].parse(text, TOOLS).calls[0]
+    assert call.name in ("get_weather", "days") and call.error is not None
+    assert ("'days' is given twice" in call.error) or "'name' is given twice" in call.error
+    assert call.arguments in text
+
+
+def test_every_format_has_a_case_of_a_repeated_key() -> None:
+    assert {parser for parser, _ in REPEATED} == set(PARSERS)
 
 
 @pytest.mark.parametrize(("parser", "bad", "good"), [

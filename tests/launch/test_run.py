@@ -11,7 +11,7 @@ import pytest
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.launch import run as run_module
-from agentrl.launch.run import MetricsTail, RunError, check_components, check_disk, claim_run_dir
+from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
 
 
 def recipe(runs: Path, *overrides: str):
@@ -61,20 +61,6 @@ def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_run(
         check_disk(recipe(tmp_path), tmp_path, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 3_000, 7_000))
     check_disk(recipe(tmp_path), tmp_path, tmp_path)
-
-
-def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n')
-    tail = MetricsTail(path)
-    assert list(tail.new()) == [], "what stood there before the run went on is not new"
-    with open(path, "a") as file:
-        file.write('{"step": 1}\n{"st')
-        file.flush()
-        assert list(tail.new()) == [{"step": 1}]
-        file.write('ep": 2}\n')
-        file.flush()
-        assert list(tail.new()) == [{"step": 2}]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.observe import doctor
+from agentrl.observe import examine_run
 from agentrl.observe.diagnosis import diagnose
-from agentrl.observe.doctor import examine
+from agentrl.observe.examine_run import examine
 
 HEALTHY = {
     "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
@@ -99,7 +99,7 @@ def test_a_run_in_auto_is_judged_by_what_its_machine_computes_in(
     (run_dir / "config.json").write_text(json.dumps({"trainer": {"dtype": "auto"}, "launch": {"device": "cpu"}}))
     off = {"step": 5, **HEALTHY, "train/ratio_deviation_max": 0.4}
     (run_dir / "metrics.jsonl").write_text(json.dumps(off) + "\n")
-    monkeypatch.setattr(doctor, "resolved_dtype", lambda wanted, device: {"auto": cpu}[wanted])
+    monkeypatch.setattr(examine_run, "resolved_dtype", lambda wanted, device: {"auto": cpu}[wanted])
     assert [finding.kind for finding in examine(run_dir)[0]] == found
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_judged_is_said(run_dir: Path) -> None:
 def test_a_run_that_learns_from_lines_is_said_to_be_one(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n')
     (run_dir / "config.json").write_text(json.dumps({"trainer": {"type": "sft"}}))
-    assert "trainer.type=sft learns from lines" in examine(run_dir)[1][0]
+    assert "trainer.type=sft learns from examples" in examine(run_dir)[1][0]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.observe.sinks import MetricsWriter, read_metrics
+from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 
 
 def test_each_record_is_one_line_at_once(tmp_path: Path):
@@ -52,3 +52,17 @@ def test_tensorboard_events_are_written_too(tmp_path: Path):
     writer.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes()
+
+
+def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n')
+    tail = MetricsTail(path)
+    assert list(tail.new()) == [], "what stood there before the run went on is not new"
+    with open(path, "a") as file:
+        file.write('{"step": 1}\n{"st')
+        file.flush()
+        assert list(tail.new()) == [{"step": 1}]
+        file.write('ep": 2}\n')
+        file.flush()
+        assert list(tail.new()) == [{"step": 2}]

@@ -1,4 +1,4 @@
-"""What all checks share: the environment, the settings, the tasks, and the episodes that are played.
+"""State that all checks share: the environment, the settings, the tasks, and the episodes that are played.
 
 Guarantees: episode ``n`` has the same seed, task and actions whenever it is asked for.
 """
@@ -15,17 +15,17 @@ from agentrl.envkit.check.trials import Trace, play, right_answers, sampled_acti
 
 @dataclass(frozen=True)
 class Settings:
-    """How thoroughly to check.
+    """Settings of a check: the number of episodes and their limits.
 
     Attributes:
         episodes: Episodes with sampled actions.
-        steps: Actions in one of them, at most.
-        seed: Of the first; the others count on from it.
-        seconds: One call may take.
-        load_seconds: Importing, constructing and reading the tasks may take, the first time.
-        total_seconds: All of it may take.
-        task: What reset gets as options; ``None``: tasks of the environment's dataset.
-        actions: Tried before the sampled ones.
+        steps: Largest number of actions in an episode.
+        seed: Seed of the first episode; the others count on from it.
+        seconds: Limit of one call, in seconds.
+        load_seconds: Limit of the first import, construction and reading of the tasks, in seconds.
+        total_seconds: Limit of the whole check, in seconds.
+        task: The ``options`` of ``reset``; ``None``: tasks of the environment's dataset.
+        actions: Actions to try before the sampled ones.
     """
 
     episodes: int = 4
@@ -44,10 +44,10 @@ class Case:
 
     Attributes:
         subject: The environment.
-        settings: How thoroughly.
-        target: What was to be checked: an id, or what makes the environment.
+        settings: Number of episodes and their limits.
+        target: The environment to check: an id, a path, a class or a function that makes it.
         kwargs: Arguments of the environment, where ``target`` is an id.
-        tasks: What reset gets, in turn; one ``None`` where the environment draws its own.
+        tasks: The ``options`` of ``reset``, in turn; one ``None`` where the environment draws its own.
         first: Episode 0, once it is known to be the same each time.
     """
 

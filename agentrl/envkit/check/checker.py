@@ -62,7 +62,7 @@ _CHECKS = (
     _Check(episodes.check_instances, ("shared-state",), _SAME_SEED),
     _Check(resources.check_close, ("close", "close-leak"), _EPISODES),
     _Check(resources.check_cancellation, ("cancel-leak", "cancel-swallowed"), (*_EPISODES, resources.check_close)),
-    _Check(resources.check_fresh_process, ("picklable",), _SPACES[:1]),
+    _Check(resources.check_fresh_process, ("new-process",), _SPACES[:1]),
     _Check(contract.check_rewards, ("equal-rewards",), _EPISODES),
     _Check(resources.check_blocking, ("blocks-loop",), _EPISODES),
     _Check(resources.check_process_state, ("global-state",), _EPISODES),
@@ -80,7 +80,7 @@ def check_environment(
     Args:
         target: A registered id, a path (``envs/mine.py:Mine``), a class, or a function that makes the environment.
         kwargs: Arguments of the environment, where ``target`` is an id or a class.
-        settings: How thoroughly.
+        settings: Number of episodes and their limits.
 
     Returns:
         Findings, the rules that are met, and those that could not be checked.

@@ -1,4 +1,4 @@
-"""Whether two values are equal, and where they first differ; copies to hold a value to.
+"""Compares values, finds where two first differ, and copies values for a later comparison.
 
 Guarantees: NaN equals NaN; arrays are compared element by element; a difference is named by its path.
 """

@@ -1,4 +1,4 @@
-"""Checks of the contract: what the environment looks like, and what goes in and comes out.
+"""Checks of the contract: methods, spaces, and the values that ``reset`` and ``step`` return.
 
 Guarantees: each function checks the rules that :mod:`~agentrl.envkit.check.checker` names beside it, and reports what
 it finds.
@@ -133,7 +133,7 @@ def check_tools(case: Case) -> None:
 
 
 def _answer_of(case: Case, tool: dict[str, Any], seed: int) -> str:
-    """What a sampled call of a tool is answered with; empty where it is not."""
+    """The answer to a sampled call of a tool; empty where there is none."""
     call = case.subject.ask("spaces", "sampling a call", ToolCallSpace([tool], seed=seed).sample)
     action = {"role": "assistant", "content": "", "tool_calls": [call]}
     with case.env() as env:

@@ -1,4 +1,4 @@
-"""What the checker says: findings, each with its line, its harm and its remedy, and the report that holds them.
+"""The checker's report: findings, each with its line, its harm and its remedy.
 
 Guarantees: a finding's ``check`` is a key of :data:`~agentrl.envkit.check.rules.RULES` and stays the same from version
 to version; each rule is in exactly one of a report's three lists: with findings, passed, or skipped with a reason.
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     ERROR = "error"  # episodes fail, or teach something wrong
     WARNING = "warning"  # costs speed, or hides errors
@@ -19,15 +19,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One fault of an environment.
 
     Attributes:
         check: Id of the rule, such as ``reward-range``.
-        level: How much it matters.
-        message: What was seen.
+        level: Severity.
+        message: The observed behavior.
         where: ``file.py:12 Class.step``; empty where no line can be named.
-        why: What it does to training.
-        mend: What to do about it.
+        why: Harm to training.
+        mend: Remedy.
     """
 
     check: str
@@ -40,10 +40,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a check found.
+    """Result of a check.
 
     Attributes:
-        name: What was checked.
+        name: Name of the environment.
         findings: The worst first.
         passed: Rules that were held against the environment and met.
         skipped: Rules that could not be checked, with the reason.

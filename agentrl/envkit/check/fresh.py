@@ -1,4 +1,4 @@
-"""An environment in a new Python process: made from what describes it, and played for one episode.
+"""Makes an environment in a new Python process from its path and settings, and plays one episode there.
 
 Guarantees: the process imports from the same folders as this one, has other hashes of strings, and ends in bounded
 time; what it prints is kept, and shown only where it fails.
@@ -33,7 +33,7 @@ class FreshProcessError(Exception):
 
 
 def in_new_process(order: bytes) -> list[Any]:
-    """What an episode gives in a new process.
+    """Plays one episode in a new process.
 
     Args:
         order: Pickled ``(entry_point, kwargs, seed, task, actions)``; no ``actions``: it is only made.

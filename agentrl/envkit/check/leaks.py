@@ -1,4 +1,4 @@
-"""What stays open: tasks, threads, child processes, files and sockets, and the line that opened each.
+"""Finds leaked resources: tasks, threads, child processes, files and sockets, and the line that opened each.
 
 Guarantees: only what is new since a :class:`Snapshot` counts, and only if it is still there after a grace; idle
 threads of a pool and children that have ended are no leaks.
@@ -63,7 +63,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is open at one time."""
+    """The resources that are open at one time."""
 
     tasks: frozenset["asyncio.Task[Any]"]
     threads: frozenset[threading.Thread]
@@ -77,7 +77,7 @@ class Snapshot:
         return cls(frozenset(tasks), frozenset(threads), frozenset(children()), frozenset(_descriptors()))
 
     def minus(self, earlier: "Snapshot") -> "Snapshot":
-        """What is new since ``earlier``."""
+        """Resources opened since ``earlier``."""
         return Snapshot(
             self.tasks - earlier.tasks,
             self.threads - earlier.threads,
@@ -142,7 +142,7 @@ class OpenWatch:
             self.opened.append((kind, path, where))
 
     def leaks(self, since: Snapshot, tasks: Callable[[], set["asyncio.Task[Any]"]]) -> list[Leak]:
-        """What is new since a snapshot and stays for the grace."""
+        """Resources opened since a snapshot that are still open after the grace period."""
         until = time.monotonic() + GRACE_SECONDS
         left = Snapshot.take(tasks()).minus(since)
         if left:
@@ -198,7 +198,7 @@ class _Hook:
 
 
 def is_idle(thread: threading.Thread) -> bool:
-    """Whether it is a pool's and waits for work: it ends with the interpreter."""
+    """Whether a thread is an idle one of a pool: it ends with the interpreter."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) in _WORKERS
 

@@ -42,14 +42,14 @@ class _FreedError(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call.
+    """Outcome of a call.
 
     Attributes:
-        value: What it returned.
-        error: What it raised, of whatever kind.
-        hung: Where it was stuck when its time was up, ``None`` if it ended; empty where no user's line was found.
-        suspensions: How often it waited.
-        seconds: How long it took.
+        value: Return value of the call.
+        error: Exception that the call raised, of any kind.
+        hung: Line at which the call was stuck when its time was up, ``None`` if it ended; empty: unknown line.
+        suspensions: Number of times the call suspended.
+        seconds: Duration of the call.
     """
 
     value: Any = None

@@ -1,4 +1,4 @@
-"""Checks of what an environment holds and whom it holds up: the loop, what stays open, other processes.
+"""Checks of what an environment leaves behind: open resources, a blocked loop, state of the process, and a new process.
 
 Guarantees: each function checks the rules that :mod:`~agentrl.envkit.check.checker` names beside it, and reports what
 it finds.
@@ -86,25 +86,25 @@ def _call(case: Case, env: Env, name: str, action: Any, cancel_at: int) -> Any:
 
 
 def check_fresh_process(case: Case) -> None:
-    """Another process can make it from what describes it, and has the same episode."""
+    """A new process can make the environment from its path and settings, and plays the same episode."""
     subject, owner = case.subject, case.subject.made
     assert owner is not None
     where = subject.lines.of_class(owner)
     if not isinstance(case.target, str):
         if not isinstance(case.target, type):
             raise SkipCheckError("it is made by a function; give an id or a path to have it made in a new process")
-        subject.ask("picklable", f"pickling {owner.__name__}", pickle.dumps, case.target, where=where)
+        subject.ask("new-process", f"pickling {owner.__name__}", pickle.dumps, case.target, where=where)
         return
     with case.env() as env:
         spec = env.spec
         assert spec is not None
         actions = case.actions(env, 0) if case.first is not None else []
     order = (spec.entry_point, spec.kwargs, case.seed(0), case.task(0), actions)
-    pickled = subject.ask("picklable", "pickling settings, task and actions", pickle.dumps, order, where=where)
+    pickled = subject.ask("new-process", "pickling settings, task and actions", pickle.dumps, order, where=where)
     try:
         said = in_new_process(pickled)
     except FreshProcessError as error:
-        raise subject.stop("picklable", f"a new process cannot make and play it: {error}", where) from error
+        raise subject.stop("new-process", f"a new process cannot make and play it: {error}", where) from error
     if said and case.first is not None:
         keys = ("observation", "reward", "terminated", "truncated")
         steps: list[dict[str, Any]] = [dict(zip(keys, one, strict=True)) for one in said[1:]]

@@ -1,4 +1,4 @@
-"""The rules: what each is called, how much it matters, why it hurts training and how to mend it.
+"""The rules of the checker: the id, severity, harm and remedy of each.
 
 Guarantees: ids are stable; the texts need no other page to be understood.
 """
@@ -15,9 +15,9 @@ class Rule:
     """One rule.
 
     Attributes:
-        level: Of its findings.
-        why: What a breach does to training.
-        mend: What to do about it.
+        level: Severity of its findings.
+        why: Harm of a breach to training.
+        mend: Remedy.
     """
 
     level: Level
@@ -180,7 +180,7 @@ RULES: dict[str, Rule] = {
     ),
     "cancel-leak": Rule(
         ERROR,
-        "Episodes are cancelled in every run (limits, stale weights, the end): what each leaves open adds up.",
+        "Episodes are cancelled in every run (at their time limit and at its end): what each leaves open adds up.",
         "Use async with or try/finally around the await, and free everything in close.",
     ),
     "cancel-swallowed": Rule(
@@ -198,9 +198,9 @@ RULES: dict[str, Rule] = {
         "What each episode leaves open adds up until the machine has none left: files, sockets, processes, memory.",
         "Free it in close: close files and writers, kill and wait for processes, cancel and await tasks.",
     ),
-    "picklable": Rule(
+    "new-process": Rule(
         ERROR,
-        "Rollout workers are other processes: each makes the environment anew from its path and settings.",
+        "A run's controller is another process: it makes the environment from the path and settings in the recipe.",
         "Keep the class at a module's top level and the settings plain values; open resources in reset.",
     ),
     "shared-state": Rule(

@@ -1,4 +1,4 @@
-"""Which line of the user's own code is meant: of an exception, a stack, a waiting task, or a method.
+"""Finds the line of the user's own code: of an exception, a stack, a waiting task, or a method.
 
 Guarantees: a line is one of the user's files, never of the standard library, an installed package or agentrl itself;
 an environment that is an installed package counts as the user's own. Where there is none the answer is empty.
@@ -101,7 +101,7 @@ class UserLines:
         return self.of_class(env)
 
     def of_class(self, env: object) -> str:
-        """Where the environment's class is written."""
+        """File and line of the environment's class."""
         owner = _class_of(env)
         try:
             file = inspect.getsourcefile(owner)
@@ -124,8 +124,11 @@ def _class_of(env: object) -> type:
 
 
 def _own_classes(env: object) -> Iterator[type]:
-    base = ("agentrl.core.", "agentrl.envkit.")
-    return (owner for owner in _class_of(env).__mro__ if not owner.__module__.startswith(base))
+    return (owner for owner in _class_of(env).__mro__ if not _is_ours(owner.__module__))
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("agentrl.") and not module.startswith(("agentrl.envs.", "agentrl.agents."))
 
 
 def _awaited(awaited: Any) -> Iterator[tuple[CodeType, int | None]]:

@@ -1,4 +1,4 @@
-"""How long the event loop was not served, and by which line.
+"""Measures how long the event loop was blocked, and by which line.
 
 Guarantees: only time counts in which a user's line was on the loop's stack, without the time that the thread waited
 for a CPU (Linux) and without imports; a busy machine alone makes no stall.
@@ -27,7 +27,7 @@ class Stall:
     Attributes:
         label: The call that was going on, such as ``step``.
         where: The user's line that was seen most.
-        seconds: How long, without waiting for a CPU.
+        seconds: Duration, without the time spent waiting for a CPU.
     """
 
     label: str

@@ -35,12 +35,12 @@ class SkipCheckError(Exception):
 
 @dataclass
 class Seen:
-    """What the episodes gave.
+    """Counts and rewards of the episodes played.
 
     Attributes:
         rewards: All of them.
-        episodes: How many were started.
-        steps: How many were taken.
+        episodes: Number of episodes started.
+        steps: Number of steps taken.
         awaits: Points at which calls were cancelled.
     """
 
@@ -55,7 +55,7 @@ class Subject:
 
     Args:
         maker: Makes it.
-        loop: Where its code runs.
+        loop: Event loop on which the environment's code runs.
         lines: Tells the user's lines.
         watch: Knows what was opened where.
     """
@@ -102,7 +102,7 @@ class Subject:
         return made
 
     def ask(self, rule: str, what: str, function: Callable[..., Any], *args: Any, where: str = "") -> Any:
-        """What one of the environment's functions gives; a failure breaks ``rule``."""
+        """Calls one of the environment's functions; a failure breaks ``rule``."""
         return self.value(self.loop.call("", function, *args), rule, what, where)
 
     def value(self, outcome: Outcome, rule: str, what: str, where: str) -> Any:
@@ -155,7 +155,7 @@ class Subject:
         self.value(outcome, "close", what, self.lines.of_method(env, "close"))
 
     def open_now(self) -> Snapshot:
-        """What is open."""
+        """Takes a snapshot of the open resources."""
         return Snapshot.take(self.loop.tasks())
 
     def report_leaks(self, rule: str, since: Snapshot, when: str, env: Env) -> bool:

@@ -21,7 +21,7 @@ class Trace:
     """One episode.
 
     Attributes:
-        said: What reset, then each step gave: observation, reward, terminated and truncated; copies.
+        said: Copies of the results of ``reset`` and of each step: observation, reward, terminated, truncated.
         ended: Whether it came to its end.
         returned: Each observation itself, and the copy taken when it was returned.
     """
@@ -36,10 +36,10 @@ class Player:
     """One environment and its episode, played action by action.
 
     Attributes:
-        subject: Whose.
+        subject: The environment under check.
         env: The instance.
-        seed: Of the episode.
-        task: What reset gets as options, a copy of it; ``None``: the environment draws one.
+        seed: Seed of the episode.
+        task: The ``options`` of ``reset``, copied; ``None``: the environment draws one.
     """
 
     subject: Subject
@@ -130,7 +130,7 @@ def right_answers(env: Env, task: dict[str, Any] | None) -> list[Any]:
 
 
 def odd_actions(subject: Subject, env: Env, seed: int) -> dict[str, Any]:
-    """What models do write beside sensible messages, by name, and one call of each tool."""
+    """Malformed messages that models do write, by name, and one call of each tool."""
     space = env.action_space
     if not isinstance(space, MessageSpace):
         return {}

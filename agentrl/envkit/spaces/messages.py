@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from agentrl.core.episode import Message
+from agentrl.core.strict_json import strict_json
 from agentrl.envkit.spaces.schema_sample import TRIES, sample_json
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -27,7 +28,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
 
     Args:
         tools: Entries of a chat request's ``tools``.
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Raises:
         ValueError: No tools, or a tool's parameters are no JSON schema.
@@ -84,7 +85,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         if validator is None:
             return False
         try:
-            arguments = json.loads(function["arguments"])
+            arguments = strict_json(function["arguments"])
         except (ValueError, RecursionError):
             return False
         return isinstance(arguments, dict) and validator.is_valid(arguments)
@@ -118,7 +119,7 @@ class MessageSpace(Space[Message]):
         roles: Roles it may have.
         tools: Tools that an assistant message may call; calls are outside where there are none.
         any_calls: Take tool calls of whatever name, for observations: they are history, not actions.
-        seed: Of the samples.
+        seed: Seed of the samples.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class MessageListSpace(Space[list[Message]]):
 
     Args:
         message: Space of each; any role where ``None``.
-        seed: Of the samples.
+        seed: Seed of the samples.
     """
 
     def __init__(self, message: MessageSpace | None = None, seed: int | None = None) -> None:

@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API accepts
 
 @dataclass(frozen=True)
 class _Mark:
-    """What ``@tool`` writes on a function."""
+    """Settings that ``@tool`` attaches to a function."""
 
     name: str | None = None
     timeout: float | None = None
@@ -43,12 +43,12 @@ class Tool:
     """One callable as an OpenAI tool; made with :meth:`from_function`.
 
     Attributes:
-        name: What the model calls.
-        description: What the model is told about it.
+        name: Name by which the model calls the tool.
+        description: Description that the model reads.
         parameters: JSON schema of an object with the arguments.
         timeout: Seconds one call may take, where the tool has a limit of its own.
-        function: What runs.
-        contract: How the arguments are validated.
+        function: The function or coroutine function that runs.
+        contract: Schema and validation of the arguments.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Tool:
         dropped; other calls get other threads, see :func:`~agentrl.host.worker_pool.in_thread`.
 
         Args:
-            arguments: What :meth:`parse` returned.
+            arguments: Validated arguments, from :meth:`parse`.
         """
         if not self.in_thread:
             return await self.function(**arguments)

@@ -5,11 +5,12 @@ calls things by the names that the model used.
 """
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl.core.registry import nearest
+from agentrl.core.strict_json import strict_json
 
 _QUOTED = 80  # characters of a wrong value that a line repeats
 
@@ -29,7 +30,7 @@ def decode(tool: str, text: str) -> dict[str, Any]:
         UnparsableArgumentsError: There is none, or a key stands in it twice, so that it is not known which is meant.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = strict_json(text)
     except (ValueError, RecursionError) as error:
         raise UnparsableArgumentsError(f"{tool}: the arguments are not valid JSON: {one_line(str(error))}") from error
     if not isinstance(value, dict):
@@ -58,9 +59,9 @@ def explained(
 
     Args:
         tool: The tool's name.
-        error: What pydantic found.
-        arguments: What it found it in.
-        usage: What the tool takes.
+        error: The validation error.
+        arguments: The arguments that were validated.
+        usage: The tool's signature in words.
         names: The parameters, for the nearest to one that does not exist.
     """
     found: dict[str, list[str]] = {}
@@ -83,21 +84,8 @@ def explained(
     return ToolArgumentError(f"{tool}: {'; '.join(lines)} ({usage})")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"{quote(key)} is given twice")
-        result[key] = value
-    return result
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
 def _path(location: tuple[int | str, ...], arguments: Any) -> str:
-    """Where an error is, in the model's own words: ``point.x``, ``items[3]``.
+    """Path of an erroneous value, in the model's own names: ``point.x``, ``items[3]``.
 
     Pydantic also puts the branches of unions into a location; what the arguments do not have is left out.
     """

@@ -24,7 +24,7 @@ from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArg
 
 
 class ToolEventKind(StrEnum):
-    """What became of a tool call."""
+    """Outcome of a tool call."""
 
     OK = "ok"  # the tool returned
     UNPARSABLE = "unparsable"  # the call or its arguments cannot be read; not run
@@ -36,15 +36,15 @@ class ToolEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ToolEvent:
-    """One tool call and what became of it.
+    """One tool call and its outcome.
 
     Attributes:
         name: The tool's name as the model wrote it; empty where there was none.
         call_id: The call's id; made up where there was none.
         message: The answer that goes back to the model.
-        result: What the tool returned, before it became text.
-        seconds: How long the call took.
-        error: What went wrong, for us: the traceback where there is one, otherwise the line that the model gets.
+        result: The tool's return value, before it became text.
+        seconds: Duration of the call.
+        error: Failure for the log: the traceback where there is one, otherwise the line that the model gets.
     """
 
     kind: ToolEventKind
@@ -67,7 +67,7 @@ async def run_tool_calls(
 
     Args:
         message: An assistant message in OpenAI's shape; without ``tool_calls`` there is nothing to do.
-        tools: What the model may call.
+        tools: Tools that the model may call.
         timeout: Seconds for each call, where the tool has no limit of its own. An async tool is cancelled. A thread
             cannot be: it is given up and runs on, see :meth:`Tool.call`. The wait for a free thread counts.
         max_chars: Characters of an answer that are kept, half of them from its end; a note says how many were left

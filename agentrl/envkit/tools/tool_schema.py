@@ -1,4 +1,4 @@
-"""What a Python function takes, read from its signature, type hints and docstring.
+"""JSON schema of a Python function's arguments, read from its signature, type hints and docstring.
 
 Guarantees: the JSON schema and the validation come from one pydantic model, so they cannot differ; the schema is plain
 JSON without pydantic's titles; a function that cannot be described without guessing is a ``TypeError`` that names the
@@ -7,13 +7,14 @@ function and the parameter and says how to mend it.
 
 import inspect
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, get_type_hints
 from weakref import WeakKeyDictionary
 
+from docstring_parser import ParseError
+from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
@@ -22,16 +23,16 @@ from pydantic_core import SchemaError
 
 from agentrl.core.registry import nearest
 
-_ARGUMENTS = {"Args", "Arguments"}
-_SECTION = re.compile(r"(Args|Arguments|Returns|Raises|Yields):\s*")
-_ENTRY = re.compile(r"(\w+)(?:\s*\(.*?\))?:\s*(.*)")  # "name: text" or "name (type): text"
+# Sections that are no part of the description; others, as Example, stay in it, where a model reads them.
+_SECTIONS = {"Args", "Arguments", "Returns", "Raises", "Yields"}
+_PARSER = GoogleParser([section for section in DEFAULT_SECTIONS if section.title in _SECTIONS])
 _VERBATIM = {"default", "const", "enum", "examples", "discriminator"}  # keywords that hold values, not schemas
 _NAMED = {"properties", "$defs"}  # keywords that hold schemas under names of the author's choice
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a function takes.
+    """A function's arguments: their schema and their validation.
 
     Attributes:
         description: The docstring up to its first section.
@@ -70,7 +71,7 @@ def contract_of(function: Callable[..., Any]) -> Contract:
 def _read(function: Callable[..., Any]) -> Contract:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{_label(function)} yields; a tool returns its result, as a list for example")
-    description, described = google_docstring(inspect.getdoc(function) or "")
+    description, described = _described(function)
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     optional: set[str] = set()
@@ -148,7 +149,7 @@ def _label(function: Callable[..., Any]) -> str:
 
 
 class _StrictSchema(GenerateJsonSchema):
-    """Where pydantic would warn and leave something out of the schema, refuse."""
+    """Raises an error where pydantic would warn and leave something out of the schema."""
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         raise PydanticInvalidForJsonSchema(detail)
@@ -169,36 +170,14 @@ def without_titles(schema: Any) -> Any:
     return kept
 
 
-def google_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Split a docstring.
-
-    Args:
-        text: As ``inspect.getdoc`` gives it, without the common indentation.
-
-    Returns:
-        The text before the first section, and the description of each name under ``Args:``.
-    """
-    before: list[str] = []
-    described: dict[str, list[str]] = {}
-    section: str | None = None
-    indent = 0  # of the names under Args; deeper lines go on with the description of the last name
-    current: list[str] | None = None
-    for line in text.splitlines():
-        header = _SECTION.fullmatch(line)
-        if header:
-            section, indent, current = header.group(1), 0, None
-        elif section is None:
-            before.append(line)
-        elif section in _ARGUMENTS and line.strip():
-            depth = len(line) - len(line.lstrip())
-            if depth == 0:  # text after the section
-                section = ""
-                continue
-            indent = indent or depth
-            entry = _ENTRY.fullmatch(line.strip()) if depth <= indent else None
-            if entry:
-                current = described.setdefault(entry.group(1), [])
-                current.append(entry.group(2))
-            elif current is not None:
-                current.append(line.strip())
-    return "\n".join(before).strip(), {name: " ".join(lines).strip() for name, lines in described.items()}
+def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Returns the docstring's description of the tool, and of each parameter under ``Args:``."""
+    try:
+        found = _PARSER.parse(inspect.getdoc(function) or "")
+    except ParseError as error:
+        raise TypeError(
+            f"{_label(function)}: the docstring's Args section is not 'name: text' lines: {error}"
+        ) from error
+    return (found.description or "").strip(), {
+        part.arg_name: " ".join((part.description or "").split()) for part in found.params
+    }

@@ -1,4 +1,4 @@
-"""A limit of what the model has to read.
+"""Limits the length of an episode's conversation, in characters or tokens.
 
 Guarantees: each message is measured once, when it is said, so the cost is linear in the conversation; the step that
 goes beyond the limit is carried out and its reward counts; the episode is truncated after it, unless the task itself
@@ -16,7 +16,7 @@ from agentrl.envkit.wrappers.wrapper import StepResult, Wrapper, with_metrics
 
 
 class Tokenizer(Protocol):
-    """What tokenizers of all libraries have in common."""
+    """The interface that tokenizers of all libraries share."""
 
     def encode(self, text: str, /) -> Sequence[int]:
         """Token ids of a text."""

@@ -1,4 +1,4 @@
-"""Where a ``gymnasium.Env`` comes from: an id, a function, or the object itself.
+"""Makes a ``gymnasium.Env`` from an id, a function, or the object itself.
 
 Guarantees: an unknown id and arguments that the environment does not take are errors before anything is made; making
 one runs nothing of ours in between.
@@ -27,7 +27,7 @@ class EnvSource:
         draw: Ask for ``render_mode="ansi"`` where an id's environment has it.
 
     Attributes:
-        name: For messages.
+        name: Name of the environment in error messages.
         is_object: Whether there is one environment, which cannot be made anew.
 
     Raises:
@@ -87,7 +87,7 @@ class SeedTasks(Sequence[Mapping[str, Any]]):
 
     Attributes:
         start: First seed.
-        size: How many.
+        size: Number of environments.
     """
 
     start: int
@@ -108,7 +108,7 @@ class SeedTasks(Sequence[Mapping[str, Any]]):
 
 
 def find_spec(id: str) -> EnvSpec:
-    """What Gymnasium has registered under an id; imports the module that stands before a colon.
+    """Returns Gymnasium's entry for an id; imports the module that stands before a colon.
 
     Raises:
         LookupError: It knows no such id.

@@ -1,4 +1,4 @@
-"""Episodes on disk, one JSON line each.
+"""Records episodes to disk, one JSON line each.
 
 Guarantees: a line is whole, however many environments and processes write to the file, and even after one that was
 killed half-way through its own; it is plain ASCII JSON without line separators inside. What is written is a copy, taken

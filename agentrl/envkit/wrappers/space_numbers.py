@@ -73,7 +73,7 @@ def bounds(space: Space) -> tuple[Any, Any, tuple[int, ...], np.dtype[Any]]:
 
 
 def describe_numbers(space: Space) -> str:
-    """What an element looks like, as part of a sentence."""
+    """Description of an element's form, as part of a sentence."""
     low, high, shape, dtype = bounds(space)
     kind = "number" if dtype.kind == "f" else "whole number"
     pairs = list(zip(low.ravel().tolist(), high.ravel().tolist(), strict=True))

@@ -64,11 +64,11 @@ def check_names(space: Space, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_space(space: Space, names: Sequence[str] | None = None) -> str:
-    """What an element looks like, as part of a sentence.
+    """Description of an element's form, as part of a sentence.
 
     Args:
         space: One that :func:`check_space` takes.
-        names: Of the elements of a ``Discrete`` space, in order.
+        names: Names of a ``Discrete`` space's elements, in order.
     """
     if isinstance(space, spaces.Discrete):
         if names:
@@ -125,7 +125,7 @@ def parse_value(space: Space, text: str, names: Sequence[str] | None = None) -> 
     Args:
         space: One that :func:`check_space` takes.
         text: Whatever the model said.
-        names: Of the elements of a ``Discrete`` space, in order; numbers are read too.
+        names: Names of a ``Discrete`` space's elements, in order; numbers are read too.
 
     Raises:
         ParseError: It is no element of the space.

@@ -1,4 +1,4 @@
-"""A limit of turns, and of seconds.
+"""Limits the turns and the seconds of an episode.
 
 Guarantees: the step that reaches the limit is carried out and its reward counts; the episode is truncated after it,
 unless the task itself ended with it. Nothing is interrupted: a step that hangs is its environment's affair.

@@ -1,4 +1,4 @@
-"""A budget of tool calls.
+"""Limits the tool calls of an episode.
 
 Guarantees: no call beyond the budget reaches the inner environment; each is answered by a tool message of its own, and
 never left out, so the conversation stays one that a chat API takes. A message whose calls are all refused is not

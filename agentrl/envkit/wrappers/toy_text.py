@@ -1,4 +1,4 @@
-"""What Gymnasium's toy-text environments are about: names of their actions, rules, and observations in words.
+"""Gymnasium's toy-text environments in words: their actions, rules and observations.
 
 Guarantees: nothing here is advice; the rules say what the environment's own documentation says. The numbers of actions
 are those of the environments' ``Discrete`` spaces.
@@ -13,11 +13,11 @@ _STOPS = (("R", 0, 0), ("G", 0, 4), ("Y", 4, 0), ("B", 4, 3))  # Taxi's four pla
 
 @dataclass(frozen=True)
 class Game:
-    """What is known of an environment.
+    """Description of an environment.
 
     Attributes:
         actions: Names, in the order of the action's number.
-        rules: For the first message.
+        rules: Rules of the game, told in the first message.
         describe: An observation in words, where its number alone says nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Rewards, observations and actions, changed by a function.
+"""Changes rewards, observations or actions by a function.
 
 Guarantees: a missing reward (``None``) stays missing and never reaches the function; a wrong reward of the inner
 environment is that environment's error, a wrong one of the function names the wrapper. The environment's own objects

@@ -1,4 +1,4 @@
-"""Between one ``gymnasium.Env`` and text: the first message, observations, and answers.
+"""Translates between one ``gymnasium.Env`` and text: the first message, observations, and answers.
 
 Guarantees: everything that can be wrong with names, spaces or render modes is an error when the translator is made. It
 holds no state of an episode.
@@ -35,7 +35,7 @@ class Translator:
     Args:
         env: The environment; kept by nobody here.
         instructions: Start of the first message; by default the rules of a known game.
-        action_names: Of a ``Discrete`` action space.
+        action_names: Names of a ``Discrete`` action space's elements.
         describe: An observation in words.
         parse: An answer's text to an action.
         observe: See :class:`~agentrl.wrappers.GymnasiumEnvironment`.

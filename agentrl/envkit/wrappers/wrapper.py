@@ -1,4 +1,4 @@
-"""The base of all wrappers: an environment that hands everything on to the one inside.
+"""Base class of wrappers: an environment that forwards every call to the environment inside it.
 
 Guarantees: what a subclass does not change is the inner environment's, ``spec`` and tasks included; ``step`` before
 ``reset``, or after the wrapper ended the episode, is an error even where the inner environment would go on; ``close``

@@ -17,6 +17,7 @@ from agentrl.inference.tool_parsers.values import (
     Malformed,
     json_end,
     malformed,
+    mapping,
     object_text,
     read_json,
     shown,
@@ -127,7 +128,8 @@ class _Cursor:
         self._close()
         if body is not None:
             return object_text(read_json(body, whose(name)), whose(name))
-        return object_text({tag["key"].strip(): self._value(tag, raw, schema) for tag, raw in pairs}, whose(name))
+        found = [(tag["key"].strip(), self._value(tag, raw, schema)) for tag, raw in pairs]
+        return object_text(mapping(found, whose(name)), whose(name))
 
     def _pairs(self) -> Iterator[tuple[re.Match[str], str]]:
         """Opening tag and text of each argument."""

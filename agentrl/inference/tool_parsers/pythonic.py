@@ -21,6 +21,7 @@ from agentrl.inference.tool_parsers.values import (
     items_in,
     json_end,
     malformed,
+    mapping,
     object_text,
     whose,
 )
@@ -128,7 +129,8 @@ def _call(element: ast.expr, source: str) -> ParsedCall:
         if element.args or len(keys) < len(element.keywords):
             raise Malformed(f"{whose(name)}: each one needs its name, as in KEY=VALUE")
         values = [_value(keyword.value, whose(name)) for keyword in element.keywords]
-        return ParsedCall(name, object_text(dict(zip(keys, values, strict=True)), whose(name)))
+        pairs = list(zip(keys, values, strict=True))
+        return ParsedCall(name, object_text(mapping(pairs, whose(name)), whose(name)))
     except Malformed as error:
         return malformed(name, source, error)
 
@@ -155,7 +157,7 @@ def _value(node: ast.expr, what: str) -> Any:
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(element, what) for element in elements]
         case ast.Dict(keys=keys, values=values):
-            return {_key(key, what): _value(value, what) for key, value in zip(keys, values, strict=True)}
+            return mapping([(_key(k, what), _value(v, what)) for k, v in zip(keys, values, strict=True)], what)
     raise Malformed(f"{what}: want a plain value, not an expression")
 
 

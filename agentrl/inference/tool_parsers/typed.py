@@ -28,10 +28,11 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
     types = _types(schema, name)
     if types == {"string"}:
         return text
+    problem = ""
     try:
         value = _PYTHON[text.strip()] if text.strip() in _PYTHON else read_json(text, name)
-    except Malformed:
-        value = text
+    except Malformed as error:
+        value, problem = text, f" ({error})" if text.lstrip().startswith(("{", "[")) else ""
     if isinstance(value, str):  # strings are written without quotes; where there are some, they belong to it
         value = text
     if not types or _accepts(types, value):
@@ -40,7 +41,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
         return int(value)
     if "string" in types:
         return text
-    raise Malformed(f"parameter {shown(name)}: want {' or '.join(sorted(types))}, got {shown(text.strip())}")
+    raise Malformed(f"parameter {shown(name)}: want {' or '.join(sorted(types))}, got {shown(text.strip())}{problem}")
 
 
 def _accepts(types: set[str], value: Any) -> bool:

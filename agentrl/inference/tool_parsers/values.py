@@ -1,14 +1,15 @@
 """Arguments as JSON: read strictly, refused in one line that a model can act on.
 
 Guarantees: what comes out as arguments is the text of one JSON object, in Unicode, without NaN, Infinity and half
-surrogate pairs, nested at most ``MAX_DEPTH`` deep, so that no later reader fails on it; of a key written twice the
-last value stands. The end of a value is found in one pass, without going back.
+surrogate pairs, nested at most ``MAX_DEPTH`` deep, so that no later reader fails on it; a key that is written twice is
+refused. The end of a value is found in one pass, without going back.
 """
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any
 
+from agentrl.core.strict_json import strict_json, unique
 from agentrl.inference.tool_parsers.answer import ParsedCall
 
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -96,12 +97,28 @@ def read_json(text: str, what: str) -> Any:
     if not text.strip():
         raise Malformed(f"{what}: want JSON, and there is nothing")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return strict_json(text)
     except json.JSONDecodeError as error:
         hint = "; a line break in a string is written \\n" if error.msg.startswith("Invalid control") else ""
         raise Malformed(f"{what}: not valid JSON: {error.msg} at character {error.pos + 1}{hint}") from None
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{what}: not valid JSON: {_reason(error)}") from None
+
+
+def mapping(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
+    """Keys and values, of arguments or of a value in them, as a dict.
+
+    Args:
+        pairs: In the order in which they were written.
+        what: Subject of the error.
+
+    Raises:
+        Malformed: A key is written twice.
+    """
+    try:
+        return unique(pairs)
+    except ValueError as error:
+        raise Malformed(f"{what}: {error}") from None
 
 
 def object_text(value: Any, what: str) -> str:
@@ -189,10 +206,6 @@ def name_in(raw: str, known: frozenset[str]) -> str:
     """The tool's name in the text of a JSON call that cannot be read: a known one, or else the first."""
     names = [match[1] or match[2] or "" for match in _NAME_KEY.finditer(raw)]
     return next((name for name in names if name in known), names[0] if names else "")
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""How each isolation is started: one class per backend, each of which turns limits into a command line.
+"""Backends of the sandbox: each class turns limits into the command line of its isolation.
 
 Guarantees: no shell and no text put together reads what a caller gave; each run as root gets a user number of its own
 that nobody on the machine has, so that the kernel counts its processes apart and it owns nothing outside.

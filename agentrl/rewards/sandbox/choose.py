@@ -1,4 +1,4 @@
-"""Which sandbox this machine can give.
+"""Chooses the best sandbox that this machine can give.
 
 Guarantees: a sandbox that is returned has been tried on this machine, by code inside that attempted what must fail;
 the isolation it names is the one it has. Nothing weaker is ever given in its place.
@@ -101,12 +101,12 @@ async def make_sandbox(
     Args:
         backend: An :class:`Isolation`'s value, or ``auto`` for the first of bubblewrap, namespaces, docker and podman
             that works. ``none`` has to be asked for.
-        limits: What a run may use where it does not say otherwise; ``None`` is ``Limits()``.
+        limits: Default limits of a run; ``None`` is ``Limits()``.
         at_once: Runs at the same time; further ones wait.
         packages: Let Python code import the packages installed here (in a container: in its image); without it, the
             standard library only.
         read_only: More files and folders of this machine to show inside; not in a container.
-        image: What a container runs; it is never pulled from here.
+        image: Image of a container; it is never pulled from here.
 
     Raises:
         SandboxUnavailableError: None of what was asked for works; says why, and how to get one.

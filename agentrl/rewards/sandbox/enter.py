@@ -130,17 +130,13 @@ def main() -> int:
     child = os.fork()  # the first process of the new PID namespace
     if child:
         return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    try:
-        checked(libc.sethostname(b"sandbox", ctypes.c_size_t(7)), "sethostname")
-        build_root(plan)
-        os.execve(command[0], command, {})
-    except Exception as error:  # the boundary: outside it becomes the reason why the sandbox is unavailable
-        os.write(2, f"sandbox: {type(error).__name__}: {error}".encode())
-    os._exit(1)
+    checked(libc.sethostname(b"sandbox", ctypes.c_size_t(7)), "sethostname")
+    build_root(plan)
+    os.execve(command[0], command, {})
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Exception as error:  # as above
+    except Exception as error:  # the boundary of both processes: outside it is why the sandbox is unavailable
         sys.exit(f"sandbox: {type(error).__name__}: {error}")

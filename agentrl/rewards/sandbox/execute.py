@@ -29,11 +29,11 @@ FAILED = "failed"  # the supervisor's word for a reason that is not the command'
 
 @dataclass(frozen=True)
 class Launch:
-    """How a backend starts one run.
+    """Command and options by which a backend starts one run.
 
     Attributes:
-        command_line: What to execute; the supervisor is part of it.
-        isolation: What it gives.
+        command_line: Command to execute, with the supervisor in it.
+        isolation: Isolation that it gives.
         folder: The working folder, as the code sees it.
         home: The temporary folder around it.
         uid: Whom the supervisor turns into; ``None`` where it is that already.
@@ -41,8 +41,8 @@ class Launch:
         count_processes: Whether the kernel counts this run's processes apart from others.
         own_disk: Whether the temporary folder is a file system of this run alone.
         lifeline: Whether the supervisor can inherit a pipe from us.
-        environment: Of the outermost process only, none of which gets inside.
-        end: What else to do so that the run ends, where killing the outermost process does not do it.
+        environment: Environment variables of the outermost process only; none gets inside.
+        end: Ends the run where killing the outermost process does not.
     """
 
     command_line: tuple[str, ...]

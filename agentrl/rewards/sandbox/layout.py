@@ -1,4 +1,4 @@
-"""What code in a sandbox sees of this machine's files.
+"""Files of this machine that code in a sandbox can see.
 
 Guarantees: only the system's programs and libraries, the Python installation that we run on, and folders that were
 asked for by name; all read-only. Installed packages are hidden unless they were asked for, so that neither this
@@ -39,7 +39,7 @@ class Layout:
         hide: Folders below them that appear empty.
         links: Symbolic links, path to target.
         python: The interpreter that watches over a run.
-        code: How to run Python code; the file's name follows.
+        code: Command that runs Python code; the file's name follows.
     """
 
     show: tuple[str, ...]

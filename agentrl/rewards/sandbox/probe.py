@@ -1,4 +1,4 @@
-"""What a sandbox is tried with: code inside that attempts what must fail.
+"""Tests a sandbox: code inside attempts what must fail.
 
 Guarantees: it prints ``held`` and nothing else only where every attempt failed; otherwise one line for each that did
 not. It runs with 8 processes allowed, with the standard library only.

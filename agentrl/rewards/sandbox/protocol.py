@@ -1,4 +1,4 @@
-"""What a sandbox is for those who use it.
+"""The interface of a sandbox.
 
 Guarantees: whatever the code does, a run ends within its limits and gives an :class:`Execution` with a typed reason; a
 machine that cannot keep the promise of an isolation raises :class:`SandboxUnavailableError`, so that it is never taken
@@ -20,7 +20,7 @@ CODE_FILE = "main.py"  # what run_python writes its code to
 
 
 class Isolation(StrEnum):
-    """What stands between the code and the machine."""
+    """Kind of isolation between the code and the machine."""
 
     BUBBLEWRAP = "bubblewrap"  # namespaces, set up by bwrap
     NAMESPACES = "namespaces"  # the same namespaces, set up by us
@@ -44,7 +44,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may use.
+    """Resource limits of a run.
 
     Attributes:
         seconds: Wall time of the command; the set-up of the sandbox does not count.
@@ -72,16 +72,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Execution:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        stdout: Its text; what is not UTF-8 becomes U+FFFD.
+        stdout: Text written to stdout; bytes that are not UTF-8 become U+FFFD.
         stderr: Likewise.
         exit_code: 0 to 255 of a command that returned, minus the signal's number of one that a signal ended, ``None``
             of one that we ended.
         ended: Why it is over.
         seconds: Wall time of the command.
-        isolation: What it ran in.
+        isolation: Isolation of the run.
     """
 
     stdout: str
@@ -115,8 +115,8 @@ class Sandbox(Protocol):
 
         Args:
             command: The program, looked up in ``/usr/local/bin:/usr/bin:/bin``, and its arguments; no shell.
-            files: What lies in the folder at the start, by relative path.
-            stdin: What the command can read.
+            files: Contents of the folder at the start, by relative path.
+            stdin: Text on the command's stdin.
             limits: Other limits than the sandbox's own.
 
         Raises:

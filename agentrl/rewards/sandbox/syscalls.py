@@ -61,7 +61,7 @@ def syscall_filter(machine: str | None = None) -> bytes:
     """Return the filter as an array of ``struct sock_filter``.
 
     Args:
-        machine: As ``uname -m`` says; ``None`` is this one.
+        machine: Architecture, as ``uname -m`` prints it; ``None`` is this machine's.
 
     Raises:
         SandboxUnavailableError: The machine's system call numbers are not known here.

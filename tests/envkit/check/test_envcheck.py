@@ -51,7 +51,7 @@ PLANTED = {
     "shared-state": ["SharesState"],
     "global-state": ["ChangesVariables", "ChangesFolder"],
 }
-ALSO_TAUGHT_BY = {"picklable"}  # has a test of its own
+ALSO_TAUGHT_BY = {"new-process"}  # has a test of its own
 QUICK = Settings(episodes=2, steps=4, seconds=5.0, load_seconds=5.0)
 
 
@@ -100,7 +100,7 @@ def test_what_ships_has_neither_errors_nor_warnings(id: str) -> None:
     task = {"question": "What is 2 + 2?", "answer": "2 + 2 = 4\n#### 4"} if id == "GSM8K-v0" else None
     report = check(id, task=task, episodes=4, steps=16, load_seconds=120.0)
     assert not report.of(Level.ERROR) and not report.of(Level.WARNING)
-    assert "picklable" in report.passed
+    assert "new-process" in report.passed
 
 
 def test_a_tool_without_type_hints_is_named() -> None:
@@ -111,11 +111,11 @@ def test_settings_that_cannot_be_pickled_are_found() -> None:
     path = f"{faulty.__file__}:Configured"
     report = check_environment(path, kwargs={"client": lambda: None}, settings=QUICK)
     assert "client" not in report.passed
-    assert only(report, "picklable").level is Level.ERROR
+    assert only(report, "new-process").level is Level.ERROR
 
 
 def test_a_class_that_no_process_can_import_is_found() -> None:
-    finding = only(check(faulty.unpicklable()), "picklable")
+    finding = only(check(faulty.unpicklable()), "new-process")
     assert faulty.place_of("Local") in finding.where
 
 
@@ -134,7 +134,7 @@ def test_a_file_that_another_process_cannot_load_is_found(tmp_path: Path) -> Non
         "        return float(len(answer))",
     ]
     file.write_text("\n".join(lines))
-    finding = only(check(f"{file}:Mine"), "picklable")
+    finding = only(check(f"{file}:Mine"), "new-process")
     assert "only here" in finding.message
     assert finding.where == f"{file}:5 Mine"
 
@@ -168,7 +168,7 @@ def test_a_loop_that_stays_blocked_ends_the_check() -> None:
     report = check(faulty.NeverFree, seconds=0.3)
     finding = only(report, "hang")
     assert faulty.place_of("NeverFree") in finding.where
-    assert "still blocked" in report.skipped["picklable"]
+    assert "still blocked" in report.skipped["new-process"]
 
 
 def test_the_whole_check_has_a_limit() -> None:

@@ -4,7 +4,7 @@ Guarantees: a model shaped like Qwen2-1.5B with random weights (float32, compute
 8 answers, laid end to end in micro-batches of 16k tokens; an update is timed from a batch of sequences to the end of
 its optimizer step. :mod:`agentrl.bench.model_flops` says what is counted.
 
-``python -m agentrl.bench.gpu --tiny --device cpu`` takes the same way with a small model, in seconds.
+``python -m agentrl.bench.bench_gpu --tiny --device cpu`` takes the same way with a small model, in seconds.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
     """
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{NO_CUDA}; python -m agentrl.bench.gpu --tiny --device cpu takes the same way in small")
+        raise ConfigError(f"{NO_CUDA}; in small: python -m agentrl.bench.bench_gpu --tiny --device cpu")
     torch.manual_seed(0)
     figures: Figures = {}
 
@@ -180,7 +180,7 @@ def _card(device: torch.device) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """What ``scripts/gpu_bench.sh`` runs: a line that names the card, and one of JSON."""
-    parser = argparse.ArgumentParser(prog="agentrl.bench.gpu")
+    parser = argparse.ArgumentParser(prog="agentrl.bench.bench_gpu")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model: tries the way, measures nothing")
     parser.add_argument("--repeats", type=int, default=5)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.batch import ROW_COST, Run, common_view, plan_decode, plan_prefill
+from agentrl.engine.forward_batch import ROW_COST, Run, common_view, plan_decode, plan_prefill
 from agentrl.models.prefix_tree import common_prefix
 
 CPU = torch.device("cpu")

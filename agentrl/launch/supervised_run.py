@@ -18,11 +18,10 @@ from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
 from agentrl.launch import commands
-from agentrl.launch.follow import MetricsTail
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
-from agentrl.observe.sinks import MetricsWriter, read_metrics
+from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 from agentrl.rollout.journal import Journal
 from agentrl.supervised.examples import load_held_out, load_lines, named
 

@@ -40,7 +40,7 @@ def run(repeats: int = 5) -> dict[str, list[float]]:
 def _side(side: str) -> dict[str, float]:
     from agentrl.launch.commands import CPU_ENV
 
-    command = [sys.executable, "-m", "agentrl.bench.logprobs", side]
+    command = [sys.executable, "-m", "agentrl.bench.bench_logprobs", side]
     environment = os.environ | CPU_ENV  # as a trainer has it
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 

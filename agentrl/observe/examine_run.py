@@ -1,4 +1,4 @@
-"""``agentrl doctor``: a finished or running run's folder, looked through for what usually goes wrong.
+"""Examines the folder of a finished or running run for common faults; behind ``agentrl doctor``.
 
 Guarantees: reads only; a half-written last line of a file is passed over; what cannot be judged is said, not skipped.
 """
@@ -31,7 +31,7 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
     found = diagnose(numbers, dtype)
     kind = (config.get("trainer") or {}).get("type")
-    nothing = f"trainer.type={kind} learns from lines: the rules are for episodes" if kind in SUPERVISED else ""
+    nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
     unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]
     overlap, reason = overlapping_tasks(run_dir)
     if reason:
