@@ -35,7 +35,7 @@ class AdapterConfig(Section):
     )
     lora_push: Literal["merged", "adapter"] = Field(
         default="merged",
-        description="To the servers: whole weights with the adapters added, or the adapters alone (embedded engine).",
+        description="To the servers: whole weights with the adapters added, or the adapters alone, where the servers can.",
     )
 
 
@@ -56,10 +56,5 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
         )
     if trainer.lora_push == "merged":
         return
-    if recipe.inference.engine != "embedded":
-        yield (
-            f"inference.engine={recipe.inference.engine} takes whole weights only: trainer.lora_push=adapter is for "
-            "inference.engine=embedded, use trainer.lora_push=merged"
-        )
     if recipe.weights.transport == "broadcast":
         yield "trainer.lora_push=adapter travels in a file: weights.transport=broadcast needs trainer.lora_push=merged"

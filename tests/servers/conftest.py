@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import Recipe
-from agentrl.evaluate.evaluator import make_backend
 from agentrl.inference.backend import Backend
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
+from agentrl.rollout.assemble import make_backend
 from tests.tiny import build_tiny_model
 
 REAL = [pytest.param(name, marks=pytest.mark.servers) for name in ("sglang", "vllm")]
