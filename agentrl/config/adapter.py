@@ -35,7 +35,7 @@ class AdapterConfig(Section):
     )
     lora_push: Literal["merged", "adapter"] = Field(
         default="merged",
-        description="To the servers: whole weights with the adapters added, or the adapters alone, where the servers can.",
+        description="To the servers: whole weights with the adapters added, or the adapters alone (embedded engine).",
     )
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import Recipe
 from agentrl.inference.backend import Backend
+from agentrl.inference.kinds.kind import Capabilities, server_kind
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
 from agentrl.rollout.assemble import make_backend
@@ -31,6 +32,10 @@ class Server:
     @property
     def kind(self) -> str:
         return self.recipe.inference.engine
+
+    @property
+    def can(self) -> Capabilities:
+        return server_kind(self.kind).capabilities
 
 
 @pytest.fixture(scope="session")

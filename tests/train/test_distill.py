@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.episode import Episode
+from agentrl.inference.kinds.embedded import EmbeddedBackend
 from agentrl.inference.router import Router
-from agentrl.inference.sglang import SGLangBackend
 from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.batch import make_train_batch
 from tests.served import served
@@ -69,7 +69,7 @@ async def test_a_student_learns_the_distribution_of_a_served_teacher(
     exact: list[float] = []
     measured: list[float] = []
     with served(folder) as url:
-        teacher = Teacher(Router([SGLangBackend(url, 60.0, embedded=True)]))
+        teacher = Teacher(Router([EmbeddedBackend(url, 60.0)]))
         await teacher.start()
         for step in range(STEPS):
             sampled = sample(engine.policy, step, generator, 2, prompts)
@@ -91,7 +91,7 @@ async def test_a_served_teacher_scores_as_the_plain_model(tiny_model: Path) -> N
         rows = reference(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     known = rows.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     with served(tiny_model) as url:
-        backend = SGLangBackend(url, 60.0, embedded=True)
+        backend = EmbeddedBackend(url, 60.0)
         for start in (1, 2, 20, 36):
             told = torch.tensor(await backend.score(ids, start), dtype=torch.float64)
             torch.testing.assert_close(told, known[start - 1 :], atol=1e-4, rtol=0)

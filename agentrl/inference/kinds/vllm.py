@@ -1,9 +1,9 @@
 """VLLM: ids in and out, its own calls for pauses and weights, and its start.
 
-Guarantees: as :mod:`agentrl.inference.kinds.sglang`. Versions come with the answer of ``/inference/v1/generate``, which a
-server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``, whose
-answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version at
-its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
+Guarantees: as :mod:`agentrl.inference.kinds.sglang`. Versions come with the answer of ``/inference/v1/generate``,
+which a server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``,
+whose answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version
+at its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
 """
 
 import asyncio
