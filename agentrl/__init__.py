@@ -78,6 +78,8 @@ provide("agentrl.train.advantages", "advantage", "preset")
 register("grpo", "agentrl.train.trainer:Trainer", kind="trainer")
 for _name in ("sft", "rm", "dpo"):
     register(_name, f"agentrl.supervised.trainers:{_name}", kind="trainer")
+for _name, _class in (("embedded", "Embedded"), ("sglang", "SGLang"), ("vllm", "VLLM"), ("openai", "OpenAI")):
+    register(_name, f"agentrl.inference.kinds.{_name}:{_class}", kind="server")
 announce_all(partial(registered, "env"))  # to gymnasium, once it is loaded
 
 

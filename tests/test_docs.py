@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,8 +39,11 @@ COMMANDS = shown_commands(DOCUMENTS)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with the environment that README shows."""
+    """A working folder with the environment that README shows, and the kind of server of docs/servers.md."""
     made = tmp_path_factory.mktemp("reader")
+    (kind,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "servers.md").read_text(), re.DOTALL)
+    (made / "my_server.py").write_text(kind)
+    shutil.copy(ROOT / "tests" / "acme_server.py", made)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(block.splitlines()) <= 30
     (made / "my_env.py").write_text(block)

@@ -15,7 +15,7 @@ ALLOWED = {
     "models": set(),
     "envkit": {"core", "host"},
     "config": {"core"},
-    "inference": {"core"},
+    "inference": {"core", "host"},
     "weights": {"core", "config", "inference"},
     "engine": {"core", "host", "models", "weights"},
     "rollout": {"core", "config", "inference", "weights"},

@@ -53,9 +53,9 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
     from openai import AsyncOpenAI
 
     from agentrl.inference.backend import SamplingParams
+    from agentrl.inference.kinds.sglang import SGLangBackend
     from agentrl.inference.router import Router
     from agentrl.inference.session import ChatSession, SessionSettings
-    from agentrl.inference.sglang import SGLangBackend
     from agentrl.inference.template import ChatTemplate
 
     template = ChatTemplate.from_folder(model)

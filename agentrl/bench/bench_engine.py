@@ -28,7 +28,7 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
         prompts of 57; ``throughput_128_vs_32``; ``ragged_cost``, seconds a token of ragged answers over those of equal
         ones; ``first_token_s``, from a request's arrival beside 31 running ones; and tokens per second.
     """
-    from agentrl.launch.commands import CPU_ENV
+    from agentrl.host.cpu_env import CPU_ENV
 
     path = model or default_model()
     slots = {"generate": 0, "torch": SLOTS, "compiled": CROWD}

@@ -38,7 +38,7 @@ def run(repeats: int = 5) -> dict[str, list[float]]:
 
 
 def _side(side: str) -> dict[str, float]:
-    from agentrl.launch.commands import CPU_ENV
+    from agentrl.host.cpu_env import CPU_ENV
 
     command = [sys.executable, "-m", "agentrl.bench.bench_logprobs", side]
     environment = os.environ | CPU_ENV  # as a trainer has it

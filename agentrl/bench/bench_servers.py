@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl.launch.supervisor import Supervisor
 
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, (50, 64), 128
+OURS = "embedded"
 VOCABULARY = 40_000  # ids below it are in every model used here
 
 
@@ -31,7 +32,7 @@ class _Server:
 
 
 def run(
-    model: str | None = None, repeats: int = 5, engines: tuple[str, ...] = ("embedded", "vllm", "sglang")
+    model: str | None = None, repeats: int = 5, engines: tuple[str, ...] = (OURS, "vllm", "sglang")
 ) -> dict[str, list[float]]:
     """Measure all servers ``repeats`` times.
 
@@ -60,8 +61,8 @@ def _start(model: Path, folder: Path, supervisor: "Supervisor", engines: tuple[s
 
     from agentrl.config.errors import UserError
     from agentrl.config.recipe import Recipe
-    from agentrl.evaluate.evaluator import make_backend
     from agentrl.launch.servers import server_python, start_servers
+    from agentrl.rollout.assemble import make_backend
 
     found: dict[str, _Server] = {}
     for engine in engines:
@@ -78,8 +79,7 @@ def _start(model: Path, folder: Path, supervisor: "Supervisor", engines: tuple[s
         }  # fmt: skip
         recipe = Recipe.model_validate(settings)
         try:
-            if engine != "embedded":
-                server_python(recipe.inference)
+            server_python(recipe.inference)
         except UserError:
             continue
         place = folder / engine
@@ -99,8 +99,8 @@ async def _measure(servers: dict[str, _Server], repeats: int) -> dict[str, list[
             continue
         for name, speed in speeds.items():
             figures.setdefault(f"{name}_tokens_s", []).append(speed)
-            if name != "embedded":
-                figures.setdefault(f"decode_vs_{name}", []).append(speeds["embedded"] / speed)
+            if name != OURS:
+                figures.setdefault(f"decode_vs_{name}", []).append(speeds[OURS] / speed)
     for name, server in servers.items():
         figures[f"{name}_resident_mib"] = [_resident_mib(server.process)]
         await server.backend.close()

@@ -24,7 +24,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
     """
     import torch
 
-    from agentrl.launch.commands import CPU_ENV
+    from agentrl.host.cpu_env import CPU_ENV
     from agentrl.train.__main__ import resolve_dtype
 
     path = model or default_model()

@@ -116,10 +116,12 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
 def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
     from agentrl.data.models import find_config
+    from agentrl.inference.kinds.kind import server_kind
     from agentrl.launch.dry_run import plan_lines
 
     typer.echo(render(recipe))
-    if recipe.inference.engine == "openai":
+    in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
+    if in_text and recipe.inference.urls:
         config, model = None, f"{recipe.inference.model or recipe.model.name}: at {', '.join(recipe.inference.urls)}"
     else:
         config, model = find_config(recipe.model.name)

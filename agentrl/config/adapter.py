@@ -56,10 +56,5 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
         )
     if trainer.lora_push == "merged":
         return
-    if recipe.inference.engine != "embedded":
-        yield (
-            f"inference.engine={recipe.inference.engine} takes whole weights only: trainer.lora_push=adapter is for "
-            "inference.engine=embedded, use trainer.lora_push=merged"
-        )
     if recipe.weights.transport == "broadcast":
         yield "trainer.lora_push=adapter travels in a file: weights.transport=broadcast needs trainer.lora_push=merged"

@@ -95,10 +95,13 @@ class SamplingConfig(Section):
 class InferenceConfig(Section):
     """The inference servers."""
 
-    engine: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
+    engine: str = Field(
+        default="embedded",
+        description="Kind of server: embedded, sglang, vllm, openai, or one of your own, path/to/file.py:Class.",
+    )
     python: str | None = Field(
         default=None,
-        description="Interpreter that has sglang or vllm; by default ours, else .venv-sglang or .venv-vllm here.",
+        description="Interpreter that the server runs in; by default ours, else e.g. .venv-sglang here.",
     )
     urls: tuple[str, ...] = Field(default=(), description="Servers that run already; never started or stopped by us.")
     servers: Positive = 1
@@ -267,8 +270,6 @@ class Recipe(Section):
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"inference.context_length={self.inference.context_length}"
             )
-        if self.inference.engine == "openai" and not self.inference.urls:
-            raise ValueError("inference.engine=openai needs inference.urls=[URL]")
         for problem in contradictions(self):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
@@ -287,16 +288,6 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.batch_size={self.rollout.batch_size} groups cannot be shared out to "
                 f"trainer.minibatches={self.trainer.minibatches}"
-            )
-        if self.inference.engine == "openai":
-            raise ValueError(
-                "trainer.type=grpo needs token ids and logprobs, which inference.engine=openai does not give; "
-                "use inference.engine=embedded, sglang or vllm, or trainer.type=null to evaluate"
-            )
-        if self.inference.engine == "vllm" and self.weights.transport == "broadcast":
-            raise ValueError(
-                "weights.transport=broadcast: vLLM has a group of its own kind for it, over NCCL only; use "
-                "weights.transport=shm or disk with inference.engine=vllm"
             )
         if self.sampling.temperature == 0:
             raise ValueError("trainer.type=grpo cannot learn from sampling.temperature=0: behavior logprobs need T > 0")

@@ -75,10 +75,9 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
             yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"
     if own.batch_size % recipe.trainer.nproc:
         yield f"supervised.batch_size={own.batch_size} cannot be shared out to trainer.nproc={recipe.trainer.nproc}"
-    if evaluates(recipe) and (recipe.inference.engine == "openai" or recipe.inference.urls):
-        what = "engine=openai" if recipe.inference.engine == "openai" else "urls"
+    if evaluates(recipe) and recipe.inference.urls:
         yield (
-            f"inference.{what}: trainer.type={kind} evaluates what it trained, on a server that it starts itself; take "
+            f"inference.urls: trainer.type={kind} evaluates what it trained, on a server that it starts itself; take "
             "that key out, or set supervised.evaluate=false"
         )
 

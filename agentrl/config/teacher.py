@@ -22,12 +22,12 @@ class TeacherConfig(Section):
         default=None,
         description="Teacher model, named as model.name is; it must have the policy's tokenizer. null: no teacher.",
     )
-    engine: Literal["embedded", "sglang", "vllm", "openai"] = "embedded"
+    engine: str = Field(default="embedded", description="Kind of server, as inference.engine.")
     urls: tuple[str, ...] = Field(
         default=(), description="Servers of the teacher that run already; by default one is started."
     )
     servers: Positive = 1
-    python: str | None = Field(default=None, description="Interpreter that has sglang or vllm, as inference.python.")
+    python: str | None = Field(default=None, description="Interpreter of its servers, as inference.python.")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_running: Positive = Field(default=16, description="Sequences scored together in one server.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a server; all cores by default.")
@@ -55,10 +55,5 @@ def teacher_contradictions(recipe: "Recipe") -> Iterator[str]:
         yield f"{coef} needs a teacher: set teacher.model=NAME, and teacher.urls=[URL] where it is served already"
     elif trainer.distill_coef == 0 and teacher.model is not None:
         yield f"teacher.model={teacher.model} does nothing with {coef}"
-    if trainer.distill_coef > 0 and teacher.engine == "openai":
-        yield (
-            f"teacher.engine=openai: that API takes no token ids and tells no logprobs of a text it is given, which "
-            f"{coef} needs; use teacher.engine=embedded, sglang or vllm"
-        )
     if trainer.advantage == "none" and recipe.rollout.skip_uniform_groups:
         yield "rollout.skip_uniform_groups drops groups by their rewards, which trainer.advantage=none does not look at"

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from agentrl.core.gymnasium_ids import announce
 from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
 
-Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer"]
+Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer", "server"]
 
 _IMPORTING = threading.RLock()
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
@@ -112,7 +112,7 @@ def spec_of(kind: Kind, id: str) -> Spec:
     if kind == "env":
         names += [file.stem for file in local_files()]
     known = [*names, *(_VERSIONED.sub(r"\g<name>", name).lower() for name in names)]
-    what = "ClassName" if kind in ("env", "agent", "workflow", "trainer") else "function"
+    what = "ClassName" if kind in ("env", "agent", "workflow", "trainer", "server") else "function"
     raise LookupError(
         f"{kind} {id!r} is not registered{nearest(id, known) or '.'} Known: {', '.join(names) or 'none'}. "
         f"A path works too: path/to/file.py:{what}"

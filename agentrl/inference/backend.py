@@ -10,6 +10,10 @@ from typing import Literal, Protocol
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
+"""What a weight push does to requests in flight: have them sent again, recompute their cache, or keep it."""
+
+Transport = Literal["shm", "disk", "broadcast"]
+"""How new weights reach a server: a file in shared memory, a file on disk, or a process group."""
 
 
 class InferenceError(RuntimeError):
@@ -71,14 +75,12 @@ class Generation:
         logprobs: ``[tokens]`` ``log_softmax(logits / T)`` of each sampled token.
         versions: ``[tokens]`` policy version that sampled it.
         finish_reason: ``stop``, ``length`` or ``abort`` (given up by the server, partial tokens are valid).
-        cached_tokens: Prompt tokens the server did not have to compute.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     versions: list[int]
     finish_reason: Literal["stop", "length", "abort"]
-    cached_tokens: int = 0
 
 
 class Sampler(Protocol):
@@ -95,7 +97,15 @@ class Sampler(Protocol):
 
 
 class Backend(Protocol):
-    """One server that generates from token ids and takes weights."""
+    """One server that generates from token ids and takes weights.
+
+    What only some servers can do refuses by default; a run that needs it is refused before it starts, by the kind's
+    :class:`~agentrl.inference.kinds.kind.Capabilities`. A kind for evaluation alone needs ``generate``, ``alive`` and
+    ``close``.
+
+    Attributes:
+        url: Base URL, without a slash at its end.
+    """
 
     url: str
 
@@ -105,15 +115,7 @@ class Backend(Protocol):
 
     async def score(self, token_ids: list[int], start: int) -> list[float]:
         """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, each given all before it."""
-        ...
-
-    async def abort(self, request_id: str) -> None:
-        """Give a request up; it returns with ``abort``."""
-        ...
-
-    async def ready(self) -> bool:
-        """Whether it takes requests now."""
-        ...
+        raise InferenceError(f"{self.url}: such a server does not score given tokens")
 
     async def alive(self) -> bool:
         """Whether it answers at all, paused or not."""
@@ -121,31 +123,31 @@ class Backend(Protocol):
 
     async def version(self) -> int:
         """Policy version of the loaded weights."""
-        ...
+        raise InferenceError(f"{self.url}: such a server tells no policy version")
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling; new requests are held."""
-        ...
+        raise InferenceError(f"{self.url}: such a server cannot be paused")
 
     async def resume(self) -> None:
         """Go on sampling."""
-        ...
+        raise InferenceError(f"{self.url}: such a server cannot be paused")
 
     async def load(self, path: str, version: int) -> None:
         """Load weights from a folder."""
-        ...
+        raise InferenceError(f"{self.url}: such a server takes no weights")
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
         """Take weights that the trainer broadcasts meanwhile."""
-        ...
+        raise InferenceError(f"{self.url}: such a server takes no broadcast weights")
 
     async def ranks(self) -> int:
         """Processes of the server that hold weights, each of which takes part in a broadcast."""
-        ...
+        raise InferenceError(f"{self.url}: such a server takes no broadcast weights")
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Names of the tensors that are not what the manifest says."""
-        ...
+        raise InferenceError(f"{self.url}: such a server takes no weights")
 
     async def close(self) -> None:
         """Close connections."""

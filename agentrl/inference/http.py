@@ -18,7 +18,7 @@ from agentrl.inference.backend import ContextOverflow, InferenceError, ServerUnr
 
 ATTEMPTS = 3
 CONNECT_SECONDS = 10.0
-TOO_LONG = ("context", "maximum model length")  # in what SGLang, vLLM and our engine say of a prompt that does not fit
+ALIVE_SECONDS = 10.0  # for the answer to a health probe
 _JSON = {"content-type": "application/json"}
 
 
@@ -42,10 +42,12 @@ class ServerHttp:
     Args:
         url: Base URL.
         timeout: Seconds one request may take.
+        too_long: Words, in lower case, by which a refusal (400) says that the prompt does not fit the context.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, too_long: tuple[str, ...] = ()) -> None:
         self.url = url.rstrip("/")
+        self._too_long = too_long
         self._timeout = timeout
         self._urls: dict[str, URL] = {}  # parsed once
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
@@ -147,7 +149,7 @@ class ServerHttp:
             ) from error
         if status >= 400:
             text = payload[:500].decode(errors="replace")
-            too_long = status == 400 and any(words in text.lower() for words in TOO_LONG)
+            too_long = status == 400 and any(words in text.lower() for words in self._too_long)
             kind = ContextOverflow if too_long else InferenceError
             error = kind(f"{where} answered {status}: {text}")
             error.status = status

@@ -36,6 +36,7 @@ class SessionSettings:
         locked: Refuse what would change the distribution that the trainer assumes (temperature, top_p).
         model: Name put into responses.
         parser: Finds tool calls; chosen from the template where ``None``.
+        structured_output: Whether the server can hold an answer to a JSON schema.
     """
 
     sampling: SamplingParams
@@ -43,6 +44,7 @@ class SessionSettings:
     locked: bool
     model: str
     parser: ToolParser | None = None
+    structured_output: bool = False
 
 
 class ChatSession:
@@ -91,6 +93,11 @@ class ChatSession:
         """
         options = ChatOptions.read(given)
         params = options.sampling(self._settings.sampling, locked=self._settings.locked)
+        if params.json_schema is not None and not self._settings.structured_output:
+            raise ValueError(
+                "chat.completions.create(response_format=...): servers of this kind (inference.engine) do not hold an "
+                "answer to a schema"
+            )
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
         samples = [self._sample(prompt, self._seeded(params, index)) for index in range(options.n)]

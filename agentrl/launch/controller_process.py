@@ -20,12 +20,13 @@ import uvicorn
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import load_tasks
-from agentrl.evaluate.evaluator import Evaluator, make_backend, make_client, make_workflow
+from agentrl.evaluate.evaluator import Evaluator
 from agentrl.host.process import die_with_parent, write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
+from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal

@@ -13,9 +13,10 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
-from agentrl.engine import KEPT_TOKENS
 from agentrl.host.compute_dtype import resolved_dtype
-from agentrl.weights.transport import Transport, costs, file_transport, recipe_transport
+from agentrl.inference.backend import Transport
+from agentrl.inference.kinds.kind import server_kind
+from agentrl.weights.transport import costs, file_transport, recipe_transport
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -84,7 +85,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     inference, trainer = recipe.inference, recipe.trainer
     items: list[MemoryItem] = []
     serves = trainer.type not in SUPERVISED or evaluates(recipe)
-    if serves and inference.engine != "openai" and not inference.urls:
+    if serves and not inference.urls:
         width = _BYTES[resolved_dtype(inference.dtype, device)]
         token = 2 * shape.layers * shape.kv_width * width
         cache = inference.max_running * inference.context_length * token
@@ -94,12 +95,8 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
                 "server", f"KV cache at most, {inference.max_running} x {inference.context_length} tokens", cache
             )
         )
-        if inference.engine == "embedded":
-            items.append(
-                MemoryItem("server", f"kept for later prompts at most, {KEPT_TOKENS} tokens", KEPT_TOKENS * token)
-            )
-            if device == "cpu":
-                items.append(MemoryItem("server", "weights once more, packed", shape.parameters * width))
+        more = server_kind(inference.engine).more_memory(shape.parameters * width, token, device)
+        items += [MemoryItem("server", what, nbytes) for what, nbytes in more]
         if trainer.lora_push == "adapter":
             items.append(MemoryItem("server", "weights beneath the adapters at most", shape.parameters * width))
     if trainer.type is None:

@@ -13,15 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from agentrl.config.recipe import Recipe
-from agentrl.evaluate.evaluator import Evaluator, make_client, make_workflow
+from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
-from agentrl.inference.client import OpenAIClient
+from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
 from agentrl.observe.summary import evaluation_table
+from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
 from agentrl.rollout.journal import Journal
 
 EPISODES = "eval-episodes.jsonl"
@@ -33,23 +34,25 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     Returns:
         Exit code: 0, or 1 when no episode could be judged.
     """
-    if recipe.inference.engine == "openai":
-        model = None
-        console.print(
-            f"model   {recipe.inference.model or recipe.model.name} at {recipe.inference.urls[0]}", highlight=False
-        )
+    in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
+    model = None
+    if in_text and recipe.inference.urls:
+        name = recipe.inference.model or recipe.model.name
+        console.print(f"model   {name} at {recipe.inference.urls[0]}", highlight=False)
     else:
         model = find_model(recipe, console)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        if model is None:
-            summary, failures = asyncio.run(_with_api(recipe, journal, console))
-        else:
+        urls = list(recipe.inference.urls)
+        if model is not None and not urls:
             processes = run_dir / "processes"
             processes.mkdir(exist_ok=True)
-            urls = list(recipe.inference.urls) or start_servers(recipe, model.path, processes, supervisor)
+            urls = start_servers(recipe, model.path, processes, supervisor)
+        if in_text or model is None:
+            summary, failures = asyncio.run(_in_text(recipe, urls[0], journal, console))
+        else:
             summary, failures = asyncio.run(_with_servers(recipe, model.path, urls, journal, console))
     finally:
         supervisor.stop()
@@ -62,17 +65,8 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     return 0 if summary.n else 1
 
 
-async def _with_api(recipe: Recipe, journal: Journal, console: Console) -> tuple[EvalSummary, Counter[str]]:
-    inference, sampling = recipe.inference, recipe.sampling
-    defaults = {"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens}
-    client = OpenAIClient(
-        inference.urls[0],
-        inference.model or recipe.model.name,
-        inference.api_key_env,
-        inference.request_timeout,
-        defaults,
-    )
-    return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
+async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[EvalSummary, Counter[str]]:
+    return await _run(Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal), console)
 
 
 async def _with_servers(

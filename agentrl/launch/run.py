@@ -21,12 +21,13 @@ from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
-from agentrl.evaluate.evaluator import make_workflow
+from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
 from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
@@ -35,6 +36,7 @@ from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, read_metrics
 from agentrl.observe.summary import summary_table
+from agentrl.rollout.assemble import make_workflow
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 
@@ -158,25 +160,25 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
 
 
 def check_components(recipe: Recipe) -> None:
-    """:func:`check_names`, and look for the interpreter of the recipe's server.
+    """:func:`check_names`, and look for the interpreters of the servers that the run starts.
 
     Raises:
         RunError: Something is not there.
     """
     check_names(recipe)
-    if recipe.inference.engine in ("sglang", "vllm") and not recipe.inference.urls:
+    if not recipe.inference.urls:
         server_python(recipe.inference)
-    teacher = recipe.teacher
-    if teacher.model is not None and teacher.engine in ("sglang", "vllm") and not teacher.urls:
+    if recipe.teacher.model is not None and not recipe.teacher.urls:
         server_python(as_teacher(recipe).inference, "teacher")
 
 
 def check_names(recipe: Recipe) -> None:
-    """Import what the recipe names, make one environment, and look for its tool parser and chat template.
+    """Import what the recipe names, make one environment, and see that its servers can do what it asks.
 
     Raises:
-        RunError: A name is unknown, a file does not import, or arguments do not fit.
+        UserError: A name is unknown, a file does not import, arguments do not fit, or a kind of server cannot do it.
     """
+    check_servers(recipe)
     try:
         if recipe.env.id != NO_ENV:
             make_workflow(recipe)
@@ -256,7 +258,7 @@ def _train(
     trainer = supervisor.start(
         "trainer",
         commands.trainer(recipe, model, run_dir, announced["url"], resume),
-        env={**shared_env, **commands.CPU_ENV, "HF_HUB_OFFLINE": "1"},  # it needs the hub no more; the controller may
+        env={**shared_env, **CPU_ENV, "HF_HUB_OFFLINE": "1"},  # it needs the hub no more; the controller may
     )
     follow = MetricsTail(run_dir / "metrics.jsonl")
 

@@ -17,11 +17,12 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import InferenceConfig, Recipe
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
+from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
 
 READY_POLL_SECONDS = 1.0
-READY_PATHS = {"sglang": "/ready", "vllm": "/health"}
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
@@ -33,7 +34,7 @@ def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
 
 
 def start_servers(
-    recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor, kind: str = "server"
+    recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor, role: str = "server"
 ) -> list[str]:
     """Start the recipe's servers and return their URLs when all are ready.
 
@@ -42,33 +43,43 @@ def start_servers(
         model: Folder to load.
         processes: Folder for the files in which servers announce themselves.
         supervisor: Owns the processes.
-        kind: What they are called; one of a kind may die while another lives.
+        role: What they are called; one of a role may die while another lives.
     """
-    inference = recipe.inference
+    inference, kind = recipe.inference, server_kind(recipe.inference.engine)
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
     niceness = inference.niceness if beside_trainer else 0
-    waiting: list[tuple[Child, Path | str]] = []
+    waiting: list[tuple[Child, ServerStart]] = []
     for index in range(inference.servers):
-        name = f"{kind}-{index}"
-        if inference.engine == "embedded":
-            ready = processes / f"{name}.json"
-            command = commands.embedded_server(recipe, model, ready, index)
-            child = supervisor.start(name, command, env=commands.CPU_ENV, niceness=niceness, peer=kind)
-            waiting.append((child, ready))
-        else:
-            port = free_port()
-            make = commands.sglang_server if inference.engine == "sglang" else commands.vllm_server
-            command = make(recipe, model, port, server_python(inference))
-            child = supervisor.start(name, command, env=server_env(recipe), niceness=niceness, peer=kind)
-            waiting.append((child, f"http://127.0.0.1:{port}{READY_PATHS[inference.engine]}"))
+        name = f"{role}-{index}"
+        start = server_start(recipe, model, processes / f"{name}.json", index)
+        command = commands.server(kind, start, inference.args)
+        child = supervisor.start(name, command, env=kind.env(start), niceness=niceness, peer=role)
+        waiting.append((child, start))
     urls: list[str] = []
-    for child, where in waiting:
-        if isinstance(where, Path):
-            urls.append(supervisor.wait_ready(child, where, inference.start_timeout)["url"])
+    for child, start in waiting:
+        if kind.ready_path is None:
+            urls.append(supervisor.wait_ready(child, start.ready_file, inference.start_timeout)["url"])
         else:
-            wait_http(supervisor, child, where, inference.start_timeout)
-            urls.append(where.rpartition("/")[0])
+            urls.append(f"http://127.0.0.1:{start.port}")
+            wait_http(supervisor, child, f"{urls[-1]}{kind.ready_path}", inference.start_timeout)
     return urls
+
+
+def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> ServerStart:
+    """What the recipe asks of its server number ``index``."""
+    inference, device = recipe.inference, recipe.launch.device
+    return ServerStart(
+        model=model,
+        python=server_python(inference),
+        port=free_port() if server_kind(inference.engine).ready_path is not None else 0,
+        ready_file=ready_file,
+        dtype=resolved_dtype(inference.dtype, device),
+        device=device,
+        context_length=inference.context_length,
+        max_running=inference.max_running,
+        threads=inference.threads,
+        seed=recipe.seed + index,
+    )
 
 
 def free_port() -> int:
@@ -79,34 +90,23 @@ def free_port() -> int:
 
 
 def server_python(inference: InferenceConfig, section: str = "inference") -> str:
-    """The interpreter that a foreign server runs in; ``section`` is where the recipe may name it.
+    """The interpreter that a server runs in; ``section`` is where the recipe may name it.
 
     Raises:
         UserError: None is found that has it.
     """
+    kind = server_kind(inference.engine)
     if inference.python is not None:
         return inference.python
-    if find_spec(inference.engine) is not None:
+    if kind.package is None or find_spec(kind.package) is not None:
         return sys.executable
-    beside = Path(f".venv-{inference.engine}") / "bin" / "python"
+    beside = Path(f".venv-{kind.package}") / "bin" / "python"
     if beside.is_file():
         return str(beside.absolute())
     raise UserError(
-        f"{section}.engine={inference.engine} is not installed: neither this interpreter has it nor {beside}; install "
-        f"it into an environment of its own (make {inference.engine} does so for a CPU) and name its interpreter with "
-        f"{section}.python=PATH"
+        f"{section}.engine={inference.engine} is not installed: neither this interpreter has it nor {beside}; "
+        f"{kind.install} and name its interpreter with {section}.python=PATH"
     )
-
-
-def server_env(recipe: Recipe) -> dict[str, str]:
-    """What a foreign server's environment has beyond ours."""
-    engine = recipe.inference.engine
-    env = dict(commands.SERVER_ENV[engine])
-    if recipe.launch.device == "cpu":
-        env |= commands.SERVER_ENV_CPU.get(engine, {})
-        if recipe.inference.threads:
-            env["OMP_NUM_THREADS"] = str(recipe.inference.threads)
-    return env
 
 
 def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import evaluates
-from agentrl.evaluate.evaluator import Evaluator, make_client, make_workflow
+from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
+from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
@@ -22,6 +23,7 @@ from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
+from agentrl.rollout.assemble import make_client, make_workflow
 from agentrl.rollout.journal import Journal
 from agentrl.supervised.examples import load_held_out, load_lines, named
 
@@ -63,7 +65,7 @@ def train_on_lines(
         poll()
     view.state("starting the trainer")
     child = supervisor.start(
-        "trainer", commands.lines_trainer(recipe, model, run_dir, data, resume), env={**ENV, **commands.CPU_ENV}
+        "trainer", commands.lines_trainer(recipe, model, run_dir, data, resume), env={**ENV, **CPU_ENV}
     )
     supervisor.wait([child], poll)
     poll()

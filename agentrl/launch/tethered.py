@@ -1,4 +1,4 @@
-"""A foreign program as a child that dies with us: ``python -m agentrl.launch.tethered PARENT COMMAND...``.
+"""A program as a child that dies with us: ``python -m agentrl.launch.tethered PARENT COMMAND...``.
 
 Guarantees: the program takes this process's place, so signals and exit codes are its own; when the parent is gone, even
 by ``kill -9``, the kernel sends it SIGTERM.

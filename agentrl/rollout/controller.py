@@ -18,8 +18,9 @@ from agentrl.core.columns import Columns, concatenate
 from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
+from agentrl.inference.client import Client
 from agentrl.rollout.buffer import Group, GroupBuffer
-from agentrl.rollout.episode_runner import Client, run_episode
+from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
 from agentrl.rollout.staleness import StalenessGate

@@ -7,21 +7,11 @@ cancellation of the run itself passes through.
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
-from typing import Protocol
 
 from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import Outcome, RolloutWorkflow
 from agentrl.inference.backend import ContextOverflow, InferenceError
-from agentrl.inference.client import EpisodeLLM
-
-
-class Client(Protocol):
-    """Hands out episode handles."""
-
-    def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """A handle and its release."""
-        ...
+from agentrl.inference.client import Client
 
 
 async def run_episode(

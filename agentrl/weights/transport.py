@@ -13,33 +13,50 @@ from urllib.parse import urlsplit
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.weight_manifest import SHM
+from agentrl.inference.backend import Transport
+from agentrl.inference.kinds.kind import server_kind
 
-Transport = Literal["shm", "disk", "broadcast"]
+PREFERRED: tuple[Transport, ...] = ("shm", "broadcast", "disk")  # by auto, of those that reach the servers
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROOM = 2.2  # times the bytes of a version: two buffers, and some to spare
 
 
 def recipe_transport(recipe: Recipe) -> Transport:
     """The transport of a recipe, see :func:`choose`."""
-    inference, trainer = recipe.inference, recipe.trainer
+    inference, trainer, asked = recipe.inference, recipe.trainer, recipe.weights.transport
+    if asked != "auto":
+        return asked
     files_only = trainer.lora_rank is not None and trainer.lora_push == "adapter"
-    return choose(recipe.weights.transport, inference.engine, inference.urls, files_only=files_only)
+    transports = server_kind(inference.engine).capabilities.transports
+    return choose(asked, transports, inference.urls, files_only=files_only)
 
 
-def choose(asked: Literal["auto"] | Transport, engine: str, urls: Sequence[str], *, files_only: bool) -> Transport:
+def choose(
+    asked: Literal["auto"] | Transport, transports: Sequence[Transport], urls: Sequence[str], *, files_only: bool
+) -> Transport:
     """The way for a recipe; shared memory may still give way to the disk, see :func:`file_transport`.
 
     Args:
         asked: ``weights.transport``.
-        engine: ``inference.engine``.
+        transports: Ways in which the servers take weights, see
+            :class:`~agentrl.inference.kinds.kind.Capabilities`.
         urls: Servers that run already; those that a run starts stand on its own host.
         files_only: Whether what is sent has to be a file (an adapter alone).
+
+    Raises:
+        ValueError: The servers take weights in no way that reaches them.
     """
     if asked != "auto":
         return asked
-    if all(urlsplit(url).hostname in (*LOOPBACK, socket.gethostname(), socket.getfqdn()) for url in urls):
-        return "shm"
-    return "disk" if engine == "vllm" or files_only else "broadcast"
+    local = all(urlsplit(url).hostname in (*LOOPBACK, socket.gethostname(), socket.getfqdn()) for url in urls)
+    reach = {"shm": local, "broadcast": not files_only, "disk": True}
+    for way in PREFERRED:
+        if way in transports and reach[way]:
+            return way
+    raise ValueError(
+        f"weights.transport=auto finds no way to the servers: they take weights by {', '.join(transports) or 'none'}"
+        f"{', and stand on other hosts' if not local else ''}{', and an adapter travels in a file' * files_only}"
+    )
 
 
 def file_transport(asked: Literal["auto", "shm", "disk"], nbytes: int) -> Literal["shm", "disk"]:

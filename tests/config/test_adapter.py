@@ -14,8 +14,6 @@ RANK = "trainer.lora_rank=8"
         (["trainer.lora_alpha=16"], ["trainer.lora_alpha", "trainer.lora_rank"]),
         (["trainer.lora_push=adapter"], ["trainer.lora_push", "trainer.lora_rank"]),
         ([RANK, "trainer.kl_coef=0.1", "trainer.reference=ema"], ["trainer.reference=ema", "trainer.lora_rank"]),
-        ([RANK, "trainer.lora_push=adapter", "inference.engine=sglang"], ["trainer.lora_push", "inference.engine"]),
-        ([RANK, "trainer.lora_push=adapter", "inference.engine=vllm"], ["trainer.lora_push", "inference.engine"]),
         (
             [RANK, "trainer.lora_push=adapter", "weights.transport=broadcast"],
             ["trainer.lora_push", "weights.transport"],

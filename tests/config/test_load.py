@@ -93,7 +93,7 @@ def test_unknown_keys_in_files_name_the_file_even_in_the_unused_part(recipe_file
         ("trainer.total_steps=0", ["at least 1"]),
         ("trainer.clip_eps=2", ["greater than 0", "less than 1"]),
         ("trainer.time_budget=-1", ["a number or null"]),
-        ("inference.engine=vlm", ["embedded or sglang"]),
+        ("weights.transport=shn", ["auto or shm or disk or broadcast"]),
         ("inference.args=3", ["a list of text"]),
         ("trainer=5", ["a mapping with the keys preset,"]),
         ("launch.device=tpu", ["auto or cpu or cuda"]),

@@ -16,7 +16,6 @@ PURE = "trainer.preset=distill"
         (["trainer.distill_coef=0.3"], ["trainer.distill_coef=0.3", "teacher.model"]),
         (["teacher.model=big"], ["teacher.model=big", "trainer.distill_coef=0"]),
         ([PURE, "teacher.urls=[http://x]"], ["teacher.urls", "teacher.model"]),
-        ([PURE, "teacher.model=big", "teacher.engine=openai"], ["teacher.engine=openai", "no token ids"]),
         (
             [PURE, "teacher.model=big", "rollout.skip_uniform_groups=true"],
             ["rollout.skip_uniform_groups", "trainer.advantage=none"],

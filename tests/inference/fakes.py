@@ -48,12 +48,6 @@ class FakeBackend:
             raise ServerUnreachable(f"{self.url} is dead")
         return [-0.5 * token for token in token_ids[start:]]
 
-    async def abort(self, request_id: str) -> None:
-        self.calls.append(("abort", request_id))
-
-    async def ready(self) -> bool:
-        return True
-
     async def alive(self) -> bool:
         return not self.dead
 

@@ -122,7 +122,9 @@ async def test_a_sample_that_fails_gives_up_its_siblings(template: ChatTemplate)
 
 async def test_a_response_format_reaches_the_server_in_evaluation(template: ChatTemplate) -> None:
     session = ChatSession(
-        FakeBackend(lambda ids, params: answer([template.eos_id])), template, replace(SETTINGS, locked=False)
+        FakeBackend(lambda ids, params: answer([template.eos_id])),
+        template,
+        replace(SETTINGS, locked=False, structured_output=True),
     )
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     await session.create(
@@ -130,6 +132,12 @@ async def test_a_response_format_reaches_the_server_in_evaluation(template: Chat
     )
     backend: FakeBackend = session._backend  # type: ignore[assignment]
     assert json.loads(backend.requests[0][1].json_schema or "") == schema
+
+
+async def test_a_response_format_is_refused_where_the_server_cannot_hold_to_it(template: ChatTemplate) -> None:
+    session = make_session(template, lambda ids, params: answer([template.eos_id]), locked=False)
+    with pytest.raises(ValueError, match=r"response_format.*do not hold an answer to a schema"):
+        await session.create(messages=[HELLO], response_format={"type": "json_object"})
 
 
 async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixing(template: ChatTemplate) -> None:

@@ -1,4 +1,4 @@
-"""Foreign servers: which interpreter, which flags, and that they die with us."""
+"""Servers of a run: which interpreter, which flags, and that they die with us."""
 
 import os
 import signal
@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from agentrl.config.load import load_recipe
+from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch import commands
-from agentrl.launch.servers import server_python
+from agentrl.launch.servers import server_python, server_start
 
 
 def test_the_interpreter_is_the_named_one_or_one_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,18 +24,29 @@ def test_the_interpreter_is_the_named_one_or_one_beside(tmp_path: Path, monkeypa
     assert server_python(load_recipe("arithmetic_grpo", ["inference.engine=sglang"]).inference) == str(python)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_limits_and_own_flags_reach_the_server(engine: str) -> None:
+@pytest.mark.parametrize("engine", ["embedded", "sglang", "vllm"])
+def test_limits_and_own_flags_reach_the_server(engine: str, tmp_path: Path) -> None:
     settings = [f"inference.engine={engine}", "inference.args=[--some-flag,7]", "inference.dtype=float32", "seed=3"]
-    recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
-    make = commands.sglang_server if engine == "sglang" else commands.vllm_server
-    command = make(recipe, Path("/model"), 123, "/python")
+    recipe = load_recipe("arithmetic_grpo", [*settings, "inference.python=/python"], device="cpu")
+    start = server_start(recipe, Path("/model"), tmp_path / "server-1.json", 1)
+    command = commands.server(server_kind(engine), start, recipe.inference.args)
+    assert command[1:3] == ["-m", "agentrl.launch.tethered"], "it would outlive us"
     assert command[-2:] == ["--some-flag", "7"]
     words = " ".join(command)
-    for part in ("/python -m", "/model", "--port 123", "--dtype float32", "128", "seed 3"):
+    for part in ("/python -m", "/model", "--dtype float32", "128", "seed 4"):
         assert part in words
+    assert (f"--port {start.port}" in words) == (start.port > 0) == (engine != "embedded")
+    assert (f"--ready-file {start.ready_file}" in words) == (start.port == 0)
     if engine == "vllm":
         assert "--logprobs-mode processed_logprobs" in words and "--enable-scale-out" in words
+
+
+def test_a_servers_threads_are_its_environments(tmp_path: Path) -> None:
+    for engine, threads in (("sglang", "2"), ("vllm", "2"), ("embedded", None)):
+        settings = [f"inference.engine={engine}", "inference.python=/python", "inference.threads=2"]
+        start = server_start(load_recipe("arithmetic_grpo", settings, device="cpu"), tmp_path, tmp_path / "x", 0)
+        assert server_kind(engine).env(start).get("OMP_NUM_THREADS") == threads
+    assert server_kind("vllm").env(start)["VLLM_SERVER_DEV_MODE"] == "1"
 
 
 def test_a_tethered_program_takes_our_place_and_dies_with_its_parent() -> None:

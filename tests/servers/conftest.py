@@ -9,10 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import Recipe
-from agentrl.evaluate.evaluator import make_backend
 from agentrl.inference.backend import Backend
+from agentrl.inference.kinds.kind import Capabilities, server_kind
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
+from agentrl.rollout.assemble import make_backend
 from tests.tiny import build_tiny_model
 
 REAL = [pytest.param(name, marks=pytest.mark.servers) for name in ("sglang", "vllm")]
@@ -31,6 +32,10 @@ class Server:
     @property
     def kind(self) -> str:
         return self.recipe.inference.engine
+
+    @property
+    def can(self) -> Capabilities:
+        return server_kind(self.kind).capabilities
 
 
 @pytest.fixture(scope="session")

@@ -97,13 +97,12 @@ async def test_new_weights_answer_with_their_version_and_are_verified(
     params = SamplingParams(max_new_tokens=16, temperature=0.0)
     before = await backend.generate(PROMPT, params, request_id="before")
     await backend.pause("retract")
-    assert await backend.alive() and not await backend.ready()
+    assert await backend.alive()
     await backend.load(str(server.second), 7)
     assert await backend.version() == 7
     assert await backend.verify(manifest(server.second, 7)) == []
     assert await backend.verify(manifest(server.second, 8)) != [] or server.kind == "embedded"
     await backend.resume()
-    assert await backend.ready()
     after = await backend.generate(PROMPT, params, request_id="after")
     assert before.token_ids != after.token_ids
     assert set(after.versions) == {7}
@@ -169,8 +168,8 @@ async def test_an_answer_can_be_held_to_a_schema_where_the_server_can(backend: B
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     params = SamplingParams(max_new_tokens=100, temperature=1.0, json_schema=json.dumps(schema))
-    if server.kind == "embedded":
-        with pytest.raises(ValueError, match="does not constrain"):
+    if not server.can.structured_output:
+        with pytest.raises(InferenceError, match="json_schema"):
             await backend.generate(PROMPT, params, request_id="json")
         return
     answer = await backend.generate(PROMPT, params, request_id="json")
@@ -178,21 +177,10 @@ async def test_an_answer_can_be_held_to_a_schema_where_the_server_can(backend: B
     assert json.loads(text) in ({"a": "x"}, {"a": "y"}), text
 
 
-async def test_a_request_can_be_given_up(backend: Backend) -> None:
-    task = asyncio.create_task(backend.generate(PROMPT, LONG, request_id="unwanted"))
-    for _ in range(200):
-        await asyncio.sleep(0.05)  # until the server knows it: an id that is unknown is ignored
-        await backend.abort("unwanted")
-        if task.done():
-            break
-    answer = await asyncio.wait_for(task, SECONDS)
-    assert answer.finish_reason == "abort" and len(answer.token_ids) < LONG.max_new_tokens
-
-
 async def test_broadcast_weights_arrive_twice_in_one_group(
     backend: Backend, server: Server, references: References
 ) -> None:
-    if server.kind == "vllm":
+    if "broadcast" not in server.can.transports:
         pytest.skip("vLLM's own transfer engines run on NCCL only; the recipe refuses the combination")
     sender = Sender({backend.url: await backend.ranks()}, "gloo", SECONDS)
     params = SamplingParams(max_new_tokens=16, temperature=0.0)

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
+from agentrl.inference.kinds.embedded import EmbeddedBackend
 from agentrl.inference.router import Router
-from agentrl.inference.sglang import SGLangBackend
 from agentrl.rollout.teacher_scoring import Teacher
 from tests.served import served
 from tests.tiny import build_tiny_model
@@ -74,7 +74,7 @@ async def test_a_student_learns_the_distribution_of_a_served_teacher(
     exact: list[float] = []
     measured: list[float] = []
     with served(folder) as url:
-        teacher = Teacher(Router([SGLangBackend(url, 60.0, embedded=True)]))
+        teacher = Teacher(Router([EmbeddedBackend(url, 60.0)]))
         await teacher.start()
         for step in range(STEPS):
             sampled = sample(engine.policy, step, generator, 2, prompts)
@@ -96,7 +96,7 @@ async def test_a_served_teacher_scores_as_the_plain_model(tiny_model: Path) -> N
         rows = reference(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     known = rows.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     with served(tiny_model) as url:
-        backend = SGLangBackend(url, 60.0, embedded=True)
+        backend = EmbeddedBackend(url, 60.0)
         for start in (1, 2, 20, 36):
             told = torch.tensor(await backend.score(ids, start), dtype=torch.float64)
             torch.testing.assert_close(told, known[start - 1 :], atol=1e-4, rtol=0)

@@ -3,32 +3,45 @@
 import shutil
 import socket
 from collections import namedtuple
+from typing import Any
 
 import pytest
 
 from agentrl.config.load import load_recipe
+from agentrl.inference.backend import Transport
 from agentrl.launch.dry_run import plan_lines
 from agentrl.weights.transport import choose, file_transport
 
 HERE, THERE = "http://127.0.0.1:1", "http://node7:1"
 
 
+ALL = ("shm", "disk", "broadcast")
+
+
 @pytest.mark.parametrize(
-    ("asked", "engine", "urls", "files_only", "way"),
+    ("asked", "transports", "urls", "files_only", "way"),
     [
-        ("auto", "embedded", (), False, "shm"),
-        ("auto", "sglang", (HERE, f"http://{socket.gethostname()}:2"), False, "shm"),
-        ("auto", "sglang", (HERE, THERE), False, "broadcast"),
-        ("auto", "vllm", (THERE,), False, "disk"),
-        ("auto", "embedded", (THERE,), True, "disk"),
-        ("disk", "sglang", (HERE,), False, "disk"),
-        ("shm", "sglang", (THERE,), False, "shm"),
+        ("auto", ALL, (), False, "shm"),
+        ("auto", ALL, (HERE, f"http://{socket.gethostname()}:2"), False, "shm"),
+        ("auto", ALL, (HERE, THERE), False, "broadcast"),
+        ("auto", ("shm", "disk"), (THERE,), False, "disk"),
+        ("auto", ("disk",), (HERE,), False, "disk"),
+        ("auto", ("broadcast",), (HERE,), False, "broadcast"),
+        ("auto", ALL, (THERE,), True, "disk"),
+        ("disk", ALL, (HERE,), False, "disk"),
+        ("shm", ALL, (THERE,), False, "shm"),
     ],
 )
-def test_auto_goes_by_where_the_servers_stand(
-    asked: str, engine: str, urls: tuple[str, ...], files_only: bool, way: str
+def test_auto_goes_by_where_the_servers_stand_and_what_they_take(
+    asked: Any, transports: tuple[Transport, ...], urls: tuple[str, ...], files_only: bool, way: str
 ) -> None:
-    assert choose(asked, engine, urls, files_only=files_only) == way  # type: ignore[arg-type]
+    assert choose(asked, transports, urls, files_only=files_only) == way
+
+
+@pytest.mark.parametrize(("transports", "files_only"), [((), False), (("shm",), False), (("broadcast",), True)])
+def test_servers_that_no_way_reaches_are_refused(transports: tuple[Transport, ...], files_only: bool) -> None:
+    with pytest.raises(ValueError, match=r"weights\.transport=auto finds no way to the servers"):
+        choose("auto", transports, (THERE,), files_only=files_only)
 
 
 def test_auto_falls_back_to_disk_where_tmpfs_is_small(monkeypatch: pytest.MonkeyPatch) -> None:

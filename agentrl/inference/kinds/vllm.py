@@ -1,26 +1,27 @@
-"""Backend for vLLM: ids in and out, its own calls for pauses and weights.
+"""VLLM: ids in and out, its own calls for pauses and weights, and its start.
 
-Guarantees: as :mod:`agentrl.inference.sglang`. Versions come with the answer of ``/inference/v1/generate``, which a
-server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``, whose
-answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version at
-its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
+Guarantees: as :mod:`agentrl.inference.kinds.sglang`. Versions come with the answer of ``/inference/v1/generate``,
+which a server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``,
+whose answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version
+at its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
 """
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
-from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
-from agentrl.inference.http import ServerHttp
-from agentrl.inference.sglang import ALIVE_SECONDS, version_number, versions_of
+from agentrl.core.weight_manifest import WeightManifest
+from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
+from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.versions import version_number, versions_of
 
+TOO_LONG = ("context", "maximum model length")  # in what is said of a prompt that does not fit
 _PAUSES: dict[PauseMode, str] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 _ABSENT = (403, 404)  # what a server answers whose flags leave a call out
 
 
-class VLLMBackend:
+class VLLMBackend(Backend):
     """One server at ``url``.
 
     Args:
@@ -30,24 +31,16 @@ class VLLMBackend:
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url.rstrip("/")
-        self._http = ServerHttp(self.url, timeout)
+        self._http = ServerHttp(self.url, timeout, TOO_LONG)
         self._mode: PauseMode = "abort"
         self._model: str | None = None  # name to ask for, where only /v1/completions is there
         self._scored_model: str | None = None  # the same name, where it scores
         self._version: int | None = None  # where only /v1/completions is there: what the server holds
         self._running = asyncio.Event()  # the same: cleared during a push
         self._running.set()
-        self._unwanted: set[str] = set()  # requests that were given up
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation."""
-        answer = await self._generate(token_ids, params, request_id)
-        if request_id in self._unwanted:
-            self._unwanted.discard(request_id)
-            return replace(answer, finish_reason="abort")  # vLLM says that it stopped
-        return answer
-
-    async def _generate(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Generation:
         sampling: dict[str, Any] = {
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
@@ -129,19 +122,6 @@ class VLLMBackend:
         except (KeyError, TypeError, IndexError) as error:
             raise self._nonsense("/v1/models", models, error) from error
 
-    async def abort(self, request_id: str) -> None:
-        """Give a request up."""
-        self._unwanted.add(request_id)
-        await self._control("/abort_requests", {"request_ids": [request_id]})
-
-    async def ready(self) -> bool:
-        """Whether it is up and not paused."""
-        try:
-            paused = await self._http.get("/is_paused", timeout=ALIVE_SECONDS)
-        except InferenceError:
-            return await self.alive()
-        return not paused.get("is_paused", False)
-
     async def alive(self) -> bool:
         """Whether ``/health`` answers; it does so while paused."""
         return await self._http.answers("/health", ALIVE_SECONDS)
@@ -181,14 +161,6 @@ class VLLMBackend:
         await self._control("/update_weight_version", {"new_version": str(version)})
         self._version = version
 
-    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
-        """Refused: vLLM's transfer engines are of another kind, and run on NCCL only."""
-        raise InferenceError(f"{self.url}: weights.transport=broadcast is not supported with vLLM")
-
-    async def ranks(self) -> int:
-        """Processes that hold weights."""
-        return int((await self._http.get("/get_world_size"))["world_size"])
-
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare the version; vLLM refuses names that it does not know, and shows no values under their names."""
         return [] if await self.version() == manifest.version else ["weight_version"]
@@ -220,3 +192,49 @@ def _checked(ids: list[int], logprobs: list[float], versions: list[int], finish:
     if finish not in ("stop", "length", "abort"):
         raise ValueError(f"finish_reason {finish!r}")
     return Generation(ids, logprobs, versions, finish)
+
+
+class VLLM(ServerKind):
+    """VLLM's own server; the contract was measured with 0.32.0."""
+
+    capabilities = Capabilities(
+        starts=True,
+        token_logprobs=True,
+        token_versions=True,
+        pause_modes=("retract", "in_place", "abort"),
+        transports=("shm", "disk"),
+        structured_output=True,
+        scoring=True,
+        reasons={"broadcast": "vLLM has a group of its own kind for it, over NCCL only"},
+    )
+    package = "vllm"
+    install = "install it into an environment of its own (make vllm does so for a CPU)"
+    ready_path = "/health"
+
+    def command(self, start: ServerStart) -> list[str]:
+        """VLLM's server, with the calls and the logprobs that training needs."""
+        command = [
+            *(start.python, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(start.model)),
+            *("--host", "127.0.0.1", "--port", str(start.port)),
+            *("--dtype", start.dtype),
+            *("--max-model-len", str(start.context_length)),
+            *("--max-num-seqs", str(start.max_running)),
+            *("--seed", str(start.seed)),
+            *("--logprobs-mode", "processed_logprobs"),  # of the distribution that was sampled from
+            "--enable-scale-out",  # its answers tell the policy version of each token
+        ]
+        return [*command, "--enforce-eager"] if start.device == "cpu" else command
+
+    def env(self, start: ServerStart) -> dict[str, str]:
+        """The calls for weights, no network for a model that lies here, and on a CPU the cache's size and threads."""
+        env = {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # without it there are no calls for weights
+        if start.device == "cpu":
+            env["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GB
+            if start.threads:
+                env["OMP_NUM_THREADS"] = str(start.threads)
+        return env
+
+    def backend(self, url: str, timeout: float) -> VLLMBackend:
+        """Its own calls, with or without ``--enable-scale-out``."""
+        return VLLMBackend(url, timeout)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams
-from agentrl.inference.vllm import VLLMBackend
+from agentrl.inference.kinds.vllm import VLLMBackend
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), stop_token_ids=(9,), seed=3)
 CHOICE: dict[str, Any] = {"token_ids": [11, 12, 13], "finish_reason": "length"}
@@ -142,26 +142,6 @@ async def test_a_server_without_calls_for_weights_is_told_how_to_get_them() -> N
         with pytest.raises(InferenceError, match=r"has no /pause: start vLLM with VLLM_SERVER_DEV_MODE=1"):
             await server.pause("abort")
         assert await server.version() == 0
-
-
-async def test_a_request_that_was_given_up_is_aborted_whatever_the_server_calls_it() -> None:
-    asked, go = asyncio.Event(), asyncio.Event()
-
-    class Slow(VLLMBackend):
-        async def _generate(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
-            asked.set()
-            await go.wait()
-            return await super()._generate(token_ids, params, request_id)
-
-    answers = {"/inference/v1/generate": generated(finish_reason="stop"), "/abort_requests": lambda b: web.Response()}
-    async with backend(answers) as (plain, _):
-        server = Slow(plain.url, 5.0)
-        task = asyncio.create_task(server.generate([1], PARAMS, request_id="r"))
-        await asked.wait()
-        await server.abort("r")
-        go.set()
-        assert (await task).finish_reason == "abort"
-        await server.close()
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,22 @@
 """The SGLang backend against a scripted server on a real socket: requests, spans, errors."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
 from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams, ServerUnreachable
-from agentrl.inference.sglang import SGLangBackend
+from agentrl.inference.kinds.sglang import SGLangBackend
+from tests.inference.scripted import Handler, scripted
 
-Handler = Callable[[str, bytes], web.Response | None]
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), seed=3)
 
 
-@asynccontextmanager
-async def backend(handler: Handler, *, embedded: bool = True, timeout: float = 5.0) -> AsyncIterator[SGLangBackend]:
-    """A backend whose server answers every path with ``handler(path, body)``, and breaks off where that is ``None``."""
-
-    async def answer(request: web.Request) -> web.Response:
-        answered = handler(request.path, await request.read())
-        if answered is None:
-            assert request.transport is not None
-            request.transport.close()
-            return web.Response()
-        return answered
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server:
-        made = SGLangBackend(f"{server.make_url('')}", timeout, embedded=embedded)
-        try:
-            yield made
-        finally:
-            await made.close()
+def backend(handler: Handler) -> AbstractAsyncContextManager[SGLangBackend]:
+    return scripted(handler, SGLangBackend)
 
 
 def meta(**more: object) -> dict[str, object]:
@@ -73,7 +53,7 @@ async def test_scores_are_asked_from_the_position_before_and_the_first_one_is_dr
         pairs = [[None, 6, None], [-0.5, 7, None], [-0.25, 8, None]]  # SGLang pads the first position with null
         return web.json_response({"output_ids": [], "meta_info": {"input_token_logprobs": pairs}})
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         assert await server.score([5, 6, 7, 8], 2) == [-0.5, -0.25]
         with pytest.raises(InferenceError, match=r"not SGLang's .*3 logprobs of 4 tokens"):
             await server.score([5, 6, 7, 8], 1)
@@ -103,9 +83,9 @@ async def test_a_wrong_answer_is_one_error_with_the_url(
             await server.generate([1], PARAMS, request_id="r")
 
 
-async def test_an_unreachable_server_is_an_error_with_the_url_and_neither_ready_nor_alive() -> None:
+async def test_an_unreachable_server_is_an_error_with_the_url_and_not_alive() -> None:
     server = SGLangBackend("http://127.0.0.1:9", 5.0)  # the discard port: nobody listens
-    assert not await server.ready() and not await server.alive()
+    assert not await server.alive()
     with pytest.raises(ServerUnreachable, match=r"http://127\.0\.0\.1:9/generate: ClientConnectorError") as caught:
         await server.generate([1], PARAMS, request_id="r")
     assert caught.value.never_sent
@@ -153,7 +133,7 @@ async def test_a_load_in_place_flushes_by_itself_because_a_flush_that_fails_woul
         seen.append((path, json.loads(body or b"{}")))
         return web.json_response({"success": True})
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         for mode, flushes in (("retract", True), ("in_place", False)):
             seen.clear()
             await server.pause(mode)  # type: ignore[arg-type]
@@ -177,7 +157,7 @@ async def test_a_broadcast_is_taken_bucket_by_bucket_and_the_last_one_carries_th
         seen.append((path, json.loads(body)))
         return web.json_response({"success": True}, status=begin if path == "/begin_weight_update" else 200)
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         plan = PLAN.model_copy(update={"offsets": {server.url: 2}})
         manifest = WeightManifest(
             version=7, transport="broadcast", dtype="BF16", nbytes=1, fingerprints={}, broadcast=plan
@@ -205,7 +185,7 @@ async def test_a_group_that_was_never_joined_is_no_hindrance() -> None:
         seen.append(path)
         return web.json_response({"success": True}, status=400 if path == "/destroy_weights_update_group" else 200)
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         plan = PLAN.model_copy(update={"offsets": {server.url: 1}, "leave": "old"})
         manifest = WeightManifest(
             version=7, transport="broadcast", dtype="F32", nbytes=1, fingerprints={}, broadcast=plan
@@ -228,7 +208,7 @@ async def test_a_broadcast_that_fails_leaves_no_session_open() -> None:
         failed = path == "/update_weights_from_distributed"
         return web.json_response({"success": not failed, "message": "the sender left"})
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         plan = PLAN.model_copy(update={"offsets": {server.url: 1}, "join": False})
         manifest = WeightManifest(
             version=7, transport="broadcast", dtype="F32", nbytes=1, fingerprints={}, broadcast=plan
@@ -246,7 +226,7 @@ async def test_values_that_differ_from_the_samples_are_named() -> None:
             return web.json_response({"weight_version": "2"})
         return web.json_response(held[json.loads(body)["name"]])
 
-    async with backend(handler, embedded=False) as server:
+    async with backend(handler) as server:
         manifest = WeightManifest(
             version=2, transport="disk", path="/x", dtype="F32", nbytes=8, fingerprints={},
             samples={"a": [1.0, 2.0], "b": [5.5]},
@@ -254,11 +234,7 @@ async def test_values_that_differ_from_the_samples_are_named() -> None:
         assert await server.verify(manifest) == ["b"]
 
 
-async def test_verify_names_the_tensors_that_differ() -> None:
-    manifest = WeightManifest(
-        version=2, path="/x", transport="disk", dtype="F32", nbytes=8, fingerprints={"a": "1", "b": "2", "c": "3"}
-    )
-    async with backend(lambda path, body: web.json_response({"fingerprints": {"a": "1", "b": "0"}})) as server:
-        assert await server.verify(manifest) == ["b", "c"]
-    async with backend(lambda path, body: web.json_response({"weight_version": "1"}), embedded=False) as other:
+async def test_another_version_is_named() -> None:
+    manifest = WeightManifest(version=2, path="/x", transport="disk", dtype="F32", nbytes=8, fingerprints={"a": "1"})
+    async with backend(lambda path, body: web.json_response({"weight_version": "1"})) as other:
         assert await other.verify(manifest) == ["weight_version"]

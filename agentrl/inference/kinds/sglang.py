@@ -1,4 +1,4 @@
-"""Backend for SGLang's native contract, which the embedded engine speaks as well.
+"""SGLang: its native HTTP contract, which the embedded engine speaks as well, and its start.
 
 Guarantees: tokens in, tokens out; versions come from the response (``weight_versions`` spans), never from the time it
 arrived; only reads and requests that never reached the server are retried.
@@ -7,28 +7,28 @@ arrived; only reads and requests that never reached the server are retried.
 import contextlib
 from typing import Any
 
-from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest, mismatches
-from agentrl.inference.backend import Generation, InferenceError, PauseMode, SamplingParams
-from agentrl.inference.http import ServerHttp
+from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest
+from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
+from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.versions import version_number, versions_of
 
-READY_SECONDS = 10.0
-ALIVE_SECONDS = 10.0
+FLUSH_SECONDS = 10.0
+TOO_LONG = ("context",)  # in what is said of a prompt that does not fit
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-class SGLangBackend:
+class SGLangBackend(Backend):
     """One server at ``url``.
 
     Args:
         url: Base URL.
         timeout: Seconds one request may take, pauses included.
-        embedded: Whether it is our engine, which can prove what it loaded.
     """
 
-    def __init__(self, url: str, timeout: float, *, embedded: bool = False) -> None:
+    def __init__(self, url: str, timeout: float) -> None:
         self.url = url.rstrip("/")
-        self.embedded = embedded
-        self._http = ServerHttp(self.url, timeout)
+        self._http = ServerHttp(self.url, timeout, TOO_LONG)
         self._mode: PauseMode = "abort"  # of the latest pause
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
@@ -46,8 +46,6 @@ class SGLangBackend:
         if params.seed is not None:
             sampling["sampling_seed"] = params.seed
         if params.json_schema is not None:
-            if self.embedded:
-                raise ValueError("chat.completions.create(response_format=...): the embedded engine does not constrain")
             sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
         answer = await self._http.post("/generate", body)
@@ -70,7 +68,6 @@ class SGLangBackend:
             logprobs=[float(entry[0]) for entry in pairs],
             versions=versions,
             finish_reason=reason,
-            cached_tokens=meta.get("cached_tokens", 0),
         )
 
     async def score(self, token_ids: list[int], start: int) -> list[float]:
@@ -97,14 +94,6 @@ class SGLangBackend:
         return InferenceError(
             f"{self.url}/generate: the answer is not SGLang's ({type(error).__name__}: {error}): {str(answer)[:300]}"
         )
-
-    async def abort(self, request_id: str) -> None:
-        """Give a request up."""
-        await self._http.post("/abort_request", {"rid": request_id}, expect_json=False, repeatable=True)
-
-    async def ready(self) -> bool:
-        """Whether ``/ready`` answers 200."""
-        return await self._http.answers("/ready", READY_SECONDS)
 
     async def alive(self) -> bool:
         """Whether ``/model_info`` answers; it does so while paused."""
@@ -185,14 +174,10 @@ class SGLangBackend:
         return int((await self._http.get("/server_info")).get("tp_size", 1))
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare what the server holds with what was sent.
+        """Compare the version and some values with what was sent.
 
-        The embedded engine tells fingerprints of all its tensors. SGLang takes names that it does not know without a
-        word, so its version proves nothing by itself: some values are compared as well.
+        SGLang takes names that it does not know without a word, so its version proves nothing by itself.
         """
-        if self.embedded and manifest.fingerprints:
-            answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
-            return mismatches(manifest.fingerprints, answer["fingerprints"])
         if await self.version() != manifest.version:
             return ["weight_version"]
         return [name for name, values in manifest.samples.items() if await self._first_values(name) != values]
@@ -210,8 +195,8 @@ class SGLangBackend:
 
     async def _flush(self) -> None:
         """After a load in place: forget the prefixes of old weights, unless frozen requests hinder it."""
-        if not self._may_flush and not self.embedded:
-            await self._http.answers("/flush_cache", READY_SECONDS)
+        if not self._may_flush:
+            await self._http.answers("/flush_cache", FLUSH_SECONDS)
 
     async def _begin_update(self) -> bool:
         """Open an update; false where the server, older than 0.5.21, has no such call."""
@@ -233,24 +218,47 @@ class SGLangBackend:
         await self._http.close()
 
 
-def version_number(label: str) -> int:
-    """Policy version behind a server's label; servers that were not started by us say ``default``."""
-    return int(label) if str(label).isdigit() else 0
+class SGLang(ServerKind):
+    """SGLang's own server; the contract was measured with 0.5.23."""
 
+    capabilities = Capabilities(
+        starts=True,
+        token_logprobs=True,
+        token_versions=True,
+        pause_modes=("retract", "in_place", "abort"),
+        transports=("shm", "disk", "broadcast"),
+        structured_output=True,
+        scoring=True,
+    )
+    package = "sglang"
+    install = "install it into an environment of its own (make sglang does so for a CPU)"
+    ready_path = "/ready"  # /health runs a token, and fails while paused
 
-def versions_of(spans: Any, tokens: int) -> list[int]:
-    """Policy version of each token, from a server's spans ``{version, start, end}``.
+    def command(self, start: ServerStart) -> list[str]:
+        """SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
+        command = [
+            *(start.python, "-m", "sglang.launch_server"),
+            *("--model-path", str(start.model)),
+            *("--host", "127.0.0.1", "--port", str(start.port)),
+            *("--dtype", start.dtype),
+            *("--context-length", str(start.context_length)),
+            *("--max-running-requests", str(start.max_running)),
+            *("--random-seed", str(start.seed)),
+            "--skip-server-warmup",
+        ]
+        if start.device == "cpu":
+            tokens = start.max_running * start.context_length
+            command += [
+                *("--device", "cpu", "--attention-backend", "torch_native", "--mem-fraction-static", "0.3"),
+                *("--max-total-tokens", str(tokens), "--disable-overlap-schedule", "--sleep-on-idle"),
+            ]
+        return command
 
-    Raises:
-        ValueError: A token is in no span: which weights sampled it is not known.
-    """
-    if len(spans) == 1 and spans[0]["start"] == 0 and spans[0]["end"] >= tokens:
-        return [version_number(spans[0]["version"])] * tokens
-    versions: list[int | None] = [None] * tokens
-    for span in spans:
-        for index in range(span["start"], min(span["end"], tokens)):
-            versions[index] = version_number(span["version"])
-    known = [version for version in versions if version is not None]
-    if len(known) < tokens:
-        raise ValueError(f"weight_versions tell the version of {len(known)} of {tokens} tokens")
-    return known
+    def env(self, start: ServerStart) -> dict[str, str]:
+        """No network for a model that lies here, and the threads."""
+        threads = {"OMP_NUM_THREADS": str(start.threads)} if start.device == "cpu" and start.threads else {}
+        return {"HF_HUB_OFFLINE": "1", **threads}
+
+    def backend(self, url: str, timeout: float) -> SGLangBackend:
+        """Its native contract."""
+        return SGLangBackend(url, timeout)

@@ -1,0 +1,109 @@
+"""Whether a run's kinds of server can do what its recipe asks of them.
+
+Guarantees: nothing is started; a combination that cannot work is refused with the keys that make it and the kinds that
+can; names of kinds stand nowhere here, all is read from their capabilities.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from agentrl.config.errors import UserError
+from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.inference.kinds.kind import Capabilities, kinds_that, server_kind
+from agentrl.weights.transport import recipe_transport
+
+
+def check_servers(recipe: Recipe) -> None:
+    """Refuse kinds that are not there or cannot do what they are needed for.
+
+    Raises:
+        UserError: There is such a one; the message says what would do.
+    """
+    for problem in _problems(recipe):
+        raise UserError(problem)
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    inference, trainer = recipe.inference, recipe.trainer
+    engine, can = f"inference.engine={inference.engine}", _capabilities("inference.engine", inference.engine)
+    if trainer.type in SUPERVISED:
+        if evaluates(recipe) and not (can.starts and can.token_logprobs):
+            yield (
+                f"{engine}: trainer.type={trainer.type} evaluates what it trained, on a server that it starts itself; "
+                "take that key out, or set supervised.evaluate=false"
+            )
+        return
+    if not can.starts and not inference.urls:
+        yield f"{engine} needs inference.urls=[URL]: a run does not start such servers"
+    if trainer.type is None:
+        return
+    if not can.token_logprobs:
+        yield (
+            f"trainer.type={trainer.type} needs token ids and logprobs, which {engine} does not give"
+            f"{_reason(can, 'token_logprobs')}; use inference.engine={_others('token_logprobs')}, or trainer.type=null "
+            "to evaluate"
+        )
+    yield from _push_problems(recipe, engine, can)
+    if trainer.distill_coef > 0:
+        yield from _teacher_problems(recipe)
+
+
+def _push_problems(recipe: Recipe, engine: str, can: Capabilities) -> Iterator[str]:
+    """What speaks against the way that new weights are to take."""
+    weights, trainer = recipe.weights, recipe.trainer
+    if trainer.lora_rank is not None and trainer.lora_push == "adapter" and not can.adapters:
+        yield (
+            f"{engine} takes whole weights only{_reason(can, 'adapters')}: trainer.lora_push=adapter is for "
+            f"inference.engine={_others('adapters')}, use trainer.lora_push=merged"
+        )
+    if weights.transport != "auto" and weights.transport not in can.transports:
+        yield (
+            f"weights.transport={weights.transport} does not work with {engine}{_reason(can, weights.transport)}; use "
+            f"weights.transport={_either(can.transports)}"
+        )
+    try:
+        recipe_transport(recipe)
+    except ValueError as error:
+        yield f"{engine}: {error}"
+    if weights.pause_mode not in can.pause_modes:
+        yield (
+            f"weights.pause_mode={weights.pause_mode} does not work with {engine}{_reason(can, weights.pause_mode)}; "
+            f"use weights.pause_mode={_either(can.pause_modes)}"
+        )
+    if weights.pause_mode != "abort" and not can.token_versions:
+        yield (
+            f"weights.pause_mode={weights.pause_mode} lets answers go on over a push, and {engine} does not tell the "
+            f"policy version of each token{_reason(can, 'token_versions')}; use weights.pause_mode=abort"
+        )
+
+
+def _teacher_problems(recipe: Recipe) -> Iterator[str]:
+    teacher = recipe.teacher
+    engine, can = f"teacher.engine={teacher.engine}", _capabilities("teacher.engine", teacher.engine)
+    if not can.scoring:
+        yield (
+            f"{engine} does not score tokens that it is given{_reason(can, 'scoring')}, which trainer.distill_coef="
+            f"{recipe.trainer.distill_coef:g} needs; use teacher.engine={_others('scoring')}"
+        )
+    if not can.starts and not teacher.urls:
+        yield f"{engine} needs teacher.urls=[URL]: a run does not start such servers"
+
+
+def _capabilities(key: str, name: str) -> Capabilities:
+    try:
+        return server_kind(name).capabilities
+    except (LookupError, ImportError, SyntaxError, TypeError) as error:
+        raise UserError(f"{key}={name}: {error}") from error
+
+
+def _reason(can: Capabilities, what: str) -> str:
+    return f" ({can.reasons[what]})" if what in can.reasons else ""
+
+
+def _others(capability: str) -> str:
+    return _either(kinds_that(capability))
+
+
+def _either(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"

@@ -1,0 +1,97 @@
+"""What episodes need, made from a recipe: the workflow, the connections to servers, the sessions on them.
+
+Guarantees: nothing is started and no server is asked; everything that depends on the kind of server comes from its
+:class:`~agentrl.inference.kinds.kind.ServerKind`.
+"""
+
+from pathlib import Path
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.registry import load
+from agentrl.core.workflow import RolloutWorkflow
+from agentrl.inference.backend import Backend, SamplingParams
+from agentrl.inference.client import ChatClient, Client
+from agentrl.inference.kinds.kind import TextApi, server_kind
+from agentrl.inference.router import Router
+from agentrl.inference.session import SessionSettings
+from agentrl.inference.template import ChatTemplate
+from agentrl.inference.tool_parsers import PARSERS
+
+
+def make_workflow(recipe: Recipe) -> RolloutWorkflow:
+    """The recipe's workflow; the standard one also gets the recipe's environment and agent."""
+    workflow = load("workflow", recipe.workflow.id)
+    kwargs = dict(recipe.workflow.kwargs)
+    if recipe.workflow.id == "agent_env":
+        kwargs |= {
+            "env": recipe.env.id,
+            "env_kwargs": recipe.env.kwargs,
+            "agent": recipe.agent.id,
+            "agent_kwargs": recipe.agent.kwargs,
+            "reward": recipe.reward.id,
+            "reward_kwargs": recipe.reward.kwargs,
+        }
+    elif recipe.reward.id is not None:
+        raise ValueError(f"reward.id={recipe.reward.id} works with workflow.id=agent_env, not {recipe.workflow.id}")
+    return workflow(**kwargs)
+
+
+def make_backend(recipe: Recipe, url: str) -> Backend:
+    """A connection to one server of the recipe's kind."""
+    return server_kind(recipe.inference.engine).backend(url, recipe.inference.request_timeout)
+
+
+def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
+    """Token-exact chat sessions on servers of the recipe's kind, which must give token ids.
+
+    Args:
+        recipe: For sampling and limits.
+        model: Folder with the tokenizer.
+        urls: Servers.
+    """
+    inference, sampling = recipe.inference, recipe.sampling
+    kind = server_kind(inference.engine)
+    router = Router(
+        [kind.backend(url, inference.request_timeout) for url in urls],
+        probe_seconds=inference.probe_seconds,
+        patience=inference.patience,
+    )
+    template = ChatTemplate.from_folder(
+        model,
+        source=recipe.model.chat_template,
+        policy=inference.history,
+        variables=inference.chat_template_kwargs,
+    )
+    training = SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
+    evaluation = SamplingParams(max_new_tokens=sampling.max_new_tokens, temperature=sampling.eval_temperature)
+
+    def settings(params: SamplingParams, *, locked: bool) -> SessionSettings:
+        return SessionSettings(
+            params,
+            inference.context_length,
+            locked=locked,
+            model=recipe.model.name,
+            parser=PARSERS[inference.tool_parser] if inference.tool_parser else None,
+            structured_output=kind.capabilities.structured_output,
+        )
+
+    locked = recipe.trainer.type is not None
+    return ChatClient(router, template, settings(training, locked=locked), settings(evaluation, locked=False))
+
+
+def make_text_client(recipe: Recipe, url: str) -> Client:
+    """Sessions in text, for evaluation, on a server of a kind that gives no token ids."""
+    inference, sampling = recipe.inference, recipe.sampling
+    api = TextApi(
+        url=url,
+        model=inference.model or recipe.model.name,
+        api_key_env=inference.api_key_env,
+        timeout=inference.request_timeout,
+        defaults={"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens},
+    )
+    return server_kind(inference.engine).text_client(api)

@@ -1,0 +1,51 @@
+"""A run whose servers and whose teacher are of a kind that the user wrote, through all real processes."""
+
+import json
+from pathlib import Path
+
+from tests.end_to_end import metrics, overrides, processes_of, run
+
+KIND = """
+import sys
+from pathlib import Path
+from agentrl.inference.kinds.embedded import Embedded, EmbeddedBackend
+
+HERE = Path(__file__).parent
+
+class Asked(EmbeddedBackend):
+    async def load(self, path, version):
+        await super().load(path, version)
+        with open(HERE / "loads.txt", "a") as file:
+            file.write(f"{version} ")
+
+    async def score(self, token_ids, start):
+        (HERE / "scored.txt").write_text(self.url)
+        return await super().score(token_ids, start)
+
+class Mine(Embedded):
+    ready_path = "/ready"
+
+    def command(self, start):
+        assert start.port > 0
+        return [*super().command(start), "--port", str(start.port)]
+
+    def env(self, start):
+        return {**super().env(start), "MINE": "1"}
+
+    def backend(self, url, timeout):
+        return Asked(url, timeout)
+"""
+
+
+def test_a_kind_by_its_path_samples_takes_weights_and_scores(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(KIND)
+    mine = "mine.py:Mine"
+    settings = [f"inference.engine={mine}", f"teacher.engine={mine}", f"teacher.model={tiny_model}"]
+    settings += ["teacher.threads=1", "teacher.dtype=float32", "trainer.distill_coef=0.1", "trainer.total_steps=2"]
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "own", *settings), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert [record["step"] for record in metrics(tmp_path / "own")] == [0, 1, 2]
+    assert (tmp_path / "loads.txt").read_text().split() == ["1", "2"]
+    assert (tmp_path / "scored.txt").is_file()
+    assert json.loads((tmp_path / "own" / "config.json").read_text())["inference"]["engine"] == mine
+    assert processes_of(tmp_path) == []
