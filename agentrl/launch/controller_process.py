@@ -93,8 +93,8 @@ async def serve(
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
-        controller.restore(state["step"], state["controller"])
-        writer.void_after(state["step"])
+        recorded = writer.void_after(state["step"])
+        controller.restore(state["step"], state["controller"], recorded=recorded)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)
     config = uvicorn.Config(
@@ -116,6 +116,7 @@ async def serve(
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
     try:
+        controller.start()
         return await _until_over(controller, recipe, stopping)
     finally:
         watch.stop()
@@ -139,21 +140,6 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
 
 
 async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
-    starting = asyncio.create_task(controller.start())
-    stopped = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            return await _watch(controller, recipe, stopping)
-        return STOPPED
-    finally:
-        starting.cancel()
-        stopped.cancel()
-        await asyncio.gather(starting, stopped, return_exceptions=True)
-
-
-async def _watch(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
     controller.last_beat = time.monotonic()
     while not (controller.finished.is_set() and controller.trainer_done.is_set()):
         with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """The trainer's loop: batch, update, publish, save.
 
 Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends
-them along with the batch; time is accounted for in each step's metrics; a checkpoint is taken at a cut where
+them along with the batch; the served version does not change while it is evaluated; time is accounted for in each step's metrics; a checkpoint is taken at a cut where
 parameters, optimizer and the controller's state belong together.
 """
 
@@ -24,7 +24,8 @@ from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.engine import TrainEngine
 from agentrl.train.policy import reshard
-from agentrl.train.schedule import learning_rate_factor, progress
+from agentrl.train.schedule import learning_rate_factor, planned_steps, progress
+from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import broadcast_bytes, shared_decision
 from agentrl.weights.file_publisher import Publisher
 
@@ -79,7 +80,7 @@ class Trainer:
             return
         state = load_checkpoint(found, self.engine)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
-        self._publish({}, final=False)
+        self._publish()
 
     def run(self) -> None:
         """Train until the steps or the time are used up, then save and export."""
@@ -97,8 +98,12 @@ class Trainer:
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
-            self._publish(metrics, final=final, began=began)
+            metrics |= self._publish()
             self._step_seconds = time.monotonic() - began
+            if self.client is not None:
+                self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
+            if final:
+                self._wait_for_evaluation()  # before the last checkpoint: from there nothing could be done again
             elapsed = self._elapsed_before + time.monotonic() - start
             if shared_decision(final or self._save_due(batch), self.engine.device):
                 self.save(elapsed)
@@ -117,7 +122,7 @@ class Trainer:
 
     def _decide(self, batch: dict[str, Any], elapsed: float) -> dict[str, Any]:
         config = self.config
-        total = min(config.total_steps, batch.get("total_steps") or config.total_steps)
+        total = planned_steps(config.total_steps, config.epochs, self._steps_per_epoch(batch))
         done = progress(self.step, total, elapsed, config.time_budget)
         factor = learning_rate_factor(
             self.step,
@@ -159,27 +164,49 @@ class Trainer:
                 f"are in {file.parent}. Lower trainer.learning_rate, or look for extreme rewards or logprobs in them"
             )
 
-    def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
+    def _publish(self) -> dict[str, float]:
+        """Bring the current version to the servers; a collective.
+
+        Returns:
+            Seconds of its parts and what the publisher found, for the step's record; on rank 0.
+        """
+        found = {"time/wait_evaluation": self._wait_for_evaluation()}
         start = time.monotonic()
 
         def offer(manifest: WeightManifest) -> None:
             assert self.client is not None
-            metrics["time/gather"] = time.monotonic() - start
-            if self.publisher.unchanged is not None:
-                metrics["weights/unchanged"] = self.publisher.unchanged
-            if began is not None:
-                metrics["time/before_publish"] = time.monotonic() - began
-            self.client.publish(self.step, manifest, metrics, final=final)
+            offered = time.monotonic()
+            self.client.publish(self.step, manifest)
+            found.update({"time/gather": offered - start, "time/publish": time.monotonic() - offered})
 
         self.publisher.publish(self.step, offer)
+        if self.publisher.unchanged is not None:
+            found["weights/unchanged"] = self.publisher.unchanged
+        return found
+
+    def _wait_for_evaluation(self) -> float:
+        """Wait until the served version may change; a collective.
+
+        All ranks hear of each answer of the controller, so no time limit of one call or collective bounds the wait.
+
+        Returns:
+            Seconds waited.
+        """
+        start = time.monotonic()
+        while not shared_decision(self.client is None or self.client.ready(), self.engine.device):
+            pass
+        return time.monotonic() - start
 
     def _save_due(self, batch: dict[str, Any]) -> bool:
         config = self.config
         by_step = config.save_every > 0 and self.step % config.save_every == 0
         by_time = config.save_seconds is not None and time.monotonic() - self._last_save >= config.save_seconds
-        epoch_steps = batch.get("steps_per_epoch", 0) * (config.save_epochs or 0)
+        epoch_steps = self._steps_per_epoch(batch) * (config.save_epochs or 0)
         by_epoch = epoch_steps > 0 and self.step % epoch_steps == 0
         return by_step or by_time or by_epoch
+
+    def _steps_per_epoch(self, batch: dict[str, Any]) -> int:
+        return max(1, batch["tasks"] // self.recipe.rollout.batch_size)
 
     def save(self, elapsed: float) -> None:
         """Checkpoint the cut after the current step."""

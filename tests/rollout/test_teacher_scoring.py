@@ -10,7 +10,7 @@ from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.rollout.buffer import Group
-from agentrl.rollout.controller import RolloutError
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.teacher_scoring import Teacher
 from tests.inference.fakes import FakeBackend, answer
@@ -83,7 +83,7 @@ async def test_a_teacher_that_dies_ends_the_run_with_one_message(tiny_model: Pat
     harness = Harness(tmp_path, tiny_model, "rollout.group_size=1", "trainer.advantage=reward")
     harness.controller._score = teacher.score
     await teacher.start()
-    await harness.controller.start()
+    harness.controller.start()
     batch = await asyncio.wait_for(harness.controller.next_batch(0), 30)
     nodes = [n for e in batch["episodes"] for n in e["trajectories"]["assistant"]["nodes"] if any(n["loss_mask"])]
     assert len(nodes) == 2 and all(n["teacher_logprobs"][:2] == [-2.5, -3.0] for n in nodes)
