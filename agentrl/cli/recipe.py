@@ -116,11 +116,12 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
 def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
     from agentrl.data.models import find_config
-    from agentrl.launch.dry_run import plan_lines
+    from agentrl.launch.dry_run import plan
 
-    typer.echo(render(recipe))
     if recipe.inference.engine == "openai":
         config, model = None, f"{recipe.inference.model or recipe.model.name}: at {', '.join(recipe.inference.urls)}"
     else:
         config, model = find_config(recipe.model.name)
-    typer.echo("\n".join(plan_lines(recipe, config, model)))
+    resolved, lines = plan(recipe, config, model)
+    typer.echo(render(resolved))
+    typer.echo("\n".join(lines))

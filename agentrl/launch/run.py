@@ -28,6 +28,8 @@ from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.follow import MetricsTail
+from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised import check_lines, train_on_lines
 from agentrl.launch.supervisor import ChildFailed, Supervisor
@@ -89,6 +91,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
+    recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     template = template_text(recipe.model.chat_template, model.path)

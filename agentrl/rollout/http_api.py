@@ -1,7 +1,7 @@
 """The controller over HTTP: calls for the trainer, and ``servers`` for people.
 
-Guarantees: a call without the run's secret is refused; a failure of the rollouts, of an evaluation or of a weight push is
-an answer with its reason (HTTP 409), not a broken connection; no call waits for the end of an evaluation.
+Guarantees: a call without the run's secret is refused; a failure of the rollouts, of an evaluation or of a weight push
+is an answer with its reason (HTTP 409), not a broken connection; no call waits for the end of an evaluation.
 """
 
 import asyncio

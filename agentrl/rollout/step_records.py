@@ -1,8 +1,8 @@
 """The records of a run's steps, each with the evaluation that is due at it.
 
-Guarantees: one record a step, written when its evaluation is over; one evaluation at a time, which runs as a task of its
-own, so no call waits for its end; a failed evaluation is told to whoever asks from then on. A record that is not written
-yet is part of a checkpoint (:meth:`StepRecords.unwritten`), so a run that is resumed writes it.
+Guarantees: one record a step, written when its evaluation is over; one evaluation at a time, which runs as a task of
+its own, so no call waits for its end; a failed evaluation is told to whoever asks from then on. A record that is not
+written yet is part of a checkpoint (:meth:`StepRecords.unwritten`), so a run that is resumed writes it.
 """
 
 import asyncio

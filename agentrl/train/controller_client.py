@@ -1,7 +1,8 @@
 """The trainer's side of the calls to the rollout controller.
 
-Guarantees: rank 0 alone talks; each call has a deadline, and none of them bounds an evaluation; a controller that is gone
-or refuses is one exception that says so with the controller's own words. Heartbeats run in a thread of their own and stop with the trainer.
+Guarantees: rank 0 alone talks; each call has a deadline, and none of them bounds an evaluation; a controller that is
+gone or refuses is one exception that says so with the controller's own words. Heartbeats run in a thread of their own
+and stop with the trainer.
 """
 
 import os

@@ -1,8 +1,9 @@
 """The trainer's loop: batch, update, publish, save.
 
 Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends
-them along with the batch; the served version does not change while it is evaluated; time is accounted for in each step's metrics; a checkpoint is taken at a cut where
-parameters, optimizer and the controller's state belong together.
+them along with the batch; the served version does not change while it is evaluated, and the next update goes on
+meanwhile; time is accounted for in each step's metrics; a checkpoint is taken at a cut where parameters, optimizer and
+the controller's state belong together.
 """
 
 import json

@@ -7,8 +7,8 @@ from collections import namedtuple
 import pytest
 
 from agentrl.config.load import load_recipe
-from agentrl.launch.dry_run import plan_lines
-from agentrl.weights.transport import choose, file_transport
+from agentrl.launch.dry_run import plan
+from agentrl.weights.transport import choose, require_room
 
 HERE, THERE = "http://127.0.0.1:1", "http://node7:1"
 
@@ -28,15 +28,17 @@ HERE, THERE = "http://127.0.0.1:1", "http://node7:1"
 def test_auto_goes_by_where_the_servers_stand(
     asked: str, engine: str, urls: tuple[str, ...], files_only: bool, way: str
 ) -> None:
-    assert choose(asked, engine, urls, files_only=files_only) == way  # type: ignore[arg-type]
+    assert choose(asked, engine, urls, nbytes=0, files_only=files_only) == way  # type: ignore[arg-type]
 
 
 def test_auto_falls_back_to_disk_where_tmpfs_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 0, 100))
-    assert file_transport("auto", 1000) == "disk"
+    assert choose("auto", "embedded", (), nbytes=1000, files_only=False) == "disk"
+    assert choose("shm", "embedded", (), nbytes=1000, files_only=False) == "shm", "what was asked for is not changed"
     with pytest.raises(OSError, match=r"weights\.transport=disk"):
-        file_transport("shm", 1000)
+        require_room(1000)
+    require_room(50)
 
 
 def test_the_plan_names_the_way_and_what_each_costs() -> None:
@@ -45,8 +47,9 @@ def test_the_plan_names_the_way_and_what_each_costs() -> None:
         "vocab_size": 1_000_000, "tie_word_embeddings": True,
     }  # fmt: skip
     more = ["inference.urls=[http://node7:1,http://node8:1]", "inference.dtype=bfloat16", "inference.engine=sglang"]
-    lines = plan_lines(load_recipe("arithmetic_grpo", more, device="cpu"), config, "m")
+    _, lines = plan(load_recipe("arithmetic_grpo", more, device="cpu"), config, "m")
     (first,) = [line for line in lines if line.startswith("weights ")]
-    assert "broadcast (auto): 128 MB sent to each of 2 servers" in first
+    assert "broadcast: 128 MB sent to each of 2 servers" in first
+    assert "auto       weights.transport: broadcast" in lines
     assert sum("instead of" in line for line in lines) == 2
     assert not any("double-buffered" in line for line in lines)
