@@ -1,10 +1,10 @@
 """Every ``auto`` of a recipe, decided once: when a run starts, before its ``config.json`` is written.
 
 Guarantees: a function of the recipe, the model's sizes and this machine (its CPU, GPU and free shared memory), without
-effects. What comes out names no ``auto`` but ``trainer.attention``, which is up to the model's class and decided where
-that is loaded (:func:`agentrl.train.packed.choose_attention`). No process decides again: all read the run's
-``config.json``. A run that is resumed is decided anew. How many threads a server has is its own choice, unless the
-recipe says so.
+effects. In the sections that the run reads, what comes out names no ``auto`` but ``trainer.attention``, which is up to
+the model's class and decided where that is loaded (:func:`agentrl.train.packed.choose_attention`). No process decides
+again: all read the run's ``config.json``. A run that is resumed is decided anew. How many threads a server has is its
+own choice, unless the recipe says so.
 """
 
 import os
@@ -15,7 +15,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.launch.model_shape import ModelShape
-from agentrl.weights.transport import choose
+from agentrl.weights.transport import Transport, choose
 
 BYTES = {"float32": 4, "bfloat16": 2}
 KEYS = (
@@ -36,7 +36,7 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
         shape: Sizes of the model; ``None`` where they are not known: then shared memory is taken to have room for it.
     """
     device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
-    trainer = recipe.trainer
+    trainer, read = recipe.trainer, _sections(recipe)
     threads = trainer.threads or max(1, (os.cpu_count() or 1) // trainer.nproc)
     changes: dict[str, dict[str, Any]] = {
         "launch": {"device": device},
@@ -44,16 +44,24 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
         "inference": {"dtype": resolved_dtype(recipe.inference.dtype, device)},
         "teacher": {"dtype": resolved_dtype(recipe.teacher.dtype, device)},
     }
+    changes = {name: values for name, values in changes.items() if name in read}
+    recipe = _with(recipe, changes)
+    return _with(recipe, {"weights": {"transport": _transport(recipe, shape)}}) if "weights" in read else recipe
+
+
+def _with(recipe: Recipe, changes: dict[str, dict[str, Any]]) -> Recipe:
     changed = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
-    recipe = recipe.model_copy(update=changed)
-    way = choose(
+    return recipe.model_copy(update=changed)
+
+
+def _transport(recipe: Recipe, shape: ModelShape | None) -> Transport:
+    return choose(
         recipe.weights.transport,
         recipe.inference.engine,
         recipe.inference.urls,
         nbytes=pushed_bytes(recipe, shape) if shape is not None else 0,
         files_only=_pushes_adapter(recipe),
     )
-    return recipe.model_copy(update={"weights": recipe.weights.model_copy(update={"transport": way})})
 
 
 def pushed_bytes(recipe: Recipe, shape: ModelShape) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.config.load import load_recipe
+from agentrl.config.load import load_recipe, recipe_names
 from agentrl.config.recipe import Recipe
 from agentrl.launch import dry_run
 from agentrl.launch import resolve as resolve_module
@@ -36,18 +36,27 @@ def loaded(*overrides: str, recipe: str = "arithmetic_grpo") -> Recipe:
 
 
 def test_nothing_stays_open_but_what_the_models_class_decides() -> None:
-    open_keys = ["launch.device=auto", "trainer.dtype=auto", "inference.dtype=auto", "teacher.dtype=auto"]
+    teacher = ["trainer.distill_coef=1.0", "teacher.model=someone", "teacher.dtype=auto"]
+    open_keys = ["launch.device=auto", "trainer.dtype=auto", "inference.dtype=auto", *teacher]
     asked = loaded(*open_keys, "weights.transport=auto", "trainer.nproc=2")
     resolved = resolve(asked, SHAPE)
     assert decided(asked, resolved) == {
         "trainer.dtype": "bfloat16",
         "trainer.threads": "3",
         "inference.dtype": "bfloat16",
+        "teacher.dtype": "bfloat16",
         "weights.transport": "shm",
     }
     text = json.dumps(resolved.model_dump(mode="json"))
     assert text.count('"auto"') == 1 and '"attention": "auto"' in text
     assert resolve(resolved, SHAPE) == resolved and decided(resolved, resolved) == {}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_processes_can_read_what_was_decided(name: str) -> None:
+    """A key that a run does not read may not be set: it is left alone."""
+    resolved = resolve(load_recipe(name, device="cpu"), SHAPE)
+    assert Recipe.model_validate_json(json.dumps(resolved.model_dump(mode="json"))) == resolved
 
 
 def test_what_is_asked_for_stays() -> None:
