@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.core.gymnasium_ids import announce_all
-from agentrl.core.registry import register, registered
+from agentrl.core.registry import provide, register, registered
 
 __version__ = "0.1.0"
 
@@ -73,10 +73,8 @@ register("arithmetic", "agentrl.data.arithmetic:load", kind="dataset")
 register("calculation", "agentrl.data.calculation:load", kind="dataset")
 register("jsonl", "agentrl.data.plain:load_folder", kind="dataset")
 register("hub", "agentrl.data.plain:load_hub", kind="dataset")
-for _name in ("group", "leave_one_out", "reward", "turns", "gae", "none"):
-    register(_name, f"agentrl.train.advantages:{_name}", kind="advantage")
-for _name in ("clip", "dual_clip", "cispo", "sapo", "policy_gradient"):
-    register(_name, f"agentrl.train.objective:{_name}", kind="objective")
+provide("agentrl.train.loss", "objective", "preset")
+provide("agentrl.train.advantages", "advantage", "preset")
 register("grpo", "agentrl.train.trainer:Trainer", kind="trainer")
 for _name in ("sft", "rm", "dpo"):
     register(_name, f"agentrl.supervised.trainers:{_name}", kind="trainer")

@@ -16,9 +16,9 @@ def halved(scored, config):
     return [value / 2 for value in group(scored, config)]
 
 
-def reinforce(logprobs, old_logprobs, advantages, config):
+def reinforce(tokens):
     """Plain policy gradient."""
-    return -advantages * logprobs, torch.zeros_like(logprobs, dtype=torch.bool)
+    return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.mask)
 
 
 class CountingTrainer(Trainer):

@@ -10,7 +10,6 @@ its optimizer step. :mod:`agentrl.bench.model_flops` says what is counted.
 import argparse
 import contextlib
 import gc
-import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from agentrl.bench.gpu_sides import (
 from agentrl.bench.model_flops import Work, peak_tflops, update_flops
 from agentrl.bench.report import json_line
 from agentrl.config.errors import ConfigError
-from agentrl.train.packing import build_rows
 
 WARM_UP = 2  # updates: compilation, and once more for the second shape
 NO_CUDA = "no CUDA device: nothing measured"
@@ -97,7 +95,7 @@ def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
 
 def _update(size: Size, device: torch.device, repeats: int, prefix: str, **choices: bool) -> Figures:
     batch = make_batch(size)
-    work = Work.of(build_rows(batch.sequences, size.tokens, math.inf))
+    work = Work.of(batch, size.tokens)
     engine = make_engine(size, device, **choices)
     flops = update_flops(engine.policy.model, work)
     peak = peak_tflops(_card(device))

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from agentrl.bench.made_batch import TrainSequence, made_batch
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine
 from agentrl.train.lean import keep_less
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.logprobs import LossOf, chunked_loss
-from agentrl.train.packed import use_tree_attention
-from agentrl.train.packing import TrainSequence
 from agentrl.train.policy import Policy, shard
+from agentrl.train.row_attention import use_tree_attention
 
 GROUPS, MEMBERS = 8, 8
 Head = Callable[..., Tensor]
@@ -83,7 +83,7 @@ def make_batch(size: Size) -> TrainBatch:
             logprobs = [-math.log(vocabulary)] * len(ids)
             advantages = [rng.gauss(0, 1)] * len(ids)
             sequences.append(TrainSequence(ids, mask, logprobs, advantages, 1 / length, group=group))
-    return TrainBatch(sequences, len(sequences), 1.0)
+    return made_batch(sequences, len(sequences), 1.0)
 
 
 def make_model(size: Size, device: torch.device) -> Any:
@@ -96,7 +96,9 @@ def make_model(size: Size, device: torch.device) -> Any:
     return model.to(torch.float32)
 
 
-def make_engine(size: Size, device: torch.device, *, compiled: bool = False, checkpointed: bool = False) -> TrainEngine:
+def make_engine(
+    size: Size, device: torch.device, *, compiled: bool = False, checkpointed: bool = False
+) -> PolicyLearner:
     """A trainer that packs and computes in bfloat16, with compiled layers, or activations that are computed again."""
     config = TrainerConfig(tokens_per_microbatch=size.tokens, logprob_chunk=size.chunk, attention="packed")
     model = make_model(size, device)
@@ -110,7 +112,7 @@ def make_engine(size: Size, device: torch.device, *, compiled: bool = False, che
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy = Policy(model, 1.0, config.logprob_chunk)
     shard(policy, init_device_mesh(device.type, (1,)), torch.bfloat16)
-    return TrainEngine(policy, None, config, device)
+    return PolicyLearner(policy, None, config, device)
 
 
 def plain_loss(

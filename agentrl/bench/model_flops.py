@@ -4,12 +4,13 @@ Guarantees: what is counted is what the model needs, not what was done: recomput
 masked attention counts what each token really sees, tokens that several sequences share count once.
 """
 
+import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.train.packing import Row
+from agentrl.train.batch import TrainBatch
+from agentrl.train.rows import build_rows, lay_out
 
 # Dense bfloat16 TFLOP/s that NVIDIA publishes, by the words of a card's name; the first that fits.
 PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
@@ -50,14 +51,16 @@ class Work:
     trained: int
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Work":
-        """Of all rows of an update."""
+    def of(cls, batch: TrainBatch, max_tokens: int) -> "Work":
+        """The work of an update of packed rows of at most ``max_tokens`` tokens."""
+        rows = build_rows(batch.branches, batch.tokens, max_tokens, math.inf)
+        laid_out = [lay_out(row, batch.branches, batch.tokens) for row in rows]
         tokens = sum(map(len, rows))
         return cls(
             tokens=tokens,
-            predicted=sum(len(row.predictions) for row in rows),
-            pairs=tokens + sum(sum(row.tree.positions) for row in rows),
-            trained=sum(len(row.trained) for row in rows),
+            predicted=sum(len(row.sources) for row in laid_out),
+            pairs=tokens + sum(row.depths for row in rows),
+            trained=sum(len(row.trained) for row in laid_out),
         )
 
 

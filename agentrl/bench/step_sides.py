@@ -95,11 +95,10 @@ def trainer_side(model: str, dtype: str) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    from agentrl.bench.made_batch import TrainSequence, made_batch
     from agentrl.config.recipe import TrainerConfig
     from agentrl.train.__main__ import make_model, prepared
-    from agentrl.train.batch import TrainBatch
-    from agentrl.train.engine import TrainEngine
-    from agentrl.train.packing import TrainSequence
+    from agentrl.train.learner import PolicyLearner
     from agentrl.train.policy import Policy
 
     store = Path(tempfile.mkdtemp()) / "store"
@@ -108,7 +107,7 @@ def trainer_side(model: str, dtype: str) -> None:
     config = TrainerConfig.model_validate({"tokens_per_microbatch": 2048, "dtype": dtype})
     device = torch.device("cpu")
     policy = Policy(make_model(config, Path(model), device, context=0), 1.0, config.logprob_chunk)
-    engine = TrainEngine(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
+    engine = PolicyLearner(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
     answer(ready=True)
     for batch in requests():
         rng = random.Random(0)
@@ -123,7 +122,7 @@ def trainer_side(model: str, dtype: str) -> None:
             )
         ]  # fmt: skip
         begun = time.perf_counter()
-        metrics = engine.update(TrainBatch(sequences, len(sequences), 1.0), 1e-6)
+        metrics = engine.update(made_batch(sequences, len(sequences), 1.0), 1e-6)
         answer(seconds=time.perf_counter() - begun, tokens=metrics["train/tokens"], peak=peak_mib())
 
 

@@ -62,9 +62,9 @@ def list_recipes() -> None:
 @app.command()
 def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> None:
     """Print a recipe as it would run here: every key, its value and its meaning, and the objective as a formula."""
-    from agentrl.config.formula import formula
     from agentrl.config.render import render
     from agentrl.config.supervised import SUPERVISED, objective
+    from agentrl.train.formula import formula
 
     recipe = _load(name, overrides, config)
     typer.echo(render(recipe), nl=False)

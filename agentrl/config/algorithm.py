@@ -9,64 +9,20 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentrl.config.declarations import find_preset
 from agentrl.config.section import Positive, Section
+from agentrl.core.registry import registered
 
 RewardScale = Literal["group", "batch", "mean", "none"]
 Level = Literal["token", "sequence"]
-
-ADVANTAGES = ("group", "leave_one_out", "reward", "turns", "gae", "none")  # ours; a path names another
-
-# What a published algorithm sets; the source of each stands in PRESET_SOURCES.
-PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "dr_grpo": {"scale_rewards": "none", "aggregation": "constant"},
-    "dapo": {"clip_eps_high": 0.28, "aggregation": "token", "mask_truncated": True},
-    "gspo": {"ratio": "sequence", "clip_eps": 3e-4, "clip_eps_high": 4e-4},
-    "rloo": {
-        "advantage": "leave_one_out", "scale_rewards": "none", "objective": "policy_gradient", "aggregation": "sum",
-    },
-    "reinforce": {"advantage": "reward", "scale_rewards": "none", "objective": "policy_gradient", "aggregation": "sum"},
-    "reinforce_pp": {"advantage": "reward", "scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
-    "reinforce_pp_baseline": {"scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
-    "lite_ppo": {"scale_rewards": "batch", "aggregation": "token"},
-    "cispo": {"objective": "cispo", "clip_eps_high": 4.0, "aggregation": "token"},
-    "sapo": {"objective": "sapo"},
-    "m2po": {"objective": "policy_gradient", "m2_threshold": 0.04, "aggregation": "token"},
-    "maxrl": {"scale_rewards": "mean", "aggregation": "token"},
-    "ppo": {"advantage": "gae", "scale_rewards": "none", "whiten": "batch", "aggregation": "token"},
-    "decoupled": {
-        "proximal": "recomputed", "correction": "truncate", "correction_cap": 5.0, "minibatches": 4,
-        "aggregation": "token",
-    },
-    "distill": {
-        "advantage": "none", "scale_rewards": "none", "distill_coef": 1.0, "objective": "policy_gradient",
-        "aggregation": "token",
-    },
-}  # fmt: skip
-PRESET_SOURCES = {
-    "grpo": "Shao et al. 2024, arXiv:2402.03300",
-    "dr_grpo": "Liu et al. 2025, arXiv:2503.20783",
-    "dapo": "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
-    "gspo": "Zheng et al. 2025, arXiv:2507.18071",
-    "rloo": "Ahmadian et al. 2024, arXiv:2402.14740",
-    "reinforce": "Williams 1992",
-    "reinforce_pp": "Hu et al. 2025, arXiv:2501.03262",
-    "reinforce_pp_baseline": "Hu et al. 2025, arXiv:2501.03262",
-    "lite_ppo": "Liu et al. 2025, arXiv:2508.08221",
-    "cispo": "MiniMax 2025, arXiv:2506.13585",
-    "sapo": "Gao et al. 2025, arXiv:2511.20347",
-    "m2po": "Zheng et al. 2025, arXiv:2510.01161",
-    "ppo": "Schulman et al. 2017, arXiv:1707.06347, with generalised advantages, arXiv:1506.02438",
-    "maxrl": "Tajwar et al. 2026, arXiv:2602.02710",
-    "decoupled": "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
-    "distill": "Lu and Thinking Machines Lab 2025, On-Policy Distillation; Agarwal et al. 2024 (GKD), arXiv:2306.13649",
-}
 
 
 class AlgorithmConfig(Section):
     """What is optimised. A preset fills in what is not set."""
 
-    preset: str = Field(default="grpo", description=f"A published combination: {', '.join(PRESETS)}.")
+    preset: str = Field(
+        default="grpo", description="A published combination of the choices below, or the path of your own."
+    )
     advantage: str = Field(
         default="group",
         description="group, leave_one_out, reward, turns (returns of each turn, relative to the group's), gae (with a "
@@ -160,15 +116,10 @@ class AlgorithmConfig(Section):
         """Defaults of the preset, below what is set."""
         if not isinstance(data, dict):
             return data
-        preset = data.get("preset", "grpo")
-        if preset not in PRESETS:
-            from agentrl.core.registry import nearest
-
-            known = ", ".join(PRESETS)
-            raise ValueError(
-                f"trainer.preset={preset!r} is unknown{nearest(str(preset), list(PRESETS)) or '.'} Known: {known}"
-            )
-        return PRESETS[preset] | data
+        try:
+            return find_preset(str(data.get("preset", "grpo"))).settings | data
+        except LookupError as error:
+            raise ValueError(f"trainer.preset: {error}") from None
 
     @model_validator(mode="after")
     def check_algorithm(self) -> Self:
@@ -238,7 +189,12 @@ class AlgorithmConfig(Section):
         ):
             for key in keys:
                 unlike = getattr(self, key) != type(self).model_fields[key].default
-                if key in given and unlike and self.advantage in ADVANTAGES and self.advantage not in advantages:
+                if (
+                    key in given
+                    and unlike
+                    and self.advantage in registered("advantage")
+                    and self.advantage not in advantages
+                ):
                     yield (
                         f"trainer.{key}={getattr(self, key)} does nothing with trainer.advantage={self.advantage}; it "
                         f"belongs to {' and '.join(advantages)}"

@@ -87,31 +87,6 @@ class Node(Record):
             raise ValueError(f"{len(self.teacher_logprobs)} teacher_logprobs for {len(self.token_ids)} token_ids")
         return self
 
-    def teacher_gaps(self) -> list[float]:
-        """``[sampled tokens]`` behavior logprob less teacher logprob: one sample each of the reverse KL to the teacher.
-
-        Raises:
-            ValueError: No teacher has scored the message.
-        """
-        if len(self.teacher_logprobs) != len(self.token_ids):
-            raise ValueError("a sampled message has no teacher_logprobs")
-        columns = zip(self.loss_mask, self.logprobs, self.teacher_logprobs, strict=True)
-        return [behavior - teacher for sampled, behavior, teacher in columns if sampled]
-
-
-class Sequence(Record):
-    """One branch of a trajectory from root to leaf, flattened; other fields as in :class:`Node`.
-
-    Attributes:
-        path: Indices of its nodes, root first.
-    """
-
-    path: list[int]
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
-    versions: list[int]
-
 
 class Trajectory(Record):
     """Everything one role said and heard in an episode, as a graph of messages."""
@@ -132,24 +107,6 @@ class Trajectory(Record):
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
-    def sequences(self) -> list[Sequence]:
-        """One sequence per leaf. A sampled token that several leaves share is trained in the first of them only."""
-        seen: set[int] = set()
-        found: list[Sequence] = []
-        for leaf in self.leaves():
-            path = self.path(leaf)
-            flat = Sequence(path=path, token_ids=[], loss_mask=[], logprobs=[], versions=[])
-            for index in path:
-                node = self.nodes[index]
-                flat.token_ids += node.token_ids
-                flat.loss_mask += [0] * len(node.loss_mask) if index in seen else node.loss_mask
-                flat.logprobs += node.logprobs
-                flat.versions += node.versions
-            seen.update(path)
-            if any(flat.loss_mask):
-                found.append(flat)
-        return found
-
     def sampled_tokens(self) -> int:
         """Number of tokens the policy sampled."""
         return sum(sum(node.loss_mask) for node in self.nodes)
@@ -167,8 +124,8 @@ class Task(Record):
     data: dict[str, Any]
 
 
-class Episode(Record):
-    """One attempt at one task.
+class EpisodeBase(Record):
+    """Everything of one attempt at one task but what was said.
 
     Attributes:
         group_id: Names the episodes that share a task for their advantage baseline.
@@ -184,7 +141,6 @@ class Episode(Record):
     task_id: str
     index: int = Field(ge=0, description="Position inside the group.")
     seed: int
-    trajectories: dict[str, Trajectory] = {}
     reward: Annotated[float | None, Field(allow_inf_nan=False)] = None
     metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     drift: dict[str, float] = {}
@@ -197,13 +153,12 @@ class Episode(Record):
         """Whether this episode must not be trained on or counted as an answer."""
         return self.stop_reason in FAILURES or self.reward is None
 
-    def oldest_version(self) -> int | None:
-        """Policy version of the oldest sampled token, ``None`` where nothing was sampled with a version."""
-        versions = [
-            version
-            for trajectory in self.trajectories.values()
-            for node in trajectory.nodes
-            for version, mask in zip(node.versions, node.loss_mask, strict=True)
-            if mask
-        ]
-        return min(versions, default=None)
+
+class Episode(EpisodeBase):
+    """One attempt at one task.
+
+    Attributes:
+        trajectories: Role -> its messages and tokens.
+    """
+
+    trajectories: dict[str, Trajectory] = {}

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from agentrl.core.gymnasium_ids import announce
 from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
 
-Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "trainer"]
+Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer"]
 
 _IMPORTING = threading.RLock()
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
@@ -42,6 +42,7 @@ class Spec:
 
 
 _SPECS: dict[str, dict[str, Spec]] = {kind: {} for kind in get_args(Kind)}
+_PROVIDERS: dict[str, list[str]] = {}  # kind -> modules that were not asked yet
 
 
 def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, Any] | None = None) -> None:
@@ -67,9 +68,21 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
         announce(id)
 
 
+def provide(module: str, *kinds: Kind) -> None:
+    """Name a module that registers ids of some kinds when it is imported: when one of these kinds is asked for."""
+    for kind in kinds:
+        _PROVIDERS.setdefault(kind, []).append(module)
+
+
 def registered(kind: Kind) -> list[str]:
     """All ids of a kind, sorted."""
-    return sorted(_SPECS[kind])
+    return sorted(_known(kind))
+
+
+def _known(kind: Kind) -> dict[str, Spec]:
+    while waiting := _PROVIDERS.get(kind):
+        importlib.import_module(waiting.pop())
+    return _SPECS[kind]
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -137,7 +150,7 @@ def require(kind: Kind, id: str) -> None:
 
 def _full_id(kind: Kind, id: str) -> str | None:
     """The registered id that is meant: itself, or the newest version of a name in any case."""
-    specs = _SPECS[kind]
+    specs = _known(kind)
     if id in specs:
         return id
     versions: dict[int, str] = {}

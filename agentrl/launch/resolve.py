@@ -2,9 +2,9 @@
 
 Guarantees: a function of the recipe, the model's sizes and this machine (its CPU, GPU and free shared memory), without
 effects. In the sections that the run reads, what comes out names no ``auto`` but ``trainer.attention``, which is up to
-the model's class and decided where that is loaded (:func:`agentrl.train.packed.choose_attention`). No process decides
-again: all read the run's ``config.json``. A run that is resumed is decided anew. How many threads a server has is its
-own choice, unless the recipe says so.
+the model's class and decided where that is loaded (:func:`agentrl.train.row_attention.choose_attention`). No process
+decides again: all read the run's ``config.json``. A run that is resumed is decided anew. How many threads a server has
+is its own choice, unless the recipe says so.
 """
 
 import os

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from agentrl.core.episode import Episode
+from agentrl.core.columns import Columns
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class Group:
     """Episodes of one task that are ready to train on.
 
     Attributes:
-        draw: Draw number of the task.
-        episodes: Successful ones.
-        failed: Number of failed ones.
+        draw: Draw index of the task.
+        columns: Columns of the episodes that succeeded.
+        failed: Number of episodes that failed.
     """
 
     draw: int
-    episodes: list[Episode]
+    columns: Columns
     failed: int = 0
 
 

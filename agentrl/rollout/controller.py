@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentrl.config.recipe import Recipe
+from agentrl.core.columns import Columns, concatenate
 from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
@@ -152,7 +153,7 @@ class Controller:
         fate = self._filter(good)
         self.gate.finish(accepted=fate is None)
         if fate is None:
-            await self._buffer.put(Group(draw, good, failed=len(episodes) - len(good)))
+            await self._buffer.put(Group(draw, Columns.of(good), failed=len(episodes) - len(good)))
         else:
             kind, reason = fate
             self._tasks.settle(draw)
@@ -203,8 +204,8 @@ class Controller:
                 )
             )
 
-    async def next_batch(self, step: int) -> dict[str, Any]:
-        """Batch of trainer step ``step``; the same batch when asked again.
+    async def next_batch(self, step: int) -> bytes:
+        """Batch of trainer step ``step`` as a file of columns; the same batch when asked again.
 
         Raises:
             RolloutError: Too many episodes fail.
@@ -215,12 +216,9 @@ class Controller:
             self._pending_metrics |= batch_metrics(groups, self.gate.version, self.recipe.reward)
             for group in groups:
                 self._tasks.settle(group.draw)
-                self._journal.group("trained", draw=group.draw, task=group.episodes[0].task_id, step=step)
-        return {
-            "step": step,
-            "tasks": len(self._tasks),
-            "episodes": [e.model_dump(mode="json") for group in self._consumed[step] for e in group.episodes],
-        }
+                self._journal.group("trained", draw=group.draw, task=group.columns.episodes[0].task_id, step=step)
+        columns = concatenate([group.columns for group in self._consumed[step]])
+        return columns.to_bytes(step=step, tasks=len(self._tasks))
 
     async def ready(self, seconds: float) -> bool:
         """Whether a version may be published, as soon as that is so, or after ``seconds``.

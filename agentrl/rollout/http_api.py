@@ -39,6 +39,8 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
             body = orjson.loads(await request.body() or b"{}")
             if request.url.path == "/servers":
                 return _json(await _servers(server_pool, request.method, body))
+            if request.url.path == "/next_batch":
+                return Response(await controller.next_batch(body["step"]), media_type="application/octet-stream")
             return _json(await _dispatch(controller, request.url.path, body))
         except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")
@@ -61,8 +63,6 @@ async def _servers(server_pool: ServerPool, method: str, body: dict[str, Any]) -
 
 
 async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> Any:
-    if path == "/next_batch":
-        return await controller.next_batch(body["step"])
     if path == "/members":
         return await controller.members()
     if path == "/publish":

@@ -4,22 +4,27 @@ Guarantees: failed episodes are counted and enter no mean; a mean over nothing i
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.config.recipe import RewardConfig
-from agentrl.core.episode import Episode
+from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
+from agentrl.core.episode import EpisodeBase
 from agentrl.rollout.buffer import Group
 
 
 def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
     """Metrics of a batch that is consumed at policy ``version``; ``seen`` is how the trainer sees rewards."""
-    episodes = [e for group in groups for e in group.episodes]
-    failed = sum(group.failed for group in groups)
+    columns = concatenate([group.columns for group in groups])
+    episodes = columns.episodes
     rewards = [e.reward for e in episodes if e.reward is not None]
+    signal = sum(not is_uniform(group.columns.episodes, seen) for group in groups)
     metrics: dict[str, float] = {
         "rollout/episodes": float(len(episodes)),
-        "rollout/failed": float(failed),
-        "rollout/groups_with_signal": float(sum(not is_uniform(group.episodes, seen) for group in groups))
-        / max(len(groups), 1),
+        "rollout/failed": float(sum(group.failed for group in groups)),
+        "rollout/groups_with_signal": signal / max(len(groups), 1),
     }
     _add_mean(metrics, "reward/mean", rewards)
     for name in sorted({name for e in episodes for name in e.metrics}):
@@ -27,25 +32,37 @@ def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> 
     for name in ("special", "text"):
         _add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
     _add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])
-    nodes = [n for e in episodes for t in e.trajectories.values() for n in t.nodes if n.finish_reason is not None]
-    lengths = [float(len(n.token_ids)) for n in nodes]
+    return metrics | _token_metrics(columns, version)
+
+
+def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    answered = columns.finish != FINISH_REASONS.index(None)
+    lengths = columns.sizes[answered].astype(float)
     _add_mean(metrics, "tokens/completion_mean", lengths)
-    metrics["tokens/completion_max"] = max(lengths, default=0.0)
-    metrics["tokens/completion_total"] = sum(lengths)
-    _add_mean(metrics, "tokens/truncated", [float(n.finish_reason == "length") for n in nodes])
-    gaps = [gap for n in nodes if n.teacher_logprobs for gap in n.teacher_gaps()]
-    _add_mean(metrics, "distill/reverse_kl", gaps)
-    ages = [float(version - old) for e in episodes if (old := e.oldest_version()) is not None]
+    metrics["tokens/completion_max"] = float(lengths.max(initial=0.0))
+    metrics["tokens/completion_total"] = float(lengths.sum())
+    _add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
+    starts = columns.sampled_starts()
+    if len(columns.teacher_logprobs):
+        scored = np.repeat(columns.scored, columns.sampled_counts())
+        _add_mean(metrics, "distill/reverse_kl", (columns.logprobs.astype(float) - columns.teacher_logprobs)[scored])
+    oldest: dict[int, int] = {}
+    for found in columns.trajectories():
+        versions = columns.versions[starts[found.first] : starts[found.end]]
+        if len(versions):
+            oldest[found.episode] = min(int(versions.min()), oldest.get(found.episode, version))
+    ages = [float(version - old) for old in oldest.values()]
     _add_mean(metrics, "staleness/mean", ages)
     metrics["staleness/max"] = max(ages, default=0.0)
     return metrics
 
 
-def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float]) -> None:
-    if values:
-        metrics[name] = sum(values) / len(values)
+def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | NDArray[Any]) -> None:
+    if len(values):
+        metrics[name] = float(np.mean(values))
 
 
-def is_uniform(episodes: Sequence[Episode], seen: RewardConfig) -> bool:
+def is_uniform(episodes: Sequence[EpisodeBase], seen: RewardConfig) -> bool:
     """Whether all rewards are equal to the trainer, so that the group teaches nothing."""
     return len({seen.seen(e.reward) for e in episodes if e.reward is not None}) <= 1

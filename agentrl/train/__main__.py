@@ -19,11 +19,11 @@ from agentrl.core.registry import load
 from agentrl.host.entry import begin, run_arguments
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
-from agentrl.train.engine import TrainEngine
 from agentrl.train.lean import keep_less
-from agentrl.train.packed import choose_attention
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
 from agentrl.train.rank import DTYPES, join_group, set_threads
+from agentrl.train.row_attention import choose_attention
 from agentrl.train.trainer import Trainer, TrainingStopped
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
@@ -46,7 +46,7 @@ def build_trainer(
         reference = BasePolicy(policy)
     publisher = make_publisher(recipe, policy, run_dir, device, client)
     critic = make_critic(recipe, model_path, mesh, device) if config.advantage == "gae" else None
-    engine = TrainEngine(policy, reference, config, device, critic)
+    engine = PolicyLearner(policy, reference, config, device, critic)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
         take_memory(3 * sum(p.numel() * p.element_size() for p in learned if p.requires_grad))  # gradients, two moments

@@ -5,14 +5,19 @@ and on nothing else: not on order, position, batch size or padding. A group with
 never NaN.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from agentrl.config.algorithm import RewardScale
-from agentrl.config.recipe import TrainerConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.config.declarations import advantage, preset
+
+if TYPE_CHECKING:
+    from agentrl.config.algorithm import RewardScale
+    from agentrl.config.recipe import TrainerConfig
 
 EPSILON = 1e-6  # keeps a group of nearly equal rewards from exploding; the published formula has 0 or 1e-4 here
 
@@ -78,20 +83,32 @@ class Scored:
 class Advantage(Protocol):
     """What ``trainer.advantage`` names."""
 
-    def __call__(self, scored: Sequence[Scored], config: TrainerConfig) -> Sequence[Credit]:
-        """The credit of each entry: a number that its tokens share, or one for each turn or token.
-
-        Every rank calls it with the same arguments and must get the same answer.
-        """
+    def __call__(self, scored: Sequence[Scored], config: "TrainerConfig") -> Sequence[Credit]:
+        """The credit of each entry: a number that its tokens share, or one for each turn or token."""
         ...
 
 
-def group(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+@advantage("group", formula="R_i - mean(R of the group)")
+def group(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
     """The advantage ``group``: rewards relative to the group's, see :func:`group_advantages`."""
     return group_advantages([s.reward for s in scored], [s.group for s in scored], scale=config.scale_rewards)
 
 
-def leave_one_out(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+DR_GRPO = preset(__name__, "dr_grpo", "Liu et al. 2025, arXiv:2503.20783", scale_rewards="none", aggregation="constant")
+REINFORCE_PP_BASELINE = preset(
+    __name__,
+    "reinforce_pp_baseline",
+    "Hu et al. 2025, arXiv:2501.03262",
+    scale_rewards="none",
+    whiten="batch",
+    aggregation="token",
+)
+LITE_PPO = preset(__name__, "lite_ppo", "Liu et al. 2025, arXiv:2508.08221", scale_rewards="batch", aggregation="token")
+MAXRL = preset(__name__, "maxrl", "Tajwar et al. 2026, arXiv:2602.02710", scale_rewards="mean", aggregation="token")
+
+
+@advantage("leave_one_out", formula="R_i - mean(R of the group's others)")
+def leave_one_out(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
     """The advantage ``leave_one_out``: rewards relative to the mean of the group's others.
 
     RLOO, Ahmadian et al. 2024, arXiv:2402.14740, eq. 7. An episode without others gets 0.
@@ -103,7 +120,19 @@ def leave_one_out(scored: Sequence[Scored], config: TrainerConfig) -> list[float
     return [value * sizes[key] / max(sizes[key] - 1, 1) for value, key in zip(centered, groups, strict=True)]
 
 
-def reward(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+RLOO = preset(
+    __name__,
+    "rloo",
+    "Ahmadian et al. 2024, arXiv:2402.14740",
+    advantage="leave_one_out",
+    scale_rewards="none",
+    objective="policy_gradient",
+    aggregation="sum",
+)
+
+
+@advantage("reward", formula="R_i")
+def reward(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
     """The advantage ``reward``: the reward itself, without a baseline (REINFORCE).
 
     Divided by the deviation over the batch where ``scale_rewards=batch``.
@@ -113,12 +142,46 @@ def reward(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
     return [value / divisor for value in rewards]
 
 
-def none(scored: Sequence[Scored], config: TrainerConfig) -> list[float]:
+REINFORCE = preset(
+    __name__,
+    "reinforce",
+    "Williams 1992",
+    advantage="reward",
+    scale_rewards="none",
+    objective="policy_gradient",
+    aggregation="sum",
+)
+REINFORCE_PP = preset(
+    __name__,
+    "reinforce_pp",
+    "Hu et al. 2025, arXiv:2501.03262",
+    advantage="reward",
+    scale_rewards="none",
+    whiten="batch",
+    aggregation="token",
+)
+
+
+@advantage("none", formula="0")
+def none(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
     """The advantage ``none``: rewards do not count, what else gives advantages (a teacher) acts alone."""
     return [0.0] * len(scored)
 
 
-def turns(scored: Sequence[Scored], config: TrainerConfig) -> list[list[float]]:
+DISTILL = preset(
+    __name__,
+    "distill",
+    "Lu and Thinking Machines Lab 2025, On-Policy Distillation; Agarwal et al. 2024 (GKD), arXiv:2306.13649",
+    advantage="none",
+    scale_rewards="none",
+    distill_coef=1.0,
+    objective="policy_gradient",
+    aggregation="token",
+)
+
+
+@advantage("turns", formula="G_k - mean(G over the turns of the group)")
+def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]]:
     """The advantage ``turns``: what each turn and those after it earned, relative to all turns of the group.
 
     The return of a turn is its own reward plus ``discount`` times that of the turn that follows it, or at a fork the
@@ -144,7 +207,8 @@ def returns_to_go(one: Scored, discount: float) -> list[float]:
     return found
 
 
-def gae(scored: Sequence[Scored], config: TrainerConfig) -> list[list[list[float]]]:
+@advantage("gae", formula="sum_j (gamma lambda)^j delta_t+j")
+def gae(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[list[float]]]:
     """The advantage ``gae``: generalised advantage estimates of each sampled token.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps: what the environment said between
@@ -155,6 +219,17 @@ def gae(scored: Sequence[Scored], config: TrainerConfig) -> list[list[list[float
         ValueError: There is no critic.
     """
     return [_gae(one, config.discount, config.gae_lambda) for one in scored]
+
+
+PPO = preset(
+    __name__,
+    "ppo",
+    "Schulman et al. 2017, arXiv:1707.06347, with generalised advantages, arXiv:1506.02438",
+    advantage="gae",
+    scale_rewards="none",
+    whiten="batch",
+    aggregation="token",
+)
 
 
 def _gae(one: Scored, discount: float, decay: float) -> list[list[float]]:
@@ -178,48 +253,50 @@ def _gae(one: Scored, discount: float, decay: float) -> list[list[float]]:
     return found
 
 
-def spread(credit: Credit, one: Scored) -> list[list[float]]:
-    """An entry's credit as a list for each turn, with a number for each sampled token.
+def token_credit(credit: Credit, one: Scored) -> NDArray[np.float64]:
+    """``[sampled tokens]`` an entry's credit, turn by turn.
 
     Raises:
         ValueError: It has another shape, or is not finite.
     """
+    counts = [turn.tokens for turn in one.turns]
     if isinstance(credit, int | float):
-        values = [[float(credit)] * turn.tokens for turn in one.turns]
+        found = np.full(sum(counts), float(credit))
     else:
-        if len(credit) != len(one.turns):
-            raise ValueError(f"{len(credit)} numbers for {len(one.turns)} turns")
-        values = [
-            [float(of_turn)] * turn.tokens if isinstance(of_turn, int | float) else [float(v) for v in of_turn]
-            for of_turn, turn in zip(credit, one.turns, strict=True)
-        ]
-    for of_turn, turn in zip(values, one.turns, strict=True):
-        if len(of_turn) != turn.tokens:
-            raise ValueError(f"{len(of_turn)} numbers for a turn of {turn.tokens} sampled tokens")
-        for value in of_turn:
-            if not math.isfinite(value):
-                raise ValueError(f"{value!r}; want finite numbers")
-    return values
+        if len(credit) != len(counts):
+            raise ValueError(f"{len(credit)} numbers for {len(counts)} turns")
+        parts = [_of_turn(value, count) for value, count in zip(credit, counts, strict=True)]
+        found = np.concatenate(parts) if parts else np.empty(0)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{found[~np.isfinite(found)][0]!r}; want finite numbers")
+    return found
 
 
-def whitened(values: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
+def _of_turn(value: float | Sequence[float], tokens: int) -> NDArray[np.float64]:
+    if isinstance(value, int | float):
+        return np.full(tokens, float(value))
+    if len(value) != tokens:
+        raise ValueError(f"{len(value)} numbers for a turn of {tokens} sampled tokens")
+    return np.asarray(value, np.float64)
+
+
+def whitened(values: NDArray[np.float64], *, epsilon: float = EPSILON) -> NDArray[np.float64]:
     """Values brought to mean 0 and (unbiased) deviation 1.
 
     Args:
-        values: Of all tokens of a batch.
+        values: ``[tokens]`` of a batch.
         epsilon: Added to the deviation.
     """
-    if len(values) < 2:
-        return [0.0] * len(values)
-    mean, deviation = sum(values) / len(values), _deviation(values)
-    return [(value - mean) / (deviation + epsilon) if value != mean else 0.0 for value in values]
+    if len(values) < 2 or values.min() == values.max():
+        return np.zeros(len(values))
+    return (values - values.mean()) / (values.std(ddof=1) + epsilon)
 
 
 def group_advantages(
     rewards: Sequence[float],
     groups: Sequence[Hashable],
     *,
-    scale: RewardScale = "group",
+    scale: "RewardScale" = "group",
     epsilon: float = EPSILON,
 ) -> list[float]:
     """Group-relative advantages (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3; unbiased standard deviation).
@@ -255,7 +332,7 @@ def group_advantages(
     return advantages
 
 
-def _divisor(values: Sequence[float], mean: float, scale: RewardScale, epsilon: float) -> float:
+def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon: float) -> float:
     if scale == "none":
         return 1.0
     if scale == "mean":

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.train.checkpoint_state import STATE_FILE, read_state
-from agentrl.train.engine import TrainEngine
+from agentrl.train.learner import PolicyLearner
 
 
-def save_checkpoint(folder: Path, step: int, engine: TrainEngine, state: dict[str, Any], keep: int) -> Path:
+def save_checkpoint(folder: Path, step: int, engine: PolicyLearner, state: dict[str, Any], keep: int) -> Path:
     """Write ``folder/step-N``; a collective over all ranks.
 
     Args:
@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, step: int, engine: TrainEngine, state: dict[st
     return target
 
 
-def load_checkpoint(checkpoint: Path, engine: TrainEngine) -> dict[str, Any]:
+def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
     """Load tensors in place and return the saved state; a collective over all ranks."""
     tensors = _tensors(engine)
     load(tensors, checkpoint_id=str(checkpoint))
@@ -82,14 +82,14 @@ def load_checkpoint(checkpoint: Path, engine: TrainEngine) -> dict[str, Any]:
 _OPTIMIZERS = {"model": "optimizer", "critic": "critic_optimizer"}
 
 
-def _learned(engine: TrainEngine) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+def _learned(engine: PolicyLearner) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
     """What learns, by its name in a checkpoint."""
     yield "model", engine.policy, engine.optimizer
     if engine.critic is not None:
         yield "critic", engine.critic.critic, engine.critic.optimizer
 
 
-def _tensors(engine: TrainEngine) -> dict[str, Any]:
+def _tensors(engine: PolicyLearner) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for name, module, optimizer in _learned(engine):
         whole, tensors[_OPTIMIZERS[name]] = get_state_dict(module, optimizer)

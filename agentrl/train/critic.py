@@ -8,16 +8,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.batch import TrainBatch
+from agentrl.train.branches import Branch, TokenColumns, trained_mask
+from agentrl.train.layout import layout_of
+from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
-from agentrl.train.packed import is_packed
-from agentrl.train.packing import Row, TrainSequence, first_places
-from agentrl.train.plan import collate_rows, plan_rows, share_out
-from agentrl.train.policy import MicroBatch, accumulate, hidden_states
+from agentrl.train.policy import hidden_states
+from agentrl.train.shares import Share, Work, distribute
+from agentrl.train.update_loop import run_updates
 
 
 class Critic(nn.Module):
@@ -56,6 +61,8 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None)
 class ValueLearner:
     """Holds the critic and its optimizer.
 
+    Every method is a collective over all ranks; rank 0 gives the batch, the others ``None``.
+
     Args:
         critic: Sharded or not.
         config: The recipe's trainer section.
@@ -65,27 +72,22 @@ class ValueLearner:
     def __init__(self, critic: Critic, config: TrainerConfig, device: torch.device) -> None:
         self.critic = critic
         self.optimizer = make_optimizer(critic.parameters(), config, config.critic_learning_rate)
+        self.layout = layout_of(critic.model)
         self._config = config
         self._device = device
-        self._packed = is_packed(critic.model)
 
-    @torch.no_grad()
-    def values(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
-        """Values before the trained tokens of each sequence; a collective, every rank gets all."""
-        counts = [sum(sequence.loss_mask) for sequence in sequences]
-        found = torch.zeros(sum(counts), device=self._device)
-        for rows in self._plan(sequences):
-            batch = collate_rows(rows, self._device, packed=self._packed)
-            found[batch.origins] = self.critic(batch)
-        dist.all_reduce(found)
-        return [part.tolist() for part in found.split(counts)]
+    def values(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64]:
+        """``[places]`` values before the trained tokens, and at the bootstraps, on every rank."""
+        work = None if branches is None or tokens is None else Work(branches, tokens)
+        found = self._share(work).gather(self.layout, self._device, self.critic)
+        return found.double().cpu().numpy()
 
-    def update(self, sequences: Sequence[TrainSequence], factor: float) -> dict[str, float]:
-        """Fit the returns, as often as the policy is updated; a collective.
+    def update(self, batch: TrainBatch | None, factor: float) -> dict[str, float]:
+        """Fit the returns, as often as the policy is updated.
 
         Args:
-            sequences: With values and returns, the same on every rank.
-            factor: Of the learning rate.
+            batch: With values and returns.
+            factor: Factor on the learning rate.
 
         Returns:
             Metrics, the same on every rank; ``critic/explained`` is the share of the returns' variance that the values
@@ -93,25 +95,26 @@ class ValueLearner:
         """
         config = self._config
         set_learning_rate(self.optimizer, config.critic_learning_rate * factor)
-        old = self._column([s.values for s in sequences], sequences)
-        returns = self._column([s.returns for s in sequences], sequences)
+        work = None
+        if batch is not None:
+            notes = _explained(batch)
+            work = Work(batch.valued, batch.tokens, max(notes["tokens"], 1.0), batch.version, notes)
+        share = self._share(work, config.minibatches)
         losses = torch.zeros((), dtype=torch.float64, device=self._device)
         norms: list[float] = []
-        firsts = first_places(sequences)
-        parts = share_out(sequences, config.minibatches)
-        self.critic.train()
-        for part in parts:
-            chosen = [sequences[i] for i in part]
-            plan = self._plan(chosen, [firsts[i] for i in part])
-            for index, rows in enumerate(plan):
-                accumulate(self.critic, last=index == len(plan) - 1)
-                batch = collate_rows(rows, self._device, packed=self._packed)
-                loss = value_loss(self.critic(batch), old[batch.origins], returns[batch.origins], config.critic_clip)
-                total = loss.sum() * (len(parts) / max(len(returns), 1))
-                (total * dist.get_world_size()).backward()  # FSDP averages over ranks; the loss is a global sum
-                losses += total.detach() / len(parts)
-            if plan:
+
+        def loss_of(one: MicroBatch) -> torch.Tensor:
+            values = self.critic(one)
+            loss = value_loss(values, one.columns["values"], one.columns["returns"], config.critic_clip)
+            total = loss.sum() / share.normalizer
+            losses.add_(total.detach())
+            return total
+
+        def apply(any_gradient: bool) -> None:
+            if any_gradient:
                 norms.append(apply_gradients(self.optimizer, config.max_grad_norm))
+
+        run_updates(self.critic, share, self.layout, self._device, loss_of, apply)
         dist.all_reduce(losses)
         broken = sum(not math.isfinite(norm) for norm in norms)
         metrics = {
@@ -119,21 +122,19 @@ class ValueLearner:
             "critic/grad_norm": sum(norms) / max(len(norms), 1),
             "critic/nonfinite": broken / max(len(norms), 1),
         }
-        if len(returns) > 1 and returns.var() > 0:
-            metrics["critic/explained"] = 1.0 - ((returns - old).var() / returns.var()).item()
+        if "explained" in share.notes:
+            metrics["critic/explained"] = share.notes["explained"]
         return metrics
 
-    def _plan(self, sequences: Sequence[TrainSequence], firsts: Sequence[int] | None = None) -> list[list[Row]]:
-        """This rank's micro-batches."""
-        budget = self._config.tokens_per_microbatch
-        return plan_rows(self.critic.model, sequences, budget, firsts, packed=self._packed)[1]
+    def _share(self, work: Work | None, updates: int = 1) -> Share:
+        return distribute(work, self.layout, self._config.tokens_per_microbatch, updates)
 
-    def _column(self, values: Sequence[Sequence[float]], sequences: Sequence[TrainSequence]) -> Tensor:
-        """``[trained]`` numbers of the trained tokens, in the order of the batch's table."""
-        found = [
-            value
-            for of_one, sequence in zip(values, sequences, strict=True)
-            for value, trained in zip(of_one, sequence.loss_mask, strict=True)
-            if trained
-        ]
-        return torch.tensor(found, dtype=torch.float32, device=self._device)
+
+def _explained(batch: TrainBatch) -> dict[str, float]:
+    """Number of tokens that the critic learns from, and the share of their returns' variance that values explain."""
+    chosen = trained_mask(batch.valued, batch.tokens)
+    returns, values = (batch.tokens.sampled[name][chosen].astype(np.float64) for name in ("returns", "values"))
+    found = {"tokens": float(len(returns))}
+    if len(returns) > 1 and returns.var() > 0:
+        found["explained"] = float(1.0 - (returns - values).var() / returns.var())
+    return found

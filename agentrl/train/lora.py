@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
-from agentrl.train.policy import MicroBatch, Policy
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.policy import Policy
 from agentrl.weights.gather import full_tensor
 from agentrl.weights.lora_weights import ADAPTER_FILE, adapter_weights, write_config
 

@@ -10,7 +10,7 @@ lays its rows end to end, and attention over it costs what each token really see
 from collections.abc import Callable, Sequence
 
 from agentrl.train.binpacking import pack, partition
-from agentrl.train.packing import Row
+from agentrl.train.rows import Row
 
 # What a padded micro-batch costs beside its tokens, in tokens: all weights are read, and gradients added, once more.
 # Six rows of 100 tokens apart and together, 135M float32 parameters on two cores: 36 tokens' time each.
@@ -19,20 +19,25 @@ _ONE_MORE = 32.0
 MicroBatches = list[list[Row]]
 
 
-def plan_microbatches(
-    rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float = 4096.0, *, packed: bool = False
-) -> list[MicroBatches]:
-    """Share rows out to ranks, balanced by what they cost, and cut each rank's share into micro-batches.
+def plan_packed(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float) -> list[MicroBatches]:
+    """Fill micro-batches with rows that are laid end to end, and deal them to ranks.
 
     Args:
         rows: All rows of the global batch.
         ranks: Number of trainer ranks.
-        max_tokens: Budget of one micro-batch, padding included.
-        attention_span: See :func:`~agentrl.train.packing.attention_span`.
-        packed: Rows are laid end to end, rather than padded.
+        max_tokens: Budget of one micro-batch.
+        attention_span: See :func:`~agentrl.train.rows.attention_span`.
 
     Returns:
         ``[ranks][micro-batches][rows]``.
+    """
+    return _deal(*_filled(sorted(rows, key=len, reverse=True), ranks, max_tokens, attention_span), ranks)
+
+
+def plan_padded(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float) -> list[MicroBatches]:
+    """Share rows out to ranks, balanced by what they cost, and cut each rank's share into padded micro-batches.
+
+    Arguments and result as for :func:`plan_packed`; the budget includes the padding.
     """
     ordered = sorted(rows, key=len, reverse=True)
 
@@ -42,8 +47,6 @@ def plan_microbatches(
     def padded(batch: Sequence[Row]) -> float:
         return _ONE_MORE + len(batch) * (wide(batch[0]) if batch else 0.0)
 
-    if packed:
-        return _deal(*_filled(ordered, ranks, max_tokens, attention_span), ranks)
     together = _cut(ordered, max_tokens, wide)
     if ranks == 1:
         return [together]
@@ -60,7 +63,7 @@ def _filled(
 
     There are as few as fit, made up to a multiple of ``ranks``: then rows are spread evenly over them, if that fits.
     """
-    costs = {id(row): len(row) + (sum(row.tree.positions) + len(row)) / attention_span for row in rows}
+    costs = {id(row): len(row) + (row.depths + len(row)) / attention_span for row in rows}
 
     def cost(batch: Sequence[Row]) -> float:
         return sum(costs[id(row)] for row in batch)

@@ -5,8 +5,7 @@ of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hi
 scaling, a biased head) is refused at start, because its logprobs would be wrong.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,66 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM
 
-from agentrl.models.tree_mask import tree_mask
 from agentrl.models.tree_support import limited_attention, not_for_trees
 from agentrl.train.logprobs import chunked_logprobs, chunked_loss
-from agentrl.train.packing import Row
+from agentrl.train.micro_batch import MicroBatch
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Tensors of some rows: padded to the longest, or as one row (:func:`~agentrl.train.packed.collate_packed`).
-
-    Attributes:
-        token_ids: ``[rows, length]``.
-        positions: ``[rows, length]``.
-        mask: ``[rows, 1, length, length]`` bool, true where a query may see a key; or that as blocks.
-        sources: ``[distinct]`` flat index into ``rows * length`` of the state that predicts each target.
-        targets: ``[distinct]``.
-        trained: ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
-        origins: ``[trained]`` place of each in the batch's table of trained tokens.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    mask: Tensor | BlockMask
-    sources: Tensor
-    targets: Tensor
-    trained: Tensor
-    origins: Tensor
-
-
-def collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
-    """Pad rows into one micro-batch; no rows at all give one dummy token and nothing to train."""
-    length = max((len(row) for row in rows), default=1)
-    count = max(len(rows), 1)
-    token_ids = torch.zeros(count, length, dtype=torch.long)
-    positions = torch.zeros(count, length, dtype=torch.long)
-    ends = torch.full((count, length), length, dtype=torch.long)  # padding is seen by padding only
-    sources: list[int] = []
-    targets: list[int] = []
-    trained: list[int] = []
-    for index, row in enumerate(rows):
-        token_ids[index, : len(row)] = torch.tensor(row.tree.token_ids)
-        positions[index, : len(row)] = torch.tensor(row.tree.positions)
-        ends[index, : len(row)] = torch.tensor(row.tree.ends)
-        trained += [len(sources) + t for t in row.trained]
-        sources += [index * length + node for node, _ in row.predictions]
-        targets += [target for _, target in row.predictions]
-    return MicroBatch(
-        token_ids=token_ids.to(device),
-        positions=positions.to(device),
-        mask=tree_mask(ends.to(device)),
-        sources=torch.tensor(sources, dtype=torch.long, device=device),
-        targets=torch.tensor(targets, dtype=torch.long, device=device),
-        trained=torch.tensor(trained, dtype=torch.long, device=device),
-        origins=torch.tensor([o for row in rows for o in row.origins], dtype=torch.long, device=device),
-    )
 
 
 class Policy(nn.Module):

@@ -33,6 +33,6 @@ def join_group(recipe: Recipe) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
-    # With parameters on the host the gradients' norm is there, too, which is gloo's to sum.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if recipe.trainer.cpu_offload else "nccl")
+    # gloo beside NCCL: batches travel between the hosts of the ranks, and with cpu_offload gradients stand there
+    dist.init_process_group("cpu:gloo,cuda:nccl")
     return device

@@ -6,7 +6,6 @@ meanwhile; time is accounted for in each step's metrics; a checkpoint is taken a
 the controller's state belong together.
 """
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -17,17 +16,17 @@ import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.episode import Episode
+from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
-from agentrl.train.batch import make_train_batch
+from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
-from agentrl.train.engine import TrainEngine
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import reshard
 from agentrl.train.schedule import learning_rate_factor, planned_steps, progress
 from agentrl.train.step_times import step_times
-from agentrl.weights.collectives import broadcast_bytes, shared_decision
+from agentrl.weights.collectives import shared_data, shared_decision
 from agentrl.weights.file_publisher import Publisher
 
 
@@ -52,7 +51,7 @@ class Trainer:
         recipe: Recipe,
         model_path: Path,
         run_dir: Path,
-        engine: TrainEngine,
+        engine: PolicyLearner,
         publisher: Publisher,
         client: ControllerClient | None,
     ) -> None:
@@ -89,13 +88,13 @@ class Trainer:
         final = False
         while not final:
             began = time.monotonic()
-            batch, plan = self._fetch(self._elapsed_before + began - start)
+            columns, plan = self._fetch(self._elapsed_before + began - start)
             waited = time.monotonic() - began
-            if not batch["episodes"]:
+            if not plan["episodes"]:
                 break
             final = plan["final"]
-            metrics = self._update(batch, plan)
-            self._watch(metrics, batch)
+            metrics = self._update(columns, plan)
+            self._watch(metrics, columns)
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
@@ -106,24 +105,24 @@ class Trainer:
             if final:
                 self._wait_for_evaluation()  # before the last checkpoint: from there nothing could be done again
             elapsed = self._elapsed_before + time.monotonic() - start
-            if shared_decision(final or self._save_due(batch), self.engine.device):
+            if shared_decision(final or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
         self.export(self.run_dir / "model")
         if self.client is not None:
             self.client.finish()
 
-    def _fetch(self, elapsed: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The batch and rank 0's decisions about this step, on every rank."""
-        payload = b""
+    def _fetch(self, elapsed: float) -> tuple[Columns | None, dict[str, Any]]:
+        """The batch on rank 0, and rank 0's decisions about this step on every rank."""
+        columns, decided = None, {}
         if self.client is not None:
-            raw = self.client.next_batch(self.step)
-            payload = json.dumps(self._decide(json.loads(raw), elapsed)).encode() + b"\n" + raw
-        decided, _, raw = broadcast_bytes(payload, self.engine.device).partition(b"\n")
-        return json.loads(raw), json.loads(decided)
+            columns, facts = Columns.from_bytes(self.client.next_batch(self.step))
+            decided = self._decide(facts, elapsed) | {"episodes": len(columns.episodes)}
+        return columns, shared_data(decided, self.engine.device)
 
     def _decide(self, batch: dict[str, Any], elapsed: float) -> dict[str, Any]:
         config = self.config
-        total = planned_steps(config.total_steps, config.epochs, self._steps_per_epoch(batch))
+        epoch = max(1, batch["tasks"] // self.recipe.rollout.batch_size)
+        total = planned_steps(config.total_steps, config.epochs, epoch)
         done = progress(self.step, total, elapsed, config.time_budget)
         factor = learning_rate_factor(
             self.step,
@@ -133,19 +132,24 @@ class Trainer:
             floor=config.min_learning_rate_ratio,
         )
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
-        return {"learning_rate": config.learning_rate * factor, "final": self.step + 1 >= total or late}
+        final = self.step + 1 >= total or late
+        return {"learning_rate": config.learning_rate * factor, "final": final, "steps_per_epoch": epoch}
 
-    def _update(self, batch: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
-        episodes = [Episode.model_validate(e) for e in batch["episodes"]]
-        in_reward = self.config.kl_coef > 0 and self.config.kl_in == "reward"
-        penalty = self.engine.penalties if in_reward else None
-        values = self.engine.critic.values if self.engine.critic is not None else None
-        train_batch = make_train_batch(
-            episodes, self.config, self.recipe.reward, version=self.step, penalty=penalty, values=values
-        )
-        return self.engine.update(train_batch, plan["learning_rate"])
+    def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
+        """One update; rank 0 has the columns and deals out what the others need of them."""
+        engine, config = self.engine, self.config
+        batch = None if columns is None else Batch(columns, config, self.recipe.reward)
+        tokens = None if batch is None else batch.tokens
+        penalties = values = made = None
+        if config.kl_coef > 0 and config.kl_in == "reward":
+            penalties = engine.penalties(None if batch is None else batch.branches, tokens)
+        if engine.critic is not None:
+            values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
+        if batch is not None:
+            made = batch.train_batch(version=self.step, penalties=penalties, values=values)
+        return engine.update(made, plan["learning_rate"])
 
-    def _watch(self, metrics: dict[str, float], batch: dict[str, Any]) -> None:
+    def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
         """Keep a batch whose gradient was not finite, and stop after several in a row.
 
         Raises:
@@ -155,10 +159,10 @@ class Trainer:
         self._nonfinite = self._nonfinite + 1 if broken else 0
         if not self._nonfinite:
             return
-        file = self.run_dir / "nonfinite" / f"step-{self.step:06d}.json"
-        if self.client is not None:
+        file = self.run_dir / "nonfinite" / f"step-{self.step:06d}.jsonl"
+        if columns is not None:
             file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(batch))
+            file.write_text("".join(episode.model_dump_json() + "\n" for episode in columns.to_episodes()))
         if self._nonfinite >= self.config.max_nonfinite:
             raise TrainingStopped(
                 f"the gradient was not finite in {self._nonfinite} steps in a row (trainer.max_nonfinite); the batches "
@@ -198,16 +202,13 @@ class Trainer:
             pass
         return time.monotonic() - start
 
-    def _save_due(self, batch: dict[str, Any]) -> bool:
+    def _save_due(self, plan: dict[str, Any]) -> bool:
         config = self.config
         by_step = config.save_every > 0 and self.step % config.save_every == 0
         by_time = config.save_seconds is not None and time.monotonic() - self._last_save >= config.save_seconds
-        epoch_steps = self._steps_per_epoch(batch) * (config.save_epochs or 0)
+        epoch_steps = plan["steps_per_epoch"] * (config.save_epochs or 0)
         by_epoch = epoch_steps > 0 and self.step % epoch_steps == 0
         return by_step or by_time or by_epoch
-
-    def _steps_per_epoch(self, batch: dict[str, Any]) -> int:
-        return max(1, batch["tasks"] // self.recipe.rollout.batch_size)
 
     def save(self, elapsed: float) -> None:
         """Checkpoint the cut after the current step."""

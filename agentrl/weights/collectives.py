@@ -1,4 +1,7 @@
-"""What rank 0 knows, on every rank: collectives of the trainer beside the gradients."""
+"""Rank 0's decisions on every rank."""
+
+import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,12 +14,13 @@ def shared_decision(decision: bool, device: torch.device) -> bool:
     return bool(flag.item())
 
 
-def broadcast_bytes(payload: bytes, device: torch.device) -> bytes:
-    """Rank 0's bytes on every rank."""
+def shared_data(data: Any, device: torch.device) -> Any:
+    """Rank 0's plain data, on every rank; it travels as JSON."""
+    payload = json.dumps(data).encode() if dist.get_rank() == 0 else b""
     size = torch.tensor([len(payload)], dtype=torch.long, device=device)
     dist.broadcast(size, src=0)
-    data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    if dist.get_rank() == 0:
-        data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-    dist.broadcast(data, src=0)
-    return data.cpu().numpy().tobytes()
+    buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    if payload:
+        buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+    dist.broadcast(buffer, src=0)
+    return json.loads(buffer.cpu().numpy().tobytes())

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from agentrl.bench.gpu_sides import FULL, TINY, make_batch, make_model
 from agentrl.bench.model_flops import Work, peak_tflops, update_flops
-from agentrl.train.microbatches import plan_microbatches
-from agentrl.train.packing import build_rows
+from agentrl.train.microbatches import plan_packed
+from agentrl.train.rows import build_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -31,7 +31,7 @@ def test_the_script_takes_its_whole_way_on_a_cpu() -> None:
     wanted = {"tflops", "checkpointed_tflops", "plain_head_peak_gib", "head_ms", "plain_head_ms", "decode_tokens_s"}
     assert wanted <= figures.keys()
     assert "mfu" not in figures, "a CPU has no published peak here"
-    work = Work.of(build_rows(make_batch(TINY).sequences, TINY.tokens, float("inf")))
+    work = Work.of(make_batch(TINY), TINY.tokens)
     assert figures["tokens_s"]["median"] * figures["update_s"]["median"] == pytest.approx(work.tokens)
 
 
@@ -48,13 +48,13 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 def test_the_full_batch_fills_micro_batches_of_16k() -> None:
-    sequences = make_batch(FULL).sequences
-    rows = build_rows(sequences, FULL.tokens, float("inf"))
-    work = Work.of(rows)
+    batch = make_batch(FULL)
+    rows = build_rows(batch.branches, batch.tokens, FULL.tokens, float("inf"))
+    work = Work.of(batch, FULL.tokens)
     assert len(rows) == 8, "a group is one tree"
     assert work.trained == 64 * 960
     assert work.tokens == 8 * (256 + 8 * 959)
-    (plan,) = plan_microbatches(rows, 1, FULL.tokens, packed=True)
+    (plan,) = plan_packed(rows, 1, FULL.tokens, 4096.0)
     assert [sum(map(len, batch)) for batch in plan] == [work.tokens // 4] * 4
     assert work.tokens // 4 > 0.96 * FULL.tokens
 

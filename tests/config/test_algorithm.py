@@ -3,24 +3,25 @@
 import pytest
 from pydantic import ValidationError
 
-from agentrl.config.algorithm import PRESET_SOURCES, PRESETS, AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.declarations import find_preset, preset_names
 from agentrl.config.errors import ConfigError
-from agentrl.config.formula import formula
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.formula import formula
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", preset_names())
 def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
     made = TrainerConfig.model_validate({"preset": name})
     plain = TrainerConfig()
     for key in AlgorithmConfig.model_fields:
         if key != "preset":
-            assert getattr(made, key) == PRESETS[name].get(key, getattr(plain, key)), key
+            assert getattr(made, key) == find_preset(name).settings.get(key, getattr(plain, key)), key
     changed = TrainerConfig.model_validate({"preset": name, "aggregation": "constant", "clip_eps": 0.11})
     assert (changed.aggregation, changed.clip_eps) == ("constant", 0.11)
     assert TrainerConfig.model_validate(made.model_dump()) == made, "what is resolved loads again"
-    assert PRESET_SOURCES.keys() == PRESETS.keys()
+    assert all(find_preset(name).source for name in preset_names())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_the_formula_names_every_part_that_acts() -> None:
     assert "m_t" in m2po and "-r_t A" in m2po
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_has_a_formula(name: str) -> None:
     lines = formula(TrainerConfig(preset=name))
-    assert lines[0].startswith("loss = ") and PRESET_SOURCES[name] in lines[-1]
+    assert lines[0].startswith("loss = ") and find_preset(name).source in lines[-1]

@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
-from agentrl.core.episode import Task
+from agentrl.core.columns import Columns
+from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import SamplingParams
@@ -103,6 +104,11 @@ class Harness:
         return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
 
 
+def episodes_of(batch: bytes) -> list[Episode]:
+    """What a batch on its way to the trainer holds."""
+    return Columns.from_bytes(batch)[0].to_episodes()
+
+
 async def settle() -> None:
     """Let every ready task run until nothing moves."""
     for _ in range(200):
@@ -117,7 +123,7 @@ async def test_admission_runs_ahead_by_the_bound_and_no_further(tiny_model: Path
     batch = await harness.controller.next_batch(0)
     await settle()
     assert len(harness.backend.requests) == 12, "consuming alone must not admit more: the version is still 0"
-    assert len(batch["episodes"]) == 6
+    assert len(episodes_of(batch)) == 6
     assert batch == await harness.controller.next_batch(0), "asked again, the same batch"
     await harness.publish(1)
     await settle()
@@ -158,7 +164,7 @@ async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: 
     await settle()
     harness.workflow.uniform = False
     batch = await harness.controller.next_batch(0)
-    assert len({e["reward"] for e in batch["episodes"]}) > 1
+    assert len({e.reward for e in episodes_of(batch)}) > 1
     assert any(
         f == {"fate": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"} for f in harness.fates()
     )
@@ -196,7 +202,7 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
     await second.controller.publish(second.manifest(1))
     seen = []
     for step in (1, 2):
-        seen += [e["task_id"] for e in (await second.controller.next_batch(step))["episodes"][::3]]
+        seen += [e.task_id for e in episodes_of(await second.controller.next_batch(step))[::3]]
         await second.publish(step + 1)
     trained = [f["task"] for f in first.fates() if f["fate"] == "trained"]
     assert sorted(trained) == [t.id for t in TASKS], "the epoch, each task once"
@@ -215,7 +221,7 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
         assert (await http.post("/next_batch", json={})).status_code == 400
         assert (await http.post("/publish", content=b"{")).status_code == 400
         harness.controller.start()
-        assert len((await http.post("/next_batch", json={"step": 0})).json()["episodes"]) == 6
+        assert len(episodes_of((await http.post("/next_batch", json={"step": 0})).content)) == 6
         harness.backend.refuse = {"load"}
         body = {"manifest": {"version": 1, "path": "/x", "transport": "disk", "dtype": "F32", "nbytes": 0}}
         body["manifest"]["fingerprints"] = {}

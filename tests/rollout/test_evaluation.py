@@ -13,7 +13,7 @@ from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.http_api import make_app
 from agentrl.train import controller_client
 from agentrl.train.controller_client import ControllerClient, ControllerError
-from tests.rollout.test_controller import Harness, settle
+from tests.rollout.test_controller import Harness, episodes_of, settle
 
 BATCH_TIMEOUT = 1.0  # of the client, in seconds
 
@@ -91,7 +91,7 @@ async def test_the_next_batch_does_not_wait_for_an_evaluation(tiny_model: Path, 
     await settle()
     harness.judged.clear()
     await harness.publish(1)
-    assert len((await harness.controller.next_batch(1))["episodes"]) == 6
+    assert len(episodes_of(await harness.controller.next_batch(1))) == 6
     assert [step for step, _ in harness.written] == [0], "the record of step 1 waits for its evaluation"
     harness.judged.set()
     await harness.publish(2)

@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentrl.bench.made_batch import made_batch
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.lora import BasePolicy, add_adapter
 from agentrl.train.policy import Policy, load_model, shard
 from agentrl.weights.gather import full_tensor
 from agentrl.weights.lora_weights import plain_weights
-from tests.train.test_packing import random_sequences
+from tests.train.test_rows import random_sequences
 
 CPU = torch.device("cpu")
 RATE = 1e-2
@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offload: bool = False) -> TrainEngine:
+def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offload: bool = False) -> PolicyLearner:
     """Sharded with FSDP2, however many ranks there are."""
     given = {"tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3, **choices}
     config = TrainerConfig.model_validate(given)
@@ -43,10 +43,10 @@ def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offl
         add_adapter(model, config, seed=3, base="tiny")
     policy = Policy(model, 0.8, config.logprob_chunk)
     shard(policy, mesh, torch.float32, offload=offload)
-    return TrainEngine(policy, BasePolicy(policy) if config.kl_coef else None, config, CPU)
+    return PolicyLearner(policy, BasePolicy(policy) if config.kl_coef else None, config, CPU)
 
 
-def steps(engine: TrainEngine, first: int, last: int) -> None:
+def steps(engine: PolicyLearner, first: int, last: int) -> None:
     """Updates on batches that depend on their number alone."""
     for version in range(first, last):
         rng = random.Random(version)
@@ -57,15 +57,15 @@ def steps(engine: TrainEngine, first: int, last: int) -> None:
             )
             for index, sequence in enumerate(random_sequences(version, 6))
         ]  # fmt: skip
-        engine.update(TrainBatch(sequences, 100.0, 1.0, version=version), RATE)
+        engine.update(made_batch(sequences, 100.0, 1.0, version=version), RATE)
 
 
-def weights(engine: TrainEngine) -> dict[str, Tensor]:
+def weights(engine: PolicyLearner) -> dict[str, Tensor]:
     """All weights under the plain model's names."""
     return {name: full_tensor(weight).clone() for name, weight in plain_weights_of(engine)}
 
 
-def plain_weights_of(engine: TrainEngine) -> Any:
+def plain_weights_of(engine: PolicyLearner) -> Any:
     model = engine.policy.model
     return model.named_parameters() if engine.config.lora_rank is None else plain_weights(model)
 

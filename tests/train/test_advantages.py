@@ -5,6 +5,7 @@ import random
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from agentrl.train.advantages import (
     leave_one_out,
     returns_to_go,
     reward,
-    spread,
+    token_credit,
     turns,
     whitened,
 )
@@ -86,9 +87,11 @@ def test_the_deviation_of_the_batch_is_that_of_all_rewards() -> None:
 
 
 def test_whitening_is_the_published_one_and_values_alike_give_zero() -> None:
-    assert whitened([1.0, 1.0, 2.0], epsilon=0) == pytest.approx([-0.57735, -0.57735, 1.1547], abs=1e-5)
-    assert whitened([3.0] * 7) == [0.0] * 7
-    assert whitened([3.0]) == [0.0]
+    assert whitened(np.array([1.0, 1.0, 2.0]), epsilon=0).tolist() == pytest.approx(
+        [-0.57735, -0.57735, 1.1547], abs=1e-5
+    )
+    assert whitened(np.full(7, 3.0)).tolist() == [0.0] * 7
+    assert whitened(np.array([3.0])).tolist() == [0.0]
 
 
 def line(values: list[list[float]], *, after: float = 0.0, reward: float = 1.0) -> Scored:
@@ -165,5 +168,5 @@ def test_turns_of_one_step_are_groups_and_turns_of_a_group_have_one_baseline() -
     mean = (0.5 + 1.0 + 0.5) / 3
     found = turns(made, config)
     assert found == [[pytest.approx(0.5 - mean), pytest.approx(1 - mean)], [pytest.approx(0.5 - mean)]]
-    assert spread(found[0], made[0]) == [[found[0][0]] * 2, [found[0][1]]]
+    assert token_credit(found[0], made[0]).tolist() == [found[0][0]] * 2 + [found[0][1]]
     assert turns(made[:1], config) == [[0.0, 0.0]], "nothing to compare an episode alone with"

@@ -1,14 +1,18 @@
 """From episodes to sequences with advantages."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from agentrl.config.recipe import RewardConfig, TrainerConfig
+from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.core.registry import load
-from agentrl.train.batch import make_train_batch
+from agentrl.train.batch import Batch, TrainBatch
+from agentrl.train.branches import Branch, token_ids, tokens_of
 
 
 def episode(group: str, reward: float | None, answer: list[int], **changes: object) -> Episode:
@@ -27,19 +31,39 @@ def episode(group: str, reward: float | None, answer: list[int], **changes: obje
     return Episode(group_id=group, task_id="t", index=0, seed=0, reward=reward, **(fields | changes))  # type: ignore[arg-type]
 
 
+def make_train_batch(
+    episodes: list[Episode], config: TrainerConfig, rewards: RewardConfig | None = None, **more: Any
+) -> TrainBatch:
+    return Batch(Columns.of(episodes), config, rewards).train_batch(**more)
+
+
+def ids_of(batch: TrainBatch) -> list[list[int]]:
+    return [token_ids(branch, batch.tokens).tolist() for branch in batch.branches]
+
+
+def trained(batch: TrainBatch, branch: Branch, name: str = "advantages") -> list[float]:
+    """A column of the tokens that a branch trains."""
+    return batch.tokens.sampled[name][tokens_of(branch, batch.tokens).own].tolist()
+
+
+def last_advantages(batch: TrainBatch) -> list[float]:
+    return [trained(batch, branch)[-1] for branch in batch.branches]
+
+
 def test_failed_episodes_enter_neither_the_baseline_nor_the_tokens() -> None:
     good = [episode("g", 1.0, [5]), episode("g", 0.0, [6, 7])]
     bad = [episode("g", None, [8]), episode("g", None, [9], stop_reason=StopReason.TIMEOUT)]
-    with_bad = make_train_batch([*good, *bad], TrainerConfig())
-    assert with_bad == make_train_batch(good, TrainerConfig())
+    with_bad, without = (make_train_batch(some, TrainerConfig()) for some in ([*good, *bad], good))
+    assert ids_of(with_bad) == ids_of(without) and last_advantages(with_bad) == last_advantages(without)
+    assert (with_bad.normalizer, with_bad.signal) == (without.normalizer, without.signal)
     assert make_train_batch([*good, *bad], TrainerConfig(aggregation="token")).normalizer == 3
 
 
 def test_sequences_without_advantage_count_as_tokens_but_are_not_computed() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6]), episode("h", 1.0, [7, 7]), episode("h", 1.0, [8])]
     batch = make_train_batch(episodes, TrainerConfig(aggregation="token"))
-    assert (len(batch.sequences), batch.normalizer, batch.signal) == (2, 5, 0.5)
-    assert len(make_train_batch(episodes, TrainerConfig(kl_coef=0.1)).sequences) == 4
+    assert (len(batch.branches), batch.normalizer, batch.signal) == (2, 5, 0.5)
+    assert len(make_train_batch(episodes, TrainerConfig(kl_coef=0.1)).branches) == 4
 
 
 def test_scale_bias_and_clip_change_what_the_trainer_sees() -> None:
@@ -48,7 +72,7 @@ def test_scale_bias_and_clip_change_what_the_trainer_sees() -> None:
     rewards = RewardConfig(scale=2.0, bias=1.0, clip=(-1.0, 5.0))
     seen = [5.0, 3.0, -1.0]  # 7, 3 and -17, clipped
     mean = sum(seen) / 3
-    advantages = [s.advantages[-1] for s in make_train_batch(episodes, config, rewards).sequences]
+    advantages = last_advantages(make_train_batch(episodes, config, rewards))
     assert advantages == pytest.approx([value - mean for value in seen])
     with pytest.raises(ValidationError, match="lower bound first"):
         RewardConfig(clip=(1.0, 0.0))
@@ -76,7 +100,7 @@ def test_an_advantage_of_ones_own_gets_step_rewards_and_the_kind_of_end(tmp_path
     for one, reward in zip(episodes, (0.5, 0.25), strict=True):
         one.trajectories["assistant"].nodes[1].reward = reward
     batch = make_train_batch(episodes, TrainerConfig(advantage=f"{file}:steps"))
-    assert [s.advantages[-1] for s in batch.sequences] == [0.5 - 3.0, 0.25]
+    assert last_advantages(batch) == [0.5 - 3.0, 0.25]
     assert [(s.group, s.terminated) for s in load("advantage", f"{file}:steps").__globals__["seen"]] == [
         (("g", "assistant"), True), (("h", "assistant"), False),
     ]  # fmt: skip
@@ -96,8 +120,8 @@ def test_aggregation_decides_weights_and_normalizer() -> None:
     for aggregation, (weights, normalizer) in expected.items():
         config = TrainerConfig.model_validate({"aggregation": aggregation, "aggregation_length": 10})
         batch = make_train_batch(episodes, config)
-        assert ([s.weight for s in batch.sequences], batch.normalizer) == (pytest.approx(weights), normalizer)
-        assert [s.group for s in batch.sequences] == [batch.sequences[0].group] * 2 + [batch.sequences[2].group] * 2
+        assert ([s.weight for s in batch.branches], batch.normalizer) == (pytest.approx(weights), normalizer)
+        assert [s.group for s in batch.branches] == [batch.branches[0].group] * 2 + [batch.branches[2].group] * 2
 
 
 def test_branches_share_the_weight_of_their_episode() -> None:
@@ -105,25 +129,25 @@ def test_branches_share_the_weight_of_their_episode() -> None:
     nodes = forked.trajectories["assistant"].nodes
     nodes.append(nodes[1].model_copy(update={"token_ids": [6, 6], "parent": 0}))
     batch = make_train_batch([forked, episode("g", 0.0, [7])], TrainerConfig())
-    assert [s.weight for s in batch.sequences] == [1 / 4, 1 / 4, 1] and batch.normalizer == 2
+    assert [s.weight for s in batch.branches] == [1 / 4, 1 / 4, 1] and batch.normalizer == 2
 
 
 def test_masked_episodes_count_in_the_baseline_only() -> None:
     cut = episode("g", 0.0, [6, 7], stop_reason=StopReason.TRUNCATED)
     batch = make_train_batch([episode("g", 1.0, [5]), cut], TrainerConfig(mask_truncated=True, aggregation="token"))
-    assert [list(s.token_ids) for s in batch.sequences] == [[1, 2, 5]] and batch.normalizer == 1
-    assert batch.sequences[0].advantages[-1] == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
+    assert ids_of(batch) == [[1, 2, 5]] and batch.normalizer == 1
+    assert last_advantages(batch)[0] == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
 
 
 def test_whitening_is_over_the_tokens_of_the_batch() -> None:
     """The published example: two tokens with 1, one with 2."""
     config = TrainerConfig(preset="reinforce_pp")
     batch = make_train_batch([episode("g", 1.0, [5, 5]), episode("h", 2.0, [6])], config)
-    assert [s.advantages[-1] for s in batch.sequences] == pytest.approx([-0.57735, 1.1547], abs=1e-4)
+    assert last_advantages(batch) == pytest.approx([-0.57735, 1.1547], abs=1e-4)
 
 
 def test_a_penalty_is_taken_off_before_the_baseline() -> None:
     episodes = [episode("g", 1.0, [5]), episode("g", 1.0, [6, 6])]
     config = TrainerConfig(kl_coef=0.1, kl_in="reward", scale_rewards="none")
-    batch = make_train_batch(episodes, config, penalty=lambda sequences: [0.1 * sum(s.loss_mask) for s in sequences])
-    assert [s.advantages[-1] for s in batch.sequences] == pytest.approx([0.05, -0.05])
+    batch = make_train_batch(episodes, config, penalties=np.full(3, 0.1))
+    assert last_advantages(batch) == pytest.approx([0.05, -0.05])

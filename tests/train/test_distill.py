@@ -9,13 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
 from agentrl.inference.router import Router
 from agentrl.inference.sglang import SGLangBackend
 from agentrl.rollout.teacher_scoring import Teacher
-from agentrl.train.batch import make_train_batch
 from tests.served import served
 from tests.tiny import build_tiny_model
+from tests.train.test_batch import make_train_batch, trained
 from tests.train.toy_policy import GROUPS, episode, make_engine, sample
 
 STEPS, RATE = 20, 3e-2
@@ -32,15 +33,16 @@ def scored(index: int, logprobs: list[float], teacher: list[float]) -> Episode:
 def test_an_advantage_is_the_rewards_less_the_gap_to_the_teacher() -> None:
     episodes = [scored(0, [-1.0, -2.0], [-1.5, -0.25]), scored(1, [-0.5, -0.75], [-0.5, -3.0])]
     config = TrainerConfig(distill_coef=0.5, scale_rewards="none")  # of the reward: 0.5 and -0.5
-    found = [s.advantages for s in make_train_batch(episodes, config).sequences]
-    assert found[0] == pytest.approx([0, 0, 0, 0.5 - 0.25, 0.5 + 0.875])
-    assert found[1] == pytest.approx([0, 0, 0, -0.5, -0.5 - 1.125])
+    made = make_train_batch(episodes, config)
+    found = [trained(made, branch) for branch in made.branches]
+    assert found[0] == pytest.approx([0.5 - 0.25, 0.5 + 0.875])
+    assert found[1] == pytest.approx([-0.5, -0.5 - 1.125])
     pure = make_train_batch(episodes[:1], PURE)  # needs no group
-    assert pure.sequences[0].advantages == pytest.approx([0, 0, 0, -0.5, 1.75]) and pure.signal == 1.0
+    assert trained(pure, pure.branches[0]) == pytest.approx([-0.5, 1.75]) and pure.signal == 1.0
     white = make_train_batch(episodes, TrainerConfig(distill_coef=0.5, scale_rewards="none", whiten="batch"))
     plain = torch.tensor([0.25, 1.375, -0.5, -1.625], dtype=torch.float64)  # the reward's and the teacher's together
     expected = (plain - plain.mean()) / plain.std()
-    assert [*white.sequences[0].advantages[3:], *white.sequences[1].advantages[3:]] == pytest.approx(expected.tolist())
+    assert [value for branch in white.branches for value in trained(white, branch)] == pytest.approx(expected.tolist())
 
 
 def test_a_token_that_no_teacher_scored_is_an_error() -> None:
@@ -51,8 +53,11 @@ def test_a_token_that_no_teacher_scored_is_an_error() -> None:
 @torch.no_grad()
 def exact_kl(student: torch.nn.Module, teacher: torch.nn.Module, episodes: list[Episode]) -> float:
     """Mean reverse KL over the whole vocabulary where the student sampled, without the server and its logprobs."""
-    branches = [s for e in episodes for t in e.trajectories.values() for s in t.sequences()]
-    ids, mask = (torch.tensor([getattr(s, name) for s in branches]) for name in ("token_ids", "loss_mask"))
+    nodes = [e.trajectories["assistant"].nodes for e in episodes]
+    ids, mask = (
+        torch.tensor([[*getattr(first, name), *getattr(second, name)] for first, second in nodes])
+        for name in ("token_ids", "loss_mask")
+    )
     ours, theirs = (m(input_ids=ids).logits[:, :-1].double().log_softmax(-1) for m in (student, teacher))
     return (ours.exp() * (ours - theirs)).sum(-1)[mask[:, 1:] == 1].mean().item()
 
@@ -74,8 +79,8 @@ async def test_a_student_learns_the_distribution_of_a_served_teacher(
         for step in range(STEPS):
             sampled = sample(engine.policy, step, generator, 2, prompts)
             episodes = await asyncio.gather(*(teacher.score(e) for e in sampled))
-            gaps = [gap for e in episodes for gap in e.trajectories["assistant"].nodes[1].teacher_gaps()]
-            measured.append(sum(gaps) / len(gaps))
+            columns = Columns.of(episodes)
+            measured.append(float((columns.logprobs - columns.teacher_logprobs).mean()))
             exact.append(exact_kl(engine.policy.model, reference, episodes))
             engine.update(make_train_batch(episodes, engine.config, version=step), RATE)
         await teacher.close()

@@ -22,7 +22,7 @@ from transformers import (
 from agentrl.launch.dry_run import model_shape
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.train.lean import keep_less
-from agentrl.train.packed import use_tree_attention
+from agentrl.train.row_attention import use_tree_attention
 from agentrl.train.tree_attention import TreeTiles
 
 SHAPE = {

@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from agentrl.config.adapter import AdapterConfig
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.lora import add_adapter, save_adapter
-from agentrl.train.packing import build_rows
-from agentrl.train.policy import MicroBatch, collate, reshard
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.policy import reshard
 from agentrl.weights.file_publisher import WeightPublisher
 from agentrl.weights.gather import full_tensor
 from agentrl.weights.lora_weights import plain_weights
 from tests.end_to_end import ROOT, SECONDS
-from tests.train.adapting import CPU, LORA, VARIANTS, make_engine, steps, weights
-from tests.train.test_packing import random_sequences
+from tests.train.adapting import LORA, VARIANTS, make_engine, steps, weights
+from tests.train.test_rows import collated, random_sequences
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_two_ranks_give_the_weights_of_one_after_three_steps(
 
 
 def some_batch() -> MicroBatch:
-    return collate(build_rows(random_sequences(9, 2), 100), CPU)
+    return collated(random_sequences(9, 2), 100)
 
 
 @torch.no_grad()

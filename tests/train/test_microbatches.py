@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.train.microbatches import _ONE_MORE, plan_microbatches
-from agentrl.train.packing import Row, build_rows
-from tests.train.test_packing import random_sequences
+from agentrl.train.microbatches import _ONE_MORE, plan_packed, plan_padded
+from agentrl.train.rows import Row
+from tests.train.test_rows import random_sequences, rows_of
 
 
 def row(length: int) -> Row:
     made = Row()
-    made.tree.add(list(range(length)))
+    made.add(0, length, 0)
     return made
+
+
+def plan_of(rows: list[Row], ranks: int, budget: int, span: float = 4096.0, *, packed: bool = False) -> list:
+    return (plan_packed if packed else plan_padded)(rows, ranks, budget, span)
 
 
 def padded_cost(plan: list[list[list[Row]]], span: float) -> float:
@@ -37,7 +41,7 @@ def test_any_plan_has_every_row_once_within_the_budget(
     lengths: list[int], ranks: int, budget: int, packed: bool
 ) -> None:
     rows = [row(length) for length in lengths]
-    plan = plan_microbatches(rows, ranks, budget, packed=packed)
+    plan = plan_of(rows, ranks, budget, packed=packed)
     assert len(plan) == ranks
     assert len({len(share) for share in plan}) == 1
     assert sorted(id(r) for share in plan for batch in share for r in batch) == sorted(map(id, rows))
@@ -65,15 +69,15 @@ def test_one_ranks_padded_plan_is_the_cheapest_of_all_groupings(lengths: list[in
                 found.append(_ONE_MORE + (size + 1) * (first + first**2 / 500) + cheapest(tuple(others)))
         return min(found)
 
-    plan = plan_microbatches([row(length) for length in lengths], 1, budget, 500.0)
+    plan = plan_of([row(length) for length in lengths], 1, budget, 500.0)
     assert padded_cost(plan, 500.0) == pytest.approx(cheapest(tuple(sorted(lengths, reverse=True))))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_get_about_as_much_each(ranks: int) -> None:
-    rows = build_rows(random_sequences(2, 40), 64)
-    plan = plan_microbatches(rows, ranks, 200)
-    alone = padded_cost(plan_microbatches(rows, 1, 200), 4096.0)
+    rows = rows_of(random_sequences(2, 40), 64)
+    plan = plan_of(rows, ranks, 200)
+    alone = padded_cost(plan_of(rows, 1, 200), 4096.0)
     assert padded_cost(plan, 4096.0) <= 1.15 * alone / ranks
 
 
@@ -82,7 +86,7 @@ def test_packed_bins_are_few_and_even(ranks: int) -> None:
     rng = random.Random(0)
     rows = [row(rng.randint(50, 900)) for _ in range(60)]
     total = sum(map(len, rows))
-    plan = plan_microbatches(rows, ranks, 2048, 10_000.0, packed=True)
+    plan = plan_of(rows, ranks, 2048, 10_000.0, packed=True)
     least = -(-total // 2048)
     assert len(plan[0]) == -(-least // ranks)
     loads = [sum(len(r) for batch in share for r in batch) for share in plan]

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -18,16 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
+from agentrl.bench.made_batch import TrainSequence, made_batch, made_tokens
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine
-from agentrl.train.packed import choose_attention
-from agentrl.train.packing import TrainSequence, build_rows
-from agentrl.train.plan import share_out
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import (
     Policy,
     check_head,
-    collate,
     compile_layers,
     compute_in,
     decoder_layers,
@@ -35,8 +32,9 @@ from agentrl.train.policy import (
     reshard,
     shard,
 )
-from agentrl.train.table import TokenTable
-from tests.train.test_packing import random_sequences
+from agentrl.train.row_attention import choose_attention
+from agentrl.train.shares import share_out
+from tests.train.test_rows import collated, random_sequences, rows_of
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.8
@@ -79,14 +77,12 @@ def sequences(tiny_model: Path, mesh: DeviceMesh) -> list[TrainSequence]:
 def test_a_packed_tree_gives_the_logprobs_of_the_plain_model(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
-    rows = build_rows(sequences, 200)
-    apart = sum(len(row) for row in build_rows(sequences, 1))
-    assert sum(map(len, rows)) < 0.8 * apart, "little is shared: the test shows little"
-    batch = collate(rows, CPU)
+    apart = sum(len(row) for row in rows_of(sequences, 1))
+    assert sum(map(len, rows_of(sequences, 200))) < 0.8 * apart, "little is shared: the test shows little"
+    batch = collated(sequences, 200)
     with torch.no_grad():
         logprobs, _ = make_policy(tiny_model, mesh)(batch)
-    behavior = TokenTable.of(sequences, CPU).behavior[batch.origins]
-    torch.testing.assert_close(logprobs, behavior, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs, batch.columns["behavior"], atol=1e-5, rtol=0)
 
 
 def gradients(
@@ -97,10 +93,10 @@ def gradients(
     config = TrainerConfig.model_validate(given)
     made = partial(make_policy, folder, mesh, config=config)
     reference = made().requires_grad_(False) if config.kl_coef else None
-    return captured(TrainEngine(made(), reference, config, CPU), sequences)
+    return captured(PolicyLearner(made(), reference, config, CPU), sequences)
 
 
-def captured(engine: TrainEngine, sequences: list[TrainSequence]) -> tuple[float, Tensor]:
+def captured(engine: PolicyLearner, sequences: list[TrainSequence]) -> tuple[float, Tensor]:
     """See :func:`gradients`."""
     found: list[Tensor] = []
 
@@ -112,7 +108,7 @@ def captured(engine: TrainEngine, sequences: list[TrainSequence]) -> tuple[float
 
     engine._apply_gradients = capture  # type: ignore[method-assign]
     tokens = sum(sum(s.loss_mask) for s in sequences)
-    metrics = engine.update(TrainBatch(sequences, tokens, 1.0, version=4), 1e-3)
+    metrics = engine.update(made_batch(sequences, tokens, 1.0, version=4), 1e-3)
     return metrics["train/loss"], torch.cat(found)
 
 
@@ -191,8 +187,8 @@ def test_the_gradient_is_that_of_the_plain_objective(
 def test_ratio_is_one_before_the_first_update(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
-    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(learning_rate=1e-3), CPU)
-    batch = TrainBatch(sequences, 100, 1.0)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), None, TrainerConfig(learning_rate=1e-3), CPU)
+    batch = made_batch(sequences, 100, 1.0)
     first = engine.update(batch, 1e-3)
     second = engine.update(batch, 1e-3)
     assert first["train/ratio_deviation_max"] < 1e-4
@@ -202,10 +198,10 @@ def test_ratio_is_one_before_the_first_update(
 def test_a_non_finite_gradient_leaves_the_parameters_alone(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
-    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(learning_rate=1e-3), CPU)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), None, TrainerConfig(learning_rate=1e-3), CPU)
     before = [p.detach().clone() for p in engine.policy.parameters()]
     bad = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, [float("nan")] * len(s.token_ids)) for s in sequences]
-    metrics = engine.update(TrainBatch(bad, 100, 1.0), 1e-3)
+    metrics = engine.update(made_batch(bad, 100, 1.0), 1e-3)
     assert metrics["train/skipped"] == metrics["train/nonfinite"] == 1.0
     for old, new in zip(before, engine.policy.parameters(), strict=True):
         assert torch.equal(old.to_local(), new.detach().to_local())
@@ -213,8 +209,8 @@ def test_a_non_finite_gradient_leaves_the_parameters_alone(
 
 @pytest.mark.parametrize("choices", [{}, {"preset": "m2po"}, {"preset": "decoupled"}])
 def test_a_batch_without_signal_changes_nothing(tiny_model: Path, mesh: DeviceMesh, choices: dict[str, Any]) -> None:
-    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig.model_validate(choices), CPU)
-    metrics = engine.update(TrainBatch([], 1.0, 0.0), 1e-3)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), None, TrainerConfig.model_validate(choices), CPU)
+    metrics = engine.update(made_batch([], 1.0, 0.0), 1e-3)
     assert (metrics["train/skipped"], metrics["train/tokens"]) == (1.0, 0.0)
 
 
@@ -223,8 +219,8 @@ def test_kl_to_the_reference_is_zero_at_first_and_pulls_back_later(
 ) -> None:
     config = TrainerConfig(learning_rate=1e-2, kl_coef=0.1)
     reference = make_policy(tiny_model, mesh).requires_grad_(False)
-    engine = TrainEngine(make_policy(tiny_model, mesh), reference, config, CPU)
-    batch = TrainBatch(sequences, 100, 1.0)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), reference, config, CPU)
+    batch = made_batch(sequences, 100, 1.0)
     assert engine.update(batch, 1e-2)["train/kl_reference"] == pytest.approx(0, abs=1e-6)
     assert engine.update(batch, 1e-2)["train/kl_reference"] > 1e-4
 
@@ -237,7 +233,7 @@ def test_a_reference_stays_follows_or_is_renewed(
         {"kl_coef": 0.1, "reference": kind, "reference_decay": 0.75, "reference_every": 2, "learning_rate": 1e-2}
     )
     reference = make_policy(tiny_model, mesh).requires_grad_(False)
-    engine = TrainEngine(make_policy(tiny_model, mesh), reference, config, CPU)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), reference, config, CPU)
     assert (engine.moving_reference is None) == (kind == "frozen")
 
     def weights(policy: Policy) -> Tensor:
@@ -245,33 +241,41 @@ def test_a_reference_stays_follows_or_is_renewed(
         return torch.cat([p.detach().to_local().flatten().clone() for p in policy.parameters()])  # type: ignore[attr-defined]
 
     start = weights(reference)
-    engine.update(TrainBatch(sequences, 100, 1.0, version=0), 1e-2)
+    engine.update(made_batch(sequences, 100, 1.0, version=0), 1e-2)
     first = weights(engine.policy)
     expected = {"frozen": start, "ema": 0.75 * start + 0.25 * first, "reset": start}[kind]
     torch.testing.assert_close(weights(reference), expected)
-    engine.update(TrainBatch(sequences, 100, 1.0, version=1), 1e-2)
+    engine.update(made_batch(sequences, 100, 1.0, version=1), 1e-2)
     if kind == "reset":
         torch.testing.assert_close(weights(reference), weights(engine.policy))
+
+
+def by_sequence(engine: PolicyLearner, sequences: list[TrainSequence]) -> list[float]:
+    """Penalties summed over each sequence."""
+    branches, tokens = made_tokens(sequences)
+    penalties = engine.penalties(branches, tokens)
+    assert penalties is not None
+    return [float(part.sum()) for part in np.split(penalties, tokens.sampled_starts[1:-1])]
 
 
 def test_kl_in_the_reward_is_the_log_ratio_of_each_answer(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
     config = TrainerConfig(kl_coef=0.5, kl_in="reward", tokens_per_microbatch=60)
-    engine = TrainEngine(make_policy(tiny_model, mesh), make_policy(tiny_model, mesh), config, CPU)
-    assert engine.penalties(sequences) == pytest.approx([0.0] * len(sequences), abs=1e-4), "its own answers"
+    engine = PolicyLearner(make_policy(tiny_model, mesh), make_policy(tiny_model, mesh), config, CPU)
+    assert by_sequence(engine, sequences) == pytest.approx([0.0] * len(sequences), abs=1e-4), "its own answers"
     shifted = [
         TrainSequence(s.token_ids, s.loss_mask, [p + 0.1 * m for p, m in zip(s.logprobs, s.loss_mask, strict=True)], ())
         for s in sequences
     ]
-    assert engine.penalties(shifted) == pytest.approx([0.5 * 0.1 * sum(s.loss_mask) for s in sequences], abs=1e-4)
+    assert by_sequence(engine, shifted) == pytest.approx([0.5 * 0.1 * sum(s.loss_mask) for s in sequences], abs=1e-4)
 
 
 def test_layers_that_are_computed_again_give_the_same_gradients(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
     loss, gradient = gradients(tiny_model, mesh, sequences, 150)
-    engine = TrainEngine(make_policy(tiny_model, mesh, gradient_checkpointing=True), None, TrainerConfig(), CPU)
+    engine = PolicyLearner(make_policy(tiny_model, mesh, gradient_checkpointing=True), None, TrainerConfig(), CPU)
     passes: list[bool] = []
     calls: list[bool] = []
     engine.policy.register_forward_pre_hook(lambda *_: passes.append(True))
@@ -306,7 +310,7 @@ def test_compiled_layers_give_the_same_gradients(
     for policy in (plain, special):
         kept = [0]
         with torch.autograd.graph.saved_tensors_hooks(partial(keep, kept), lambda tensor: tensor):
-            found.append((*captured(TrainEngine(policy, None, TrainerConfig(), CPU), sequences), kept[0]))
+            found.append((*captured(PolicyLearner(policy, None, TrainerConfig(), CPU), sequences), kept[0]))
     assert counters["stats"]["unique_graphs"] > graphs, "nothing was compiled"
     (loss, gradient, held), (compiled_loss, compiled, compiled_held) = found
     assert compiled_loss == pytest.approx(loss, abs=1e-5)
@@ -325,7 +329,7 @@ def test_one_rank_computes_in_bfloat16_as_fsdp_does(
     shard(sharded, mesh, torch.bfloat16)
     compute_in(alone, torch.bfloat16)
     config = TrainerConfig(tokens_per_microbatch=200)
-    found = [captured(TrainEngine(policy, None, config, CPU), sequences) for policy in (sharded, alone)]
+    found = [captured(PolicyLearner(policy, None, config, CPU), sequences) for policy in (sharded, alone)]
     (loss, gradient), (own_loss, own) = found
     assert own_loss == pytest.approx(loss, abs=1e-6)
     assert own.dtype == torch.float32 and own.abs().max() > 0.01
@@ -342,21 +346,24 @@ def keep(count: list[int], tensor: Tensor) -> Tensor:
 
 def test_minibatches_take_whole_groups_and_each_sequence_once() -> None:
     groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
-    sequences = [TrainSequence([1] * (5 + group), [0, 1], [0, 0], [1.0] * 2, group=group) for group in groups]
-    parts = share_out(sequences, 2)
+    sequences = [
+        TrainSequence([1] * (5 + group), [0, 1] + [0] * (3 + group), [0] * (5 + group), group=group) for group in groups
+    ]
+    branches, tokens = made_tokens(sequences)
+    parts = share_out(branches, tokens, 2)
     assert sorted(index for part in parts for index in part) == list(range(10))
     assert all(len({n for n, part in enumerate(parts) if any(groups[i] == g for i in part)}) == 1 for g in range(4))
     sizes = [sum(len(sequences[i].token_ids) for i in part) for part in parts]
     assert max(sizes) - min(sizes) <= 32
-    assert share_out(sequences[:1], 4) == [[0]] and share_out([], 3) == [[]]
+    assert share_out(branches[:1], tokens, 4) == [[0]] and share_out([], tokens, 3) == [[]]
 
 
 def test_an_entropy_bonus_alone_raises_the_entropy(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
-    engine = TrainEngine(make_policy(tiny_model, mesh), None, TrainerConfig(entropy_coef=0.1), CPU)
+    engine = PolicyLearner(make_policy(tiny_model, mesh), None, TrainerConfig(entropy_coef=0.1), CPU)
     level = [TrainSequence(s.token_ids, s.loss_mask, s.logprobs, ()) for s in sequences]
-    entropies = [engine.update(TrainBatch(level, 100, 0.0), 1e-3)["train/entropy"] for _ in range(3)]
+    entropies = [engine.update(made_batch(level, 100, 0.0), 1e-3)["train/entropy"] for _ in range(3)]
     assert entropies[0] < entropies[1] < entropies[2]
 
 

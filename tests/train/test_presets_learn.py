@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.config.algorithm import PRESETS
+from agentrl.config.declarations import preset_names
 from agentrl.config.recipe import Recipe
-from agentrl.train.batch import make_train_batch
+from agentrl.core.columns import Columns
+from agentrl.train.batch import Batch
 from agentrl.train.trainer import Trainer, TrainingStopped
 from tests.train.toy_policy import GROUPS, MEMBERS, make_engine, mean_reward, sample
 
@@ -19,7 +20,9 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "distill"])  # it has no reward: test_distill
+@pytest.mark.parametrize(
+    "preset", [name for name in preset_names() if name != "distill"]
+)  # it has no reward: test_distill
 def test_every_preset_improves_the_reward(preset: str, seed: int, tiny_model: Path, mesh: DeviceMesh) -> None:
     engine = make_engine(tiny_model, {"preset": preset})
     generator = torch.Generator().manual_seed(seed)
@@ -27,19 +30,20 @@ def test_every_preset_improves_the_reward(preset: str, seed: int, tiny_model: Pa
     for step in range(STEPS):
         episodes = sample(engine.policy, step, generator)
         rewards.append(mean_reward(episodes))
-        values = engine.critic.values if engine.critic is not None else None
-        engine.update(make_train_batch(episodes, engine.config, version=step, values=values), RATE)
+        batch = Batch(Columns.of(episodes), engine.config)
+        values = None if engine.critic is None else engine.critic.values(batch.asked_values(), batch.tokens)
+        engine.update(batch.train_batch(version=step, values=values), RATE)
     assert rewards[0] < 0.65 and max(rewards[-3:]) > rewards[0] + 0.2, " ".join(f"{reward:.2f}" for reward in rewards)
 
 
 class OneBatch:
     """A controller's client that has a batch for every step."""
 
-    def __init__(self, batch: dict[str, Any]) -> None:
+    def __init__(self, batch: bytes) -> None:
         self.batch = batch
 
     def next_batch(self, step: int) -> bytes:
-        return json.dumps(self.batch).encode()
+        return self.batch
 
 
 class Nowhere:
@@ -55,7 +59,7 @@ def test_a_run_whose_gradients_stay_broken_stops_and_keeps_the_batches(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path
 ) -> None:
     engine = make_engine(tiny_model, {"max_nonfinite": 3})
-    batch = {"episodes": [e.model_dump() for e in sample(engine.policy, 0, torch.Generator().manual_seed(0))]}
+    batch = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0))).to_bytes()
     with torch.no_grad():
         next(engine.policy.parameters()).fill_(float("nan"))
     recipe = Recipe.model_validate(
@@ -65,5 +69,5 @@ def test_a_run_whose_gradients_stay_broken_stops_and_keeps_the_batches(
     with pytest.raises(TrainingStopped, match=r"3 steps in a row .*nonfinite"):
         trainer.run()
     kept = sorted((tmp_path / "nonfinite").iterdir())
-    assert [file.name for file in kept] == ["step-000000.json", "step-000001.json", "step-000002.json"]
-    assert len(json.loads(kept[0].read_text())["episodes"]) == GROUPS * MEMBERS
+    assert [file.name for file in kept] == ["step-000000.jsonl", "step-000001.jsonl", "step-000002.jsonl"]
+    assert len([json.loads(line) for line in kept[0].read_text().splitlines()]) == GROUPS * MEMBERS

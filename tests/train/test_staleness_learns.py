@@ -24,7 +24,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.train.batch import make_train_batch
+from agentrl.core.columns import Columns
+from agentrl.train.batch import Batch
 from tests.train.toy_policy import make_engine, mean_reward, sample
 
 AGE, LENGTH, UPDATES, RATE = 8, 16, 40, 5e-3
@@ -41,8 +42,8 @@ def train(folder: Path, seed: int, age: int, choices: dict[str, Any]) -> tuple[f
     for step in range(UPDATES):
         waiting.append(sample(engine.policy, step, generator, LENGTH))
         rewards.append(mean_reward(waiting[-1]))
-        batch = make_train_batch(waiting.popleft(), engine.config, version=step)
-        assert {v for s in batch.sequences for v in s.versions if v >= 0} == {max(0, step - age)}
+        batch = Batch(Columns.of(waiting.popleft()), engine.config).train_batch(version=step)
+        assert set(batch.tokens.sampled["versions"].tolist()) == {max(0, step - age)}
         engine.update(batch, RATE)
     return rewards[0], sum(rewards[-5:]) / 5
 

@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from agentrl.bench.made_batch import TrainSequence, made_batch
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.batch import TrainBatch
-from agentrl.train.engine import TrainEngine
-from agentrl.train.packing import TrainSequence
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import Policy, load_model, shard
 
 CPU = torch.device("cpu")
@@ -71,7 +70,7 @@ def ours(folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], choices
         return made
 
     reference = policy(folder.parent / "reference") if config.kl_coef else None
-    engine = TrainEngine(policy(folder), reference, config, CPU)
+    engine = PolicyLearner(policy(folder), reference, config, CPU)
     found: dict[str, torch.Tensor] = {}
 
     def capture(_: bool) -> dict[str, float]:
@@ -91,7 +90,7 @@ def ours(folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], choices
             TrainSequence(s.token_ids, s.loss_mask, s.logprobs, s.advantages, 1 / n)
             for s, n in zip(sequences, lengths, strict=True)
         ]
-    loss = engine.update(TrainBatch(weighed, normalizer, 1.0), 0.0)["train/loss"]
+    loss = engine.update(made_batch(weighed, normalizer, 1.0), 0.0)["train/loss"]
     return loss, found
 
 

@@ -1,6 +1,7 @@
 """A policy small enough to learn a task in the test process, and the task: to answer with even ids.
 
-The real ``TrainEngine`` updates the tiny model, whose own forward samples. It needs a process group: ask for ``mesh``.
+The real ``PolicyLearner`` updates the tiny model, whose own forward samples. It needs a process group: ask for
+``mesh``.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,18 @@ import torch
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.train.critic import Critic, ValueLearner
-from agentrl.train.engine import TrainEngine
+from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import Policy, load_model
 
 GROUPS, MEMBERS, ANSWER = 8, 8, 5
 CPU = torch.device("cpu")
 
 
-def make_engine(folder: Path, choices: dict[str, Any]) -> TrainEngine:
+def make_engine(folder: Path, choices: dict[str, Any]) -> PolicyLearner:
     """Not sharded: its model samples, too."""
     config = TrainerConfig.model_validate({"aggregation_length": ANSWER, "logprob_chunk": 64, **choices})
     critic = ValueLearner(Critic(load_model(folder).get_decoder()), config, CPU) if config.advantage == "gae" else None
-    return TrainEngine(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU, critic)
+    return PolicyLearner(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU, critic)
 
 
 @torch.no_grad()

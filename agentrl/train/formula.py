@@ -1,37 +1,21 @@
-"""What a trainer section optimises, as a formula that a person can check against the papers."""
+"""The objective of a trainer section as a formula that a person can check against the papers; no torch."""
 
-from agentrl.config.algorithm import PRESET_SOURCES, AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.declarations import find_preset, formula_of
+from agentrl.train.loss import AGGREGATION_FORMULAS, PROXIMAL_FORMULAS
 
-_ADVANTAGES = {
-    "group": "R_i - mean(R of the group)",
-    "leave_one_out": "R_i - mean(R of the group's others)",
-    "reward": "R_i",
-    "turns": "G_k - mean(G over the turns of the group)",
-    "gae": "sum_j (gamma lambda)^j delta_t+j",
-    "none": "0",
-}
 _DIVISORS = {
     "group": " / std({} of the group)",
     "batch": " / std({} of the batch)",
     "mean": " / mean({} of the group)",
     "none": "",
 }
-_PROXIMAL = {
-    "behavior": "pi_behavior(t)",
-    "recomputed": "pi_proximal(t), the policy that the step starts from, computed anew",
-    "log_linear": "pi_proximal(t), guessed between behavior and current policy by their versions",
-}
 
 
 def formula(trainer: AlgorithmConfig) -> list[str]:
     """Lines of the objective that is minimised."""
     length = trainer.aggregation_length or "sampling.max_new_tokens"
-    aggregation = {
-        "token": "1 / (tokens of the batch) * sum_t",
-        "sequence": "1 / (sequences) * sum_i 1 / |i| * sum_t",
-        "constant": f"1 / (sequences * {length}) * sum_t",
-        "sum": "1 / (sequences) * sum_t",
-    }[trainer.aggregation]
+    aggregation = AGGREGATION_FORMULAS[trainer.aggregation].format(length=length)
     factors = ""
     if trainer.m2_threshold is not None:
         factors += "m_t * "
@@ -44,36 +28,25 @@ def formula(trainer: AlgorithmConfig) -> list[str]:
         terms += f" - {trainer.entropy_coef:g} * H_t"
     lines = [f"loss = {aggregation} [{terms}]"]
     if trainer.ratio == "token":
-        lines.append(f"r_t = pi(t) / {_PROXIMAL[trainer.proximal]}")
+        lines.append(f"r_t = pi(t) / {PROXIMAL_FORMULAS[trainer.proximal]}")
     else:
-        lines.append(f"r_t = exp(mean over the sequence of log pi(t) - log {_PROXIMAL[trainer.proximal]})")
+        lines.append(f"r_t = exp(mean over the sequence of log pi(t) - log {PROXIMAL_FORMULAS[trainer.proximal]})")
     lines.append(f"A = {_advantage(trainer)}")
     lines += _along(trainer)
     lines += _weights(trainer)
     if trainer.minibatches > 1:
         lines.append(f"{trainer.minibatches} updates a batch, each over its share of the groups")
-    source = PRESET_SOURCES[trainer.preset]
-    return [*lines, f"preset {trainer.preset}: {source}"]
+    return [*lines, f"preset {trainer.preset}: {find_preset(trainer.preset).source}"]
 
 
 def _surrogate(trainer: AlgorithmConfig) -> str:
-    low, high = 1 - trainer.clip_eps, 1 + (trainer.clip_eps_high or trainer.clip_eps)
-    clip = f"max(-r_t A, -clamp(r_t, {low:g}, {high:g}) A)"
-    positive, negative = trainer.sapo_temperature, trainer.sapo_temperature_negative
-    known = {
-        "clip": clip,
-        "dual_clip": f"min({clip}, -{trainer.dual_clip:g} A where A < 0)",
-        "cispo": f"-stop(min(r_t, {high:g})) A log pi(t)",
-        "sapo": f"-4/T sigmoid(T (r_t - 1)) A, T = {positive:g} where A > 0, else {negative:g}",
-        "policy_gradient": "-r_t A",
-    }
-    return known.get(trainer.objective, f"{trainer.objective}(pi(t), r_t, A)")
+    return formula_of("objective", trainer.objective, trainer) or f"{trainer.objective}(r_t, A)"
 
 
 def _advantage(trainer: AlgorithmConfig) -> str:
-    base = _ADVANTAGES.get(trainer.advantage)
-    text = f"{trainer.advantage}(rewards)" if base is None else base
-    if base is not None and _DIVISORS[trainer.scale_rewards]:
+    base = formula_of("advantage", trainer.advantage, trainer)
+    text = base or f"{trainer.advantage}(rewards)"
+    if base and _DIVISORS[trainer.scale_rewards]:
         text = f"({text}){_DIVISORS[trainer.scale_rewards].format('G' if trainer.advantage == 'turns' else 'R')}"
     if trainer.kl_coef and trainer.kl_in == "reward":
         text += f", R_i less {trainer.kl_coef:g} * sum_t log pi_behavior(t) / reference(t)"

@@ -1,24 +1,28 @@
 """Every surrogate, weight and estimator against published values (the project's reference figures)."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.objective import (
+from agentrl.train.loss import (
+    LossTokens,
     Objective,
     cispo,
     clip,
+    correction_weights,
     dual_clip,
     kl_divergence,
     log_linear_proximal,
-    mismatch_weights,
     policy_gradient,
     sapo,
     second_moment_mask,
     sequence_means,
+    token_losses,
 )
 
 LOGP = torch.tensor([[-1, -0.5, -2], [-0.7, -1.2, -0.3]])
@@ -30,14 +34,35 @@ SEQUENCES = torch.tensor([[0, 0, 0], [1, 1, 1]])[MASK]
 LENGTHS = torch.tensor([[3.0] * 3, [2.0] * 3])[MASK]
 
 
+def tokens_of(
+    config: TrainerConfig,
+    logprobs: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    *,
+    sequences: Tensor | None = None,
+    behavior: Tensor | None = None,
+    **more: Tensor,
+) -> LossTokens:
+    """Tokens with all that is known of them; what a test does not name is harmless."""
+    plain = torch.zeros(len(logprobs), dtype=torch.long)
+    given = {
+        "entropies": torch.zeros_like(logprobs), "reference": None, "teacher": None, "versions": plain,
+        "mask": plain == 0, "turns": plain,
+    }  # fmt: skip
+    return LossTokens(
+        logprobs=logprobs, behavior=proximal if behavior is None else behavior, proximal=proximal,
+        advantages=advantages, sequences=plain if sequences is None else sequences, version=0, config=config,
+        **(given | more),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
 def per_token(
     objective: Objective, config: TrainerConfig, logp: Tensor = LOGP, advantages: Tensor = ADVANTAGES
 ) -> Tensor:
     """Losses of the trained tokens."""
-    current, old, given = logp[MASK], PROX[MASK], advantages[MASK]
-    if config.ratio == "sequence":
-        current, old, given = (sequence_means(values, SEQUENCES) for values in (current, old, given))
-    return objective(current, old, given, config)[0]
+    tokens = tokens_of(config, logp[MASK], PROX[MASK], advantages[MASK], sequences=SEQUENCES, behavior=BEHAVE[MASK])
+    return token_losses(tokens, objective).total
 
 
 @pytest.mark.parametrize(
@@ -79,58 +104,62 @@ def test_decoupled_loss_is_the_published_one(correction: str, cap: float, expect
     config = TrainerConfig.model_validate(
         {"proximal": "recomputed", "correction": correction, "correction_cap": cap, "clip_eps": 0.2}
     )
-    weights = mismatch_weights(PROX[MASK], BEHAVE[MASK], SEQUENCES, config)
-    assert (per_token(clip, config) * weights).mean().item() == pytest.approx(expected, abs=1e-5)
+    assert per_token(clip, config).mean().item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_weight_of_the_sequence_is_the_product_over_its_tokens() -> None:
     config = TrainerConfig(proximal="recomputed", correction="weight", correction_level="sequence")
-    weights = mismatch_weights(PROX[MASK], BEHAVE[MASK], SEQUENCES, config)
+    given = tokens_of(config, LOGP[MASK], PROX[MASK], ADVANTAGES[MASK], sequences=SEQUENCES, behavior=BEHAVE[MASK])
+    weights = correction_weights(given)
     by_hand = [math.exp(-1.2 - 0.6 - 1.5 + 1.1 + 0.9 + 1.4), math.exp(-0.7 - 1 + 0.5 + 1.3)]
     assert weights.tolist() == pytest.approx([by_hand[0]] * 3 + [by_hand[1]] * 2, abs=1e-6)
 
 
+def flat(config: TrainerConfig, logp: Tensor, proximal: Tensor, advantages: Tensor = ADVANTAGES) -> LossTokens:
+    return tokens_of(config, logp.flatten(), proximal.flatten(), advantages.flatten())
+
+
 def test_cispo_keeps_the_gradient_of_every_token_and_bounds_its_weight() -> None:
     logp = LOGP.clone().requires_grad_()
-    loss, bounded = cispo(logp, PROX, ADVANTAGES, TrainerConfig(objective="cispo", clip_eps_high=0.5))
+    loss, bounded = cispo(flat(TrainerConfig(objective="cispo", clip_eps_high=0.5), logp, PROX))
     loss.sum().backward()
     ratio = torch.exp(LOGP - PROX)
     torch.testing.assert_close(logp.grad, -ADVANTAGES * ratio.clamp(max=1.5))
-    assert torch.equal(bounded, ratio > 1.5) and bounded.any()
+    assert torch.equal(bounded, (ratio > 1.5).flatten()) and bounded.any()
 
 
 @pytest.mark.parametrize("objective", [clip, dual_clip, cispo, sapo, policy_gradient])
 def test_at_ratio_one_every_surrogate_is_the_policy_gradient(objective: Objective) -> None:
     logp = LOGP.clone().requires_grad_()
-    loss, bounded = objective(logp, LOGP, ADVANTAGES, TrainerConfig())
+    loss, bounded = objective(flat(TrainerConfig(), logp, LOGP))
     loss.sum().backward()
     torch.testing.assert_close(logp.grad, -ADVANTAGES)
     assert not bounded.any()
-    nothing, _ = objective(LOGP, PROX, torch.zeros_like(LOGP), TrainerConfig())
+    nothing, _ = objective(flat(TrainerConfig(), LOGP, PROX, torch.zeros_like(LOGP)))
     assert not nothing.any(), "it says that a token without advantage has no loss"
 
 
 def test_the_gradient_is_zero_exactly_where_the_clip_says_so() -> None:
     logp = LOGP.clone().requires_grad_()
-    loss, clipped = clip(logp, PROX, ADVANTAGES, TrainerConfig())
+    loss, clipped = clip(flat(TrainerConfig(), logp, PROX))
     loss.sum().backward()
     assert logp.grad is not None and clipped.any()
-    assert torch.equal(logp.grad == 0, clipped)
+    assert torch.equal((logp.grad == 0).flatten(), clipped)
 
 
 def test_a_sequence_ratio_moves_every_token_of_the_sequence() -> None:
     logp = LOGP[MASK].clone().requires_grad_()
-    means = sequence_means(logp, SEQUENCES)
     advantages = torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0])
-    loss, _ = policy_gradient(means, sequence_means(PROX[MASK], SEQUENCES), advantages, TrainerConfig())
+    config = TrainerConfig(ratio="sequence", objective="policy_gradient")
+    loss, _ = policy_gradient(tokens_of(config, logp, PROX[MASK], advantages, sequences=SEQUENCES))
     (loss / LENGTHS).sum().backward()
-    ratio = torch.exp(means - sequence_means(PROX[MASK], SEQUENCES)).detach()
+    ratio = torch.exp(sequence_means(logp - PROX[MASK], SEQUENCES)).detach()
     torch.testing.assert_close(logp.grad, -advantages * ratio / LENGTHS)
 
 
 def test_the_log_linear_guess_is_the_published_one() -> None:
     logprobs, behavior = torch.full((4,), -0.5), torch.full((4,), -1.0)
-    guess = log_linear_proximal(logprobs, behavior, torch.tensor([5, 2, 4, 5]), step=5)
+    guess = log_linear_proximal(logprobs, behavior, torch.tensor([5, 2, 4, 5]), 5)
     assert guess.tolist() == pytest.approx([-1, -0.625, -0.75, -1], abs=1e-6)
 
 
@@ -160,3 +189,24 @@ def test_the_unbiased_gradient_is_that_of_the_kl_itself(estimator: str) -> None:
     estimate = (logprobs.detach().exp() * kl_divergence(logprobs, reference, estimator, "unbiased")).sum()
     (got,) = torch.autograd.grad(estimate, logits)
     torch.testing.assert_close(got, exact)
+
+
+def test_a_token_that_is_masked_has_no_loss_however_far_its_policies_are_apart() -> None:
+    config = TrainerConfig(objective="policy_gradient", proximal="recomputed", correction="weight")
+    far = torch.tensor([0.0, 200.0])
+    mask = torch.tensor([True, False])
+    tokens = tokens_of(config, far, torch.zeros(2), torch.ones(2), behavior=-far, mask=mask)
+    assert token_losses(tokens, policy_gradient).total.tolist() == [-1.0, 0.0]
+
+
+def test_an_objective_that_gives_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="want a loss, and whether a bound acted"):
+        token_losses(flat(TrainerConfig(), LOGP, PROX), lambda tokens: (tokens.logprobs.sum(), tokens.mask))
+
+
+def test_formulas_and_presets_are_shown_without_torch() -> None:
+    code = (
+        "import sys; from agentrl.config.recipe import TrainerConfig; from agentrl.train.formula import formula; "
+        "formula(TrainerConfig(preset='gspo')); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

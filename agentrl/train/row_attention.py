@@ -1,4 +1,4 @@
-"""Rows laid end to end in one, with attention that computes only what each token may see.
+"""Attention over rows laid end to end: it computes only what each token may see.
 
 Guarantees: a token gets the position and sees the keys that it has in its own sequence, so packing changes nothing but
 rounding; blocks that no token sees are not computed. On CUDA it is torch's ``flex_attention``, compiled, which has no
@@ -6,7 +6,7 @@ backward pass on a CPU; there it is :mod:`agentrl.train.tree_attention`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +17,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.packing import Row
-from agentrl.train.policy import MicroBatch
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's own
-ROUND = 5  # binary digits of a round length: at most a sixteenth is filled up
 ATTENTION = "agentrl_tree"  # our function's name among transformers' attention implementations
 
 
@@ -63,55 +60,6 @@ def use_tree_attention(model: Any) -> None:
 def is_packed(model: Any) -> bool:
     """Whether a model gets rows end to end: see :func:`choose_attention`."""
     return model.config.get_text_config()._attn_implementation == ATTENTION
-
-
-def collate_packed(rows: Sequence[Row], device: torch.device, *, blocks: bool | None = None) -> MicroBatch:
-    """Lay rows end to end, and fill up with tokens that see, and are seen by, themselves only.
-
-    Up to whole blocks; on a CPU to a round length, so that memory of the same sizes is asked for again and again: what
-    is free in between would not fit otherwise.
-
-    Args:
-        rows: No rows at all give a dummy, and nothing to train.
-        device: Where the tensors go.
-        blocks: A mask of blocks for ``flex_attention``, by default on CUDA; :class:`TreeTiles` elsewhere.
-
-    Returns:
-        A micro-batch of one row.
-    """
-    blocks = device.type == "cuda" if blocks is None else blocks
-    used = sum(map(len, rows))
-    unit = BLOCK if blocks else 1 << max(0, used.bit_length() - ROUND)
-    length = max(1, -(-used // unit)) * unit
-    token_ids: list[int] = []
-    positions: list[int] = []
-    ends: list[int] = []
-    sources: list[int] = []
-    targets: list[int] = []
-    trained: list[int] = []
-    for row in rows:
-        start = len(token_ids)
-        token_ids += row.tree.token_ids
-        positions += row.tree.positions
-        ends += [start + end for end in row.tree.ends]
-        trained += [len(sources) + index for index in row.trained]
-        sources += [start + node for node, _ in row.predictions]
-        targets += [target for _, target in row.predictions]
-    filling = [0] * (length - used)
-
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
-
-    forest = tensor(ends + list(range(used + 1, length + 1)))
-    return MicroBatch(
-        token_ids=tensor(token_ids + filling)[None],
-        positions=tensor(positions + filling)[None],
-        mask=block_mask(forest) if blocks else TreeTiles(forest),
-        sources=tensor(sources),
-        targets=tensor(targets),
-        trained=tensor(trained),
-        origins=tensor([origin for row in rows for origin in row.origins]),
-    )
 
 
 def block_mask(ends: Tensor) -> BlockMask:

@@ -13,14 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
+from agentrl.bench.made_batch import TrainSequence
 from agentrl.config.recipe import TrainerConfig
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.tree_mask import tree_mask
-from agentrl.train.packed import BLOCK, block_mask, choose_attention, collate_packed, is_packed, use_tree_attention
-from agentrl.train.packing import Row, TrainSequence, build_rows
+from agentrl.train.layout import Packed
+from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import Policy, load_model, shard
-from tests.train.test_packing import random_sequences, sequence
+from agentrl.train.row_attention import BLOCK, block_mask, choose_attention, is_packed, use_tree_attention
+from agentrl.train.rows import Row
 from tests.train.test_policy import TEMPERATURE, gradients, plain_logprobs
+from tests.train.test_rows import collated, random_sequences, rows_of, sequence
 
 CPU = torch.device("cpu")
 
@@ -33,8 +36,12 @@ def packed_policy(folder: Path, mesh: DeviceMesh) -> Policy:
     return policy
 
 
+def packed(sequences: list[TrainSequence], blocks: bool | None = None) -> MicroBatch:
+    return collated(sequences, 10_000, Packed(4096.0, blocks=blocks))
+
+
 def group_rows(sequences: list[TrainSequence]) -> list[Row]:
-    rows = build_rows(sequences, 10_000, math.inf)
+    rows = rows_of(sequences, 10_000, math.inf)
     assert 1 < len(rows) < len(sequences), "want neighbours, and trees with shared beginnings"
     return rows
 
@@ -78,8 +85,8 @@ def test_blocks_say_what_the_dense_mask_says(seed: int) -> None:
 
 
 def test_positions_start_anew_in_each_row() -> None:
-    rows = build_rows([sequence([1, 2, 3], [7, 8]), sequence([4, 5], [6, 7, 8])], 100)
-    batch = collate_packed(rows, CPU, blocks=True)
+    sequences = [sequence([1, 2, 3], [7, 8]), sequence([4, 5], [6, 7, 8])]
+    batch = packed(sequences, blocks=True)
     assert batch.token_ids.shape == (1, BLOCK)
     assert batch.token_ids[0, :8].tolist() == [1, 2, 3, 7, 4, 5, 6, 7]
     assert batch.positions[0, :8].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -88,19 +95,20 @@ def test_positions_start_anew_in_each_row() -> None:
     nodes = torch.arange(BLOCK)
     seen = batch.mask.mask_mod(nodes, nodes, nodes[:, None], nodes[None, :])
     assert seen[4, :4].sum() == 0 and seen[8:].sum() == BLOCK - 8, "filling sees itself only"
-    assert collate_packed(rows, CPU).token_ids.tolist() == [[1, 2, 3, 7, 4, 5, 6, 7]], "nothing is filled up"
+    assert packed(sequences).token_ids.tolist() == [[1, 2, 3, 7, 4, 5, 6, 7]], "nothing is filled up"
 
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_packed_rows_give_the_logprobs_of_each_sequence_alone(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
     sequences = random_sequences(3, 8)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    batch = collate_packed(group_rows(sequences), CPU, blocks=blocks)
+    group_rows(sequences)
+    batch = packed(sequences, blocks)
     assert batch.token_ids.shape[1] > 2 * BLOCK
     with torch.no_grad():
         alone = torch.cat([torch.stack(plain_logprobs(model, s)) for s in sequences])
         logprobs, _ = packed_policy(tiny_model, mesh)(batch)
-    torch.testing.assert_close(logprobs, alone[batch.origins], atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(logprobs, alone[batch.places], atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("blocks", [True, False])
@@ -109,7 +117,7 @@ def test_a_neighbour_changes_nothing(tiny_model: Path, mesh: DeviceMesh, blocks:
     sequences = random_sequences(3, 8)
     rows = group_rows(sequences)
     policy = packed_policy(tiny_model, mesh)
-    batch = collate_packed(rows, CPU, blocks=blocks)
+    batch = packed(sequences, blocks)
     first, last = len(rows[0]), len(rows[0]) + len(rows[1])
     other = (batch.token_ids + 17) % 100
     other[:, first:last] = batch.token_ids[:, first:last]
@@ -141,12 +149,12 @@ def test_loss_and_gradient_of_packed_rows_are_those_of_padded_ones(
 @pytest.mark.parametrize("blocks", [True, False])
 def test_no_rows_take_part_and_train_nothing(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
     with torch.no_grad():
-        logprobs, entropies = packed_policy(tiny_model, mesh)(collate_packed([], CPU, blocks=blocks))
+        logprobs, entropies = packed_policy(tiny_model, mesh)(packed([], blocks))
     assert len(logprobs) == len(entropies) == 0
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "packed"),
+    ("given", "device", "expected"),
     [
         ({}, "cpu", True),
         ({}, "cuda", True),
@@ -158,10 +166,10 @@ def test_no_rows_take_part_and_train_nothing(tiny_model: Path, mesh: DeviceMesh,
         ({"attention": "padded"}, "cuda", False),
     ],
 )
-def test_where_rows_are_packed(tiny_model: Path, given: dict[str, Any], device: str, packed: bool) -> None:
+def test_where_rows_are_packed(tiny_model: Path, given: dict[str, Any], device: str, expected: bool) -> None:
     model = load_model(tiny_model)
     choose_attention(model, TrainerConfig.model_validate(given), torch.device(device))
-    assert is_packed(model) is packed
+    assert is_packed(model) is expected
 
 
 def test_a_model_with_an_attention_of_its_own_is_padded_or_refused() -> None:

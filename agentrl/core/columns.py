@@ -1,0 +1,231 @@
+"""Finished episodes as columns: what a trainer needs of them, in arrays instead of objects, and as bytes.
+
+Guarantees: :meth:`Columns.of` and :meth:`Columns.to_episodes` are each other's inverse, but that messages stay behind
+and logprobs are float32; tokens keep the order of episodes, roles, messages and positions; the bytes are a safetensors
+file, nothing is pickled; a reward that is missing stays missing (NaN in a column, ``None`` in a record).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.core.episode import NOT_SAMPLED, Episode, EpisodeBase, Node, Trajectory
+
+FINISH_REASONS = (None, "stop", "length", "abort")
+SAID = "said"  # name of the tensor that holds JSON
+
+
+class EpisodeRecord(EpisodeBase):
+    """An episode without its messages and tokens.
+
+    Attributes:
+        roles: Role -> number of its messages.
+    """
+
+    roles: dict[str, int]
+
+
+class TrajectoryRange(NamedTuple):
+    """Which messages one role of one episode has.
+
+    Attributes:
+        episode: Index of the episode.
+        role: Name of the role.
+        first: Index of its first message among all messages.
+        end: Index after its last.
+    """
+
+    episode: int
+    role: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Episodes as columns; a sampled token is one whose loss mask is set.
+
+    Attributes:
+        episodes: One record for each episode.
+        parents: int32 ``[messages]``, index of the message before it within its trajectory; -1 at a root.
+        sizes: int32 ``[messages]``, number of tokens.
+        finish: uint8 ``[messages]``, index into :data:`FINISH_REASONS`.
+        rewards: float64 ``[messages]``, reward of the environment step that the message was the action of; NaN where
+            there was none.
+        scored: bool ``[messages]``, whether a teacher scored the message.
+        token_ids: int32 ``[tokens]``.
+        loss_mask: bool ``[tokens]``, whether the policy sampled the token.
+        logprobs: float32 ``[sampled]``, behavior logprobs.
+        versions: int32 ``[sampled]``, policy version that sampled the token.
+        teacher_logprobs: float32 ``[sampled]``, 0 where no teacher scored the message; ``[0]`` where none scored any.
+    """
+
+    episodes: tuple[EpisodeRecord, ...]
+    parents: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    rewards: NDArray[np.float64]
+    scored: NDArray[np.bool_]
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    teacher_logprobs: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode]) -> "Columns":
+        """The columns of some episodes."""
+        nodes = [node for one in episodes for trajectory in one.trajectories.values() for node in trajectory.nodes]
+        mask = _joined([node.loss_mask for node in nodes], np.bool_)
+        taught = any(node.teacher_logprobs for node in nodes)
+        teacher = [node.teacher_logprobs or [0.0] * len(node.token_ids) for node in nodes] if taught else []
+        return cls(
+            episodes=tuple(_record(one) for one in episodes),
+            parents=np.array([-1 if node.parent is None else node.parent for node in nodes], np.int32),
+            sizes=np.array([len(node.token_ids) for node in nodes], np.int32),
+            finish=np.array([FINISH_REASONS.index(node.finish_reason) for node in nodes], np.uint8),
+            rewards=np.array([np.nan if node.reward is None else node.reward for node in nodes], np.float64),
+            scored=np.array([bool(node.teacher_logprobs) for node in nodes], np.bool_),
+            token_ids=_joined([node.token_ids for node in nodes], np.int32),
+            loss_mask=mask,
+            logprobs=_joined([node.logprobs for node in nodes], np.float32)[mask],
+            versions=_joined([node.versions for node in nodes], np.int32)[mask],
+            teacher_logprobs=_joined(teacher, np.float32)[mask] if taught else np.zeros(0, np.float32),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns; records do not count."""
+        return sum(getattr(self, name).nbytes for name in COLUMNS)
+
+    def trajectories(self) -> Iterator[TrajectoryRange]:
+        """The roles of all episodes, in the order of their messages."""
+        first = 0
+        for index, record in enumerate(self.episodes):
+            for role, count in record.roles.items():
+                yield TrajectoryRange(index, role, first, first + count)
+                first += count
+
+    def token_starts(self) -> NDArray[np.int64]:
+        """``[messages + 1]`` index of each message's first token, and the number of tokens."""
+        return _starts(self.sizes)
+
+    def sampled_counts(self) -> NDArray[np.int64]:
+        """``[messages]`` number of sampled tokens."""
+        before = _starts(self.loss_mask)
+        starts = self.token_starts()
+        return before[starts[1:]] - before[starts[:-1]]
+
+    def sampled_starts(self) -> NDArray[np.int64]:
+        """``[messages + 1]`` index of each message's first sampled token, and the number of sampled tokens."""
+        return _starts(self.sampled_counts())
+
+    def to_episodes(self) -> list[Episode]:
+        """The episodes, with empty messages."""
+        tokens, sampled = self.token_starts(), self.sampled_starts()
+        trajectories: list[dict[str, Trajectory]] = [{} for _ in self.episodes]
+        for found in self.trajectories():
+            nodes = [self._node(index, tokens, sampled) for index in range(found.first, found.end)]
+            trajectories[found.episode][found.role] = Trajectory(nodes=nodes)
+        return [
+            Episode(**record.model_dump(exclude={"roles"}), trajectories=of_one)
+            for record, of_one in zip(self.episodes, trajectories, strict=True)
+        ]
+
+    def _node(self, index: int, tokens: NDArray[np.int64], sampled: NDArray[np.int64]) -> Node:
+        here = slice(tokens[index], tokens[index + 1])
+        own = slice(sampled[index], sampled[index + 1])
+        mask = self.loss_mask[here]
+
+        def spread(values: NDArray[Any], other: float) -> list[Any]:
+            found = np.full(len(mask), other, values.dtype)
+            found[mask] = values[own]
+            return found.tolist()
+
+        parent, reward = int(self.parents[index]), float(self.rewards[index])
+        return Node(
+            parent=None if parent < 0 else parent,
+            message={},
+            token_ids=self.token_ids[here].tolist(),
+            loss_mask=mask.astype(int).tolist(),
+            logprobs=spread(self.logprobs, 0.0),
+            versions=spread(self.versions, NOT_SAMPLED),
+            finish_reason=FINISH_REASONS[self.finish[index]],
+            reward=None if np.isnan(reward) else reward,
+            teacher_logprobs=spread(self.teacher_logprobs, 0.0) if self.scored[index] else [],
+        )
+
+    def to_bytes(self, **more: Any) -> bytes:
+        """A safetensors file with one tensor a column, and the records beside ``more`` as JSON in one of bytes."""
+        from safetensors.numpy import save
+
+        said = {"episodes": [record.model_dump(mode="json") for record in self.episodes], "more": more}
+        return save({name: getattr(self, name) for name in COLUMNS} | {SAID: as_bytes(said)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "tuple[Columns, dict[str, Any]]":
+        """Columns and ``more`` of :meth:`to_bytes`."""
+        from safetensors.numpy import load
+
+        arrays = load(data)
+        said = from_array(arrays.pop(SAID))
+        return cls(tuple(EpisodeRecord.model_validate(record) for record in said["episodes"]), **arrays), said["more"]
+
+
+COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "episodes")
+
+
+def concatenate(parts: Sequence[Columns]) -> Columns:
+    """Columns of all episodes of some parts, in order."""
+    taught = any(len(part.teacher_logprobs) for part in parts)
+
+    def column(name: str) -> NDArray[Any]:
+        if name == "teacher_logprobs" and taught:  # parts without a teacher's logprobs get zeros
+            return np.concatenate([_padded(part.teacher_logprobs, len(part.logprobs)) for part in parts])
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return Columns.of([])
+    return Columns(
+        episodes=tuple(record for part in parts for record in part.episodes), **{name: column(name) for name in COLUMNS}
+    )
+
+
+def as_bytes(data: Any) -> NDArray[np.uint8]:
+    """Plain data as JSON in an array of bytes, to travel among tensors."""
+    return np.frombuffer(json.dumps(data).encode(), np.uint8)
+
+
+def from_array(array: NDArray[np.uint8]) -> Any:
+    """What :func:`as_bytes` was given."""
+    return json.loads(array.tobytes())
+
+
+def _record(episode: Episode) -> EpisodeRecord:
+    roles = {role: len(trajectory.nodes) for role, trajectory in episode.trajectories.items()}
+    return EpisodeRecord(**episode.model_dump(exclude={"trajectories"}), roles=roles)
+
+
+def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:
+    found = np.empty(sum(map(len, lists)), dtype)
+    start = 0
+    for values in lists:
+        found[start : start + len(values)] = values
+        start += len(values)
+    return found
+
+
+def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
+    found = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found
+
+
+def _padded(values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    return values if len(values) == length else np.zeros(length, np.float32)

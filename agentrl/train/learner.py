@@ -1,0 +1,227 @@
+"""One trainer step over one batch, the same for any number of ranks and micro-batches.
+
+Guarantees: the loss is a weighted sum over tokens divided by a number of the global batch, so packing, micro-batching
+and ranks change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update
+and says so. The loss itself stands in :mod:`agentrl.train.loss`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agentrl.config.recipe import TrainerConfig
+from agentrl.core.registry import load
+from agentrl.train.batch import TrainBatch
+from agentrl.train.branches import Branch, TokenColumns, trained_mask
+from agentrl.train.critic import ValueLearner
+from agentrl.train.layout import layout_of
+from agentrl.train.loss import (
+    LossTokens,
+    Objective,
+    needs_whole_sequences,
+    proximal_logprobs,
+    second_moment_mask,
+    token_losses,
+)
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
+from agentrl.train.policy import Policy, reshard
+from agentrl.train.shares import Share, Work, distribute
+from agentrl.train.token_sums import TokenSums
+from agentrl.train.update_loop import run_updates
+
+# Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
+_OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
+
+
+class PolicyLearner:
+    """Holds the policy, its reference, its critic and its optimizer, and updates them.
+
+    Every method is a collective over all ranks; rank 0 gives the batch, the others ``None``.
+
+    Args:
+        policy: Sharded policy.
+        reference: Sharded reference policy for the KL term; needed exactly when ``config.kl_coef > 0``.
+        config: The recipe's trainer section.
+        device: Where micro-batches go.
+        critic: Needed exactly when ``config.advantage`` is ``gae``.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: nn.Module | None,
+        config: TrainerConfig,
+        device: torch.device,
+        critic: ValueLearner | None = None,
+    ) -> None:
+        if (critic is not None) != (config.advantage == "gae"):
+            raise ValueError("trainer.advantage=gae needs a critic, and a critic needs it")
+        if (reference is not None) != (config.kl_coef > 0):
+            raise ValueError("trainer.kl_coef > 0 needs a reference policy, and a reference policy needs it")
+        self.policy = policy
+        self.reference = reference
+        self.critic = critic
+        self.config = config
+        self.device = device
+        self.layout = layout_of(policy.model)
+        self.objective: Objective = load("objective", config.objective)
+        self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
+        self._by_token = not needs_whole_sequences(config)
+
+    @property
+    def moving_reference(self) -> nn.Module | None:
+        """The reference where it is not the starting policy, and so belongs into a checkpoint."""
+        return None if self.config.reference == "frozen" else self.reference
+
+    def update(self, batch: TrainBatch | None, learning_rate: float) -> dict[str, float]:
+        """One step.
+
+        Returns:
+            Metrics, the same on every rank.
+        """
+        config = self.config
+        set_learning_rate(self.optimizer, learning_rate)
+        metrics: dict[str, float] = {}
+        if self.critic is not None:
+            metrics |= self.critic.update(batch, learning_rate / config.learning_rate)
+        share = self._share(self._work(batch), config.minibatches)
+        if share.notes["warmup"]:
+            metrics["critic/warmup"] = 1.0
+        proximal, kept = self._of_whole_batch(share)
+        sums = TokenSums(self.device)
+        applied: list[dict[str, float]] = []
+        run_updates(
+            self.policy,
+            share,
+            self.layout,
+            self.device,
+            lambda one: self._loss(one, share, proximal, kept, sums),
+            lambda any_gradient: applied.append(self._apply_gradients(any_gradient)),
+        )
+        self._follow(share.version + 1)
+        metrics |= {
+            "train/microbatches": float(sum(map(len, share.parts))),
+            "train/rows_tokens": float(share.row_tokens),
+            "train/learning_rate": learning_rate,
+            "train/signal": share.notes["signal"],
+        }
+        metrics |= {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _OF_AN_UPDATE}
+        if kept is not None and share.notes["trained"]:
+            metrics["train/masked"] = float((~kept).sum()) / share.notes["trained"]
+        return metrics | sums.metrics(config, share.normalizer)
+
+    def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
+        """``[sampled]`` what KL in the reward takes off for each token: ``kl_coef`` times its log ratio; on rank 0."""
+        assert self.reference is not None
+        work = None if branches is None or tokens is None else Work(branches, tokens)
+        reference = self._scores(self.reference, self._share(work)).double().cpu().numpy()
+        if work is None:
+            return None
+        trained = trained_mask(work.branches, work.tokens)
+        return self.config.kl_coef * np.where(trained, work.tokens.sampled["behavior"] - reference, 0.0)
+
+    def _work(self, batch: TrainBatch | None) -> Work | None:
+        """What a policy update computes of a batch: nothing while the critic alone learns."""
+        if batch is None:
+            return None
+        warmup = self.critic is not None and batch.version < self.config.critic_warmup
+        branches = [] if warmup else batch.branches
+        trained = float(trained_mask(branches, batch.tokens).sum())
+        notes = {"signal": batch.signal, "warmup": float(warmup), "trained": trained}
+        return Work(branches, batch.tokens, batch.normalizer, batch.version, notes)
+
+    def _share(self, work: Work | None, updates: int = 1) -> Share:
+        return distribute(work, self.layout, self.config.tokens_per_microbatch, updates)
+
+    def _scores(self, policy: nn.Module, share: Share) -> Tensor:
+        """``[places]`` logprobs of all trained tokens under a policy, on every rank."""
+        return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
+
+    def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
+        """What the loss needs to know of all tokens first: ``[places]`` proximal logprobs, and which tokens stay."""
+        config = self.config
+        if config.proximal != "recomputed" and config.m2_threshold is None:
+            return None, None
+        proximal = self._scores(self.policy, share)
+        if config.m2_threshold is None:
+            return proximal, None
+        behavior = share.gather(self.layout, self.device, lambda batch: batch.columns["behavior"])
+        trained = share.gather(self.layout, self.device, lambda batch: torch.ones_like(batch.columns["behavior"])) > 0
+        kept = torch.ones_like(trained)
+        kept[trained] = second_moment_mask(proximal[trained], behavior[trained], config.m2_threshold)
+        return proximal, kept
+
+    def _loss(
+        self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums
+    ) -> Tensor:
+        """One micro-batch's part of the loss."""
+        config, columns = self.config, batch.columns
+        reference: Tensor | None = None
+        if self.reference is not None and config.kl_in == "loss":
+            with torch.no_grad():
+                reference, _ = self.reference(batch)
+
+        def loss_of(chosen: Tensor, logprobs: Tensor, entropies: Tensor) -> Tensor:
+            places, behavior, versions = batch.places[chosen], columns["behavior"][chosen], columns["versions"][chosen]
+            recomputed = None if proximal is None else proximal[places]
+            tokens = LossTokens(
+                logprobs=logprobs,
+                entropies=entropies,
+                behavior=behavior,
+                proximal=proximal_logprobs(config, logprobs, behavior, versions, share.version, recomputed),
+                reference=None if reference is None else reference[chosen],
+                teacher=columns["teacher"][chosen] if "teacher" in columns else None,
+                advantages=columns["advantages"][chosen],
+                versions=versions,
+                mask=torch.ones_like(places, dtype=torch.bool) if kept is None else kept[places],
+                sequences=columns["sequences"][chosen],
+                turns=columns["turns"][chosen],
+                version=share.version,
+                config=config,
+            )
+            losses = token_losses(tokens, self.objective)
+            total = (losses.total * columns["weights"][chosen]).sum()
+            log_ratio = logprobs.detach() - behavior
+            sums.add(
+                loss=total,
+                entropy=entropies.sum(),
+                clipped=losses.acted.sum(),
+                correction=losses.correction.sum(),
+                kl_behavior=(torch.expm1(log_ratio) - log_ratio).sum(),
+                tokens=log_ratio.new_tensor(len(log_ratio)),
+                **({} if losses.kl is None else {"kl_reference": losses.kl.sum()}),
+            )
+            sums.see(torch.expm1(log_ratio).abs(), batch.targets[batch.trained[chosen]])
+            return total + logprobs.sum() * 0  # a graph, whatever the objective made of them
+
+        if self._by_token:
+            total = self.policy(batch, loss_of)
+        else:
+            total = loss_of(torch.arange(len(batch.trained), device=self.device), *self.policy(batch))
+        return total / share.normalizer
+
+    @torch.no_grad()
+    def _follow(self, version: int) -> None:
+        """Move a reference that is not frozen; ``version`` is the policy's now."""
+        config = self.config
+        if self.reference is None or config.reference == "frozen":
+            return
+        if config.reference == "reset" and version % config.reference_every:
+            return
+        keep = config.reference_decay if config.reference == "ema" else 0.0
+        for policy in (self.reference, self.policy):
+            reshard(policy)
+        for old, new in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
+            old.lerp_(new.to(old.dtype), 1 - keep)
+
+    def _apply_gradients(self, any_gradient: bool) -> dict[str, float]:
+        """Clip and step; without any signal, or with a non-finite norm, leave the parameters alone."""
+        if not any_gradient:
+            return {"train/skipped": 1.0}
+        norm = apply_gradients(self.optimizer, self.config.max_grad_norm)
+        return {"train/grad_norm": norm} if math.isfinite(norm) else {"train/skipped": 1.0, "train/nonfinite": 1.0}

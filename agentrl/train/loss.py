@@ -1,0 +1,430 @@
+"""The loss of each trained token, from the importance ratio to the aggregation, in one place.
+
+    loss = 1 / normalizer * sum_t weight_t * [ mask_t * correction_t * objective(ratio_t, advantage_t)
+                                               + kl_coef * KL_t - entropy_coef * entropy_t ]
+
+Read from top to bottom: what a loss may look at (:class:`LossTokens`), the sum above (:func:`token_losses`), then each
+of its parts. Every part is one function with its source; an objective stands beside its line of the formula and the
+presets that use it. All tensors are plain and one-dimensional, ``[tokens]``.
+
+Guarantees: everything looks at one token, or at the tokens of one sequence, so how a batch is split into micro-batches
+cannot change a token's loss; only :func:`second_moment_mask` looks at the whole batch, and is given it. This module
+does not import torch (it calls methods of tensors), so that formulas can be shown without it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from agentrl.config.declarations import objective, preset
+from agentrl.core.registry import load
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.config.algorithm import AlgorithmConfig
+
+
+# --- What a loss may look at -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """Some trained tokens with all that is known of them. Every tensor is ``[tokens]``.
+
+    An objective that declares ``whole_sequences`` gets all trained tokens of each sequence at once; another may get
+    any part of a micro-batch.
+
+    Attributes:
+        logprobs: Under the current policy, at the sampling temperature; gradients flow through them.
+        entropies: Of the current policy over the whole vocabulary; differentiable as well.
+        behavior: Logprobs under the policy that sampled, as the server gave them.
+        proximal: Logprobs in the denominator of the importance ratio, see :func:`proximal_logprobs`.
+        reference: Logprobs under the reference policy; ``None`` without a KL term in the loss.
+        teacher: Logprobs under the teacher; ``None`` without one.
+        advantages: Advantage of each token.
+        versions: int64, policy version that sampled the token.
+        mask: bool, false for tokens that are left out (:func:`second_moment_mask`).
+        sequences: int64, number of the token's sequence (a branch of an episode), unique in the batch.
+        turns: int64, number of the token's turn in its trajectory.
+        version: Policy version that the step starts from.
+        config: The recipe's trainer section.
+    """
+
+    logprobs: "Tensor"
+    entropies: "Tensor"
+    behavior: "Tensor"
+    proximal: "Tensor"
+    reference: "Tensor | None"
+    teacher: "Tensor | None"
+    advantages: "Tensor"
+    versions: "Tensor"
+    mask: "Tensor"
+    sequences: "Tensor"
+    turns: "Tensor"
+    version: int
+    config: "AlgorithmConfig"
+
+    @property
+    def ratio(self) -> "Tensor":
+        """Importance ratio of each token, or the geometric mean over its sequence (``trainer.ratio``)."""
+        return self.of_ratio_level(self.logprobs - self.proximal).exp()
+
+    @property
+    def advantage(self) -> "Tensor":
+        """Advantage that goes with :attr:`ratio`: of the token, or the mean over its sequence."""
+        return self.of_ratio_level(self.advantages)
+
+    def of_ratio_level(self, values: "Tensor") -> "Tensor":
+        """The values, or at each token the mean over its sequence where ``trainer.ratio=sequence``."""
+        return sequence_means(values, self.sequences) if self.config.ratio == "sequence" else values
+
+
+class Objective(Protocol):
+    """What ``trainer.objective`` names: a surrogate loss for each token.
+
+    Declare a function of your own with :func:`agentrl.config.declarations.objective` where it needs whole sequences, is
+    0 without advantage, or has a formula to show.
+    """
+
+    def __call__(self, tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+        """``[tokens]`` loss, to be minimised, and ``[tokens]`` bool: where a bound acted."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """Losses of some tokens, ``[tokens]`` each.
+
+    Attributes:
+        total: What is summed, before the weight of the aggregation.
+        acted: bool, where a bound of the objective acted.
+        correction: Weights of the mismatch correction; 1 without one.
+        kl: Estimate of the KL to the reference; ``None`` without one.
+    """
+
+    total: "Tensor"
+    acted: "Tensor"
+    correction: "Tensor"
+    kl: "Tensor | None"
+
+
+def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
+    """The loss of each token.
+
+    Raises:
+        ValueError: The objective gave another shape than one loss for each token.
+    """
+    config = tokens.config
+    loss, acted = objective(tokens)
+    if loss.shape != tokens.logprobs.shape or acted.shape != tokens.logprobs.shape:
+        raise ValueError(
+            f"trainer.objective={config.objective} gave shapes {tuple(loss.shape)} and {tuple(acted.shape)} "
+            f"for {len(tokens.logprobs)} tokens: want a loss, and whether a bound acted, for each token"
+        )
+    correction = correction_weights(tokens)
+    loss = (loss * correction).masked_fill(~tokens.mask, 0.0)
+    kl = None
+    if tokens.reference is not None:
+        kl = kl_divergence(tokens.logprobs, tokens.reference, config.kl_estimator, config.kl_gradient)
+        if config.kl_gradient == "weighted":
+            kl = kl * (tokens.logprobs - tokens.behavior).exp()
+        loss = loss + config.kl_coef * kl
+    if config.entropy_coef > 0:
+        loss = loss - config.entropy_coef * tokens.entropies
+    return TokenLosses(loss, acted, correction, kl)
+
+
+# --- Importance ratio: its denominator, and the mean over a sequence ----------------------------------------------
+
+PROXIMAL_FORMULAS = {
+    "behavior": "pi_behavior(t)",
+    "recomputed": "pi_proximal(t), the policy that the step starts from, computed anew",
+    "log_linear": "pi_proximal(t), guessed between behavior and current policy by their versions",
+}
+
+
+def proximal_logprobs(
+    config: "AlgorithmConfig",
+    logprobs: "Tensor",
+    behavior: "Tensor",
+    versions: "Tensor",
+    version: int,
+    recomputed: "Tensor | None",
+) -> "Tensor":
+    """Logprobs in the denominator of the importance ratio, as ``trainer.proximal`` says.
+
+    Args:
+        config: The trainer section.
+        logprobs: Current policy, which has version ``version + 1`` for the guess.
+        behavior: Policies that sampled.
+        versions: int64, versions of those.
+        version: Version that the step starts from.
+        recomputed: Logprobs under the policy that the step starts from, where they were computed.
+    """
+    if config.proximal == "recomputed":
+        assert recomputed is not None
+        return recomputed
+    if config.proximal == "log_linear":
+        return log_linear_proximal(logprobs, behavior, versions, version)
+    return behavior
+
+
+def log_linear_proximal(logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int) -> "Tensor":
+    """A guess at the logprobs of the policy that the step starts from.
+
+    They are taken to lie between those of the behavior and the current policy, as far along as the version does (AReaL,
+    Fu et al. 2025, arXiv:2505.24298). Arguments as for :func:`proximal_logprobs`.
+    """
+    share = (version - versions) / (version + 1 - versions)
+    return behavior + share.clamp(min=0) * (logprobs.detach() - behavior)
+
+
+def sequence_means(values: "Tensor", sequences: "Tensor") -> "Tensor":
+    """At each token, the mean over the tokens of its sequence."""
+    return sequence_sums(values, sequences) / sequence_sums(values.new_ones(len(values)), sequences)
+
+
+def sequence_sums(values: "Tensor", sequences: "Tensor") -> "Tensor":
+    """At each token, the sum over the tokens of its sequence."""
+    _, place = sequences.unique(return_inverse=True)
+    count = int(place.max()) + 1 if len(place) else 0
+    return values.new_zeros(count).index_add(0, place, values)[place]
+
+
+GSPO = preset(
+    __name__, "gspo", "Zheng et al. 2025, arXiv:2507.18071", ratio="sequence", clip_eps=3e-4, clip_eps_high=4e-4
+)
+
+
+# --- Objectives ---------------------------------------------------------------------------------------------------
+
+
+def _bounds(config: "AlgorithmConfig") -> tuple[float, float]:
+    return 1 - config.clip_eps, 1 + (config.clip_eps_high or config.clip_eps)
+
+
+def _clip_formula(config: "AlgorithmConfig") -> str:
+    low, high = _bounds(config)
+    return f"max(-r_t A, -clamp(r_t, {low:g}, {high:g}) A)"
+
+
+@objective("clip", formula=_clip_formula, zero_without_advantage=True)
+def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """The clipped surrogate, negated.
+
+    PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7; with ``clip_eps_high`` DAPO's clip-higher (arXiv:2503.14476).
+    """
+    low, high = _bounds(tokens.config)
+    ratio, advantage = tokens.ratio, tokens.advantage
+    unclipped = -advantage * ratio
+    clipped = -advantage * ratio.clamp(low, high)
+    return unclipped.maximum(clipped), (clipped > unclipped).detach()
+
+
+GRPO = preset(__name__, "grpo", "Shao et al. 2024, arXiv:2402.03300")
+DAPO = preset(
+    __name__,
+    "dapo",
+    "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
+    clip_eps_high=0.28,
+    aggregation="token",
+    mask_truncated=True,
+)
+
+
+@objective(
+    "dual_clip",
+    formula=lambda config: f"min({_clip_formula(config)}, -{config.dual_clip:g} A where A < 0)",
+    zero_without_advantage=True,
+)
+def dual_clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """:func:`clip` with a second bound, ``dual_clip``, on the ratio of negative advantages.
+
+    Ye et al. 2020, arXiv:1912.09729, eq. 5.
+    """
+    loss, clipped = clip(tokens)
+    bound = -tokens.advantage * tokens.config.dual_clip
+    beyond = (tokens.advantage < 0) & (loss > bound)
+    return bound.where(beyond, loss), clipped | beyond.detach()
+
+
+@objective(
+    "cispo",
+    formula=lambda config: f"-stop(min(r_t, {_bounds(config)[1]:g})) A log pi(t)",
+    zero_without_advantage=True,
+)
+def cispo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """Policy gradient weighted by the ratio, which is bounded from above and carries no gradient: no token is lost.
+
+    MiniMax 2025, arXiv:2506.13585, eq. 4.
+    """
+    ratio, (_, high) = tokens.ratio.detach(), _bounds(tokens.config)
+    return -ratio.clamp(max=high) * tokens.advantage * tokens.logprobs, ratio > high
+
+
+CISPO = preset(
+    __name__, "cispo", "MiniMax 2025, arXiv:2506.13585", objective="cispo", clip_eps_high=4.0, aggregation="token"
+)
+
+
+@objective(
+    "sapo",
+    formula=lambda config: (
+        f"-4/T sigmoid(T (r_t - 1)) A, T = {config.sapo_temperature:g} where A > 0, "
+        f"else {config.sapo_temperature_negative:g}"
+    ),
+    zero_without_advantage=True,
+)
+def sapo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """A soft gate instead of a clip, ``4 / T * sigmoid(T * (ratio - 1))``; ``T`` depends on the advantage's sign.
+
+    Gao et al. 2025, arXiv:2511.20347.
+    """
+    config, ratio, advantage = tokens.config, tokens.ratio, tokens.advantage
+    positive = ratio.new_full((), config.sapo_temperature)
+    temperature = positive.where(advantage > 0, ratio.new_full((), config.sapo_temperature_negative))
+    gate = (temperature * (ratio - 1)).sigmoid() * 4 / temperature
+    return -gate * advantage, ratio.detach() < 0
+
+
+SAPO = preset(__name__, "sapo", "Gao et al. 2025, arXiv:2511.20347", objective="sapo")
+
+
+@objective("policy_gradient", formula="-r_t A", zero_without_advantage=True)
+def policy_gradient(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """The ratio times the advantage, without a bound: REINFORCE where the ratio is 1 (Williams 1992)."""
+    ratio = tokens.ratio
+    return -ratio * tokens.advantage, ratio.detach() < 0
+
+
+# --- Correction of what a denominator other than the behavior policy leaves out -----------------------------------
+
+
+def correction_weights(tokens: LossTokens) -> "Tensor":
+    """Weights ``proximal / behavior`` of tokens, or the product over their sequences, bounded as ``correction`` says.
+
+    Truncated importance sampling (Yao et al. 2025) or masked (Liu et al. 2025, both on the mismatch of training and
+    inference). All 1 with ``trainer.correction=none``.
+    """
+    config = tokens.config
+    if config.correction == "none":
+        return tokens.behavior.new_ones(len(tokens.behavior))
+    difference = (tokens.proximal - tokens.behavior).detach()
+    if config.correction_level == "sequence":
+        difference = sequence_sums(difference, tokens.sequences)
+    weights = difference.exp()
+    if config.correction == "truncate":
+        return weights.clamp(max=config.correction_cap)
+    if config.correction == "mask":
+        return weights.masked_fill(weights > config.correction_cap, 0.0)
+    return weights
+
+
+DECOUPLED = preset(
+    __name__,
+    "decoupled",
+    "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
+    proximal="recomputed",
+    correction="truncate",
+    correction_cap=5.0,
+    minibatches=4,
+    aggregation="token",
+)
+
+
+def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float) -> "Tensor":
+    """Which tokens stay so that the mean squared log ratio of those is at most ``threshold``; the largest go first.
+
+    M2PO, Zheng et al. 2025, arXiv:2510.01161.
+
+    Args:
+        proximal: Logprobs of all tokens of the global batch under the policy that the step starts from.
+        behavior: Logprobs under the policies that sampled.
+        threshold: Largest mean.
+
+    Returns:
+        ``[tokens]`` bool.
+    """
+    squares = (proximal - behavior).double().square()
+    ordered, order = squares.sort(stable=True)
+    means = ordered.cumsum(0) / ordered.new_ones(len(ordered)).cumsum(0)
+    keep = squares < 0
+    keep[order[: int((means <= threshold).sum())]] = True  # means of sorted values never fall
+    return keep
+
+
+M2PO = preset(
+    __name__,
+    "m2po",
+    "Zheng et al. 2025, arXiv:2510.01161",
+    objective="policy_gradient",
+    m2_threshold=0.04,
+    aggregation="token",
+)
+
+
+# --- KL to a reference policy -------------------------------------------------------------------------------------
+
+
+def kl_divergence(logprobs: "Tensor", reference: "Tensor", estimator: str, gradient: str) -> "Tensor":
+    """Estimate of the KL to a reference from one sample per token (Schulman 2020: k1, k2, k3).
+
+    Args:
+        logprobs: Policy; gradients flow through it.
+        reference: Reference policy.
+        estimator: ``k1``, the log ratio; ``k2``, half its square; ``k3``, which is never negative and varies little.
+        gradient: ``plain`` or ``weighted``, the estimator's own; ``unbiased``, that of k2, whose expectation on samples
+            of the policy is the gradient of the KL (k1's is 0, k3's that of another divergence).
+    """
+    difference = logprobs - reference
+    half = difference.square() / 2
+    if estimator == "k1":
+        value = difference
+    elif estimator == "k2":
+        value = half
+    else:
+        value = (-difference).exp() - 1 + difference
+    return value if gradient != "unbiased" else half + (value - half).detach()
+
+
+# --- Aggregation --------------------------------------------------------------------------------------------------
+
+AGGREGATION_FORMULAS = {
+    "token": "1 / (tokens of the batch) * sum_t",
+    "sequence": "1 / (sequences) * sum_i 1 / |i| * sum_t",
+    "constant": "1 / (sequences * {length}) * sum_t",
+    "sum": "1 / (sequences) * sum_t",
+}
+
+
+def token_weight(tokens: int, config: "AlgorithmConfig") -> float:
+    """Weight of each token of a trajectory that has ``tokens`` of them, all its branches together."""
+    return 1.0 / tokens if config.aggregation == "sequence" else 1.0
+
+
+def normalizer(tokens: list[int], config: "AlgorithmConfig") -> float:
+    """What the weighted sum over the global batch is divided by.
+
+    Args:
+        tokens: Trained tokens of each trajectory of the batch, those without advantage included.
+        config: The trainer section.
+    """
+    trained = [count for count in tokens if count]
+    if config.aggregation == "token":
+        return float(max(sum(trained), 1))
+    length = config.aggregation_length or 1
+    return float(max(len(trained), 1) * (length if config.aggregation == "constant" else 1))
+
+
+def skips_zero_advantages(config: "AlgorithmConfig") -> bool:
+    """Whether tokens without advantage carry no gradient: no term of the loss needs them."""
+    plain = (config.kl_coef == 0 or config.kl_in == "reward") and config.entropy_coef == 0
+    own = load("objective", config.objective)
+    return plain and config.m2_threshold is None and getattr(own, "zero_without_advantage", False)
+
+
+def needs_whole_sequences(config: "AlgorithmConfig") -> bool:
+    """Whether a token's loss needs the other tokens of its sequence."""
+    own = getattr(load("objective", config.objective), "whole_sequences", False)
+    by_sequence = config.correction != "none" and config.correction_level == "sequence"
+    return own or by_sequence or config.ratio == "sequence"

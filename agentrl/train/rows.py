@@ -1,0 +1,188 @@
+"""Rows: branches that begin alike, computed together as one prefix tree.
+
+A row is a plan: which branches it holds, and how many leading tokens each shares with the one before it. A group's
+prompt is the trunk of a row, a system prompt may be the trunk of several groups, and equal beginnings of answers are
+computed once. :func:`lay_out` makes its arrays when its micro-batch is computed.
+
+Guarantees: each trained token appears once for each branch that trains it; positions and ``ends`` let each token see
+exactly what it would see in its own branch; the same branches give the same rows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.train.branches import Branch, TokenColumns, input_length, token_ids, tokens_of
+
+LEAST_SHARED = 1 / 32  # of a branch that joins a row under sparse attention
+
+
+@dataclass
+class Row:
+    """Branches that are computed as one tree.
+
+    Attributes:
+        branches: Indices into the branches of the batch or of the rank.
+        shared: For each, leading tokens that it shares with the branch before it.
+        inputs: For each, tokens that are computed: those before its last trained one.
+        length: Nodes of the tree.
+        depths: Sum of the nodes' positions, by which attention is paid.
+    """
+
+    branches: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    length: int = 0
+    depths: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def add(self, branch: int, inputs: int, shared: int) -> None:
+        """Add a branch of ``inputs`` computed tokens, of which the row's latest branch has the first ``shared``."""
+        self.branches.append(branch)
+        self.shared.append(shared)
+        self.inputs.append(inputs)
+        self.length += inputs - shared
+        self.depths += (inputs * (inputs - 1) - shared * (shared - 1)) // 2
+
+
+@dataclass(frozen=True, eq=False)
+class RowArrays:
+    """A row's tree and what is trained on it.
+
+    Attributes:
+        token_ids: int64 ``[length]``.
+        positions: int64 ``[length]``, depth of each node.
+        ends: int64 ``[length]``, index after each node's last descendant: a node sees those before it whose end is
+            after it.
+        sources: int64 ``[distinct]``, node whose hidden state predicts each target.
+        targets: int64 ``[distinct]``.
+        trained: int64 ``[trained]``, index into ``sources`` and ``targets`` of each trained token.
+        own: int64 ``[trained]``, index of each into the columns of sampled tokens.
+        places: int64 ``[trained]``, index of each in the global batch.
+        sequences: int64 ``[trained]``, number of the branch in the global batch.
+        turns: int64 ``[trained]``.
+        weights: float32 ``[trained]``.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    trained: NDArray[np.int64]
+    own: NDArray[np.int64]
+    places: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def build_rows(
+    branches: Sequence[Branch], tokens: TokenColumns, max_tokens: int, attention_span: float = 4096.0
+) -> list[Row]:
+    """Plan rows of at most ``max_tokens`` nodes (a longer branch gets its own row).
+
+    A row costs its length plus, where its attention is dense, its length squared over ``attention_span``. A branch
+    joins the row of its predecessor (in sorted order, where neighbours share most) only if that is cheaper than a row
+    of its own: long answers to one short prompt stay apart. Where attention is sparse (an infinite span) any common
+    beginning saves something; it counts from a share of ``LEAST_SHARED`` on, because small rows fill bins best.
+
+    Args:
+        branches: Those that train something.
+        tokens: Their tokens.
+        max_tokens: Most nodes of a row.
+        attention_span: Row length at which attention costs as much as all else (see :func:`attention_span`); infinite
+            where each token attends to its own ancestors only, whatever else is in the row.
+
+    Raises:
+        ValueError: The first token of a branch is to be trained.
+    """
+    sparse = math.isinf(attention_span)
+    ids = [token_ids(branch, tokens) for branch in branches]
+    lengths = [input_length(branch, tokens) for branch in branches]
+    if any(_trains_first(branch, tokens) for branch in branches):
+        raise ValueError("the first token of a sequence cannot be trained: nothing predicts it")
+    # Big-endian bytes of numbers from 0 on sort as the lists of numbers do.
+    keys = [one[:length].astype(">i4").tobytes() for one, length in zip(ids, lengths, strict=True)]
+    order = sorted(range(len(branches)), key=keys.__getitem__)
+    del keys
+
+    def cost(length: int) -> float:
+        return length + length * length / attention_span
+
+    def joins(row: Row, inputs: int, shared: int) -> bool:
+        grown = len(row) + inputs - shared
+        if grown > max_tokens or (sparse and shared < LEAST_SHARED * inputs):
+            return False
+        return cost(grown) - cost(len(row)) <= cost(inputs)
+
+    rows: list[Row] = []
+    for before, index in zip([None, *order], order, strict=False):
+        inputs = lengths[index]
+        shared = 0 if before is None else _common(ids[before][: lengths[before]], ids[index][:inputs])
+        if not rows or not joins(rows[-1], inputs, shared):
+            rows.append(Row())
+            shared = 0
+        rows[-1].add(index, inputs, shared)
+    return rows
+
+
+def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:
+    first = int(tokens.starts[branch.messages[0]])
+    return branch.trained[0] and bool(tokens.loss_mask[first])
+
+
+def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    """Number of equal leading tokens."""
+    limit = min(len(first), len(second))
+    different = first[:limit] != second[:limit]
+    at = int(different.argmax()) if limit else 0
+    return at if limit and different[at] else limit
+
+
+def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowArrays:
+    """The arrays of a row; ``branches`` are those that its indices are of."""
+    ids, positions, ends = (np.empty(row.length, np.int64) for _ in range(3))
+    path = np.empty(0, np.int64)
+    sources, targets = [], []
+    kept: dict[str, list[NDArray[Any]]] = {"own": [], "places": [], "sequences": [], "turns": [], "weights": []}
+    length, repeats = 0, False
+    for index, shared, inputs in zip(row.branches, row.shared, row.inputs, strict=True):
+        branch = branches[index]
+        found = tokens_of(branch, tokens)
+        grown = length + inputs - shared
+        ids[length:grown] = found.token_ids[shared:inputs]
+        positions[length:grown] = np.arange(shared, inputs)
+        path = np.concatenate([path[:shared], np.arange(length, grown)])
+        if shared < inputs:
+            ends[path] = grown
+        repeats = repeats or (length > 0 and len(found.positions) > 0 and int(found.positions[0]) <= shared)
+        sources.append(path[found.positions - 1])
+        targets.append(found.token_ids[found.positions])
+        kept["own"].append(found.own)
+        kept["places"].append(found.places)
+        kept["sequences"].append(np.full(len(found.own), branch.number))
+        kept["turns"].append(found.turns)
+        kept["weights"].append(np.full(len(found.own), branch.weight, np.float32))
+        length = grown
+    source, target = np.concatenate(sources), np.concatenate(targets).astype(np.int64)
+    trained = np.arange(len(source))
+    if repeats:  # some predictions may be of two branches
+        _, first, trained = np.unique(source << 32 | target, return_index=True, return_inverse=True)
+        source, target = source[first], target[first]
+    joined = {name: np.concatenate(values) for name, values in kept.items()}
+    return RowArrays(ids, positions, ends, source, target, trained, **joined)
+
+
+def attention_span(hidden_size: int) -> float:
+    """Row length at which dense attention costs as much as the linear layers, for the usual decoder.
+
+    A layer has about ``12 * hidden²`` weights, 2 operations each per token; attention adds ``4 * hidden`` per pair.
+    """
+    return 6.0 * hidden_size

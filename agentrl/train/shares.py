@@ -1,0 +1,218 @@
+"""Each rank's share of a pass over a batch: its micro-batches, and the tokens of its own rows.
+
+Guarantees: rank 0 alone plans, so all ranks take part in one plan, with as many micro-batches on each; a rank gets the
+tokens of its own rows and no others; what travels is safetensors, over gloo, whatever the gradients go by.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.core.columns import as_bytes, from_array
+from agentrl.train.branches import Branch, TokenColumns
+from agentrl.train.layout import Layout, collate
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.rows import Row
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be computed of a batch, on rank 0.
+
+    Attributes:
+        branches: Branches that train something.
+        tokens: Their tokens.
+        normalizer: Number that the loss's weighted sum over tokens is divided by.
+        version: Policy version that the step starts from.
+        notes: Numbers that every rank needs beside these, by name.
+    """
+
+    branches: Sequence[Branch]
+    tokens: TokenColumns
+    normalizer: float = 1.0
+    version: int = 0
+    notes: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One rank's part.
+
+    Attributes:
+        parts: ``[updates][micro-batches][rows]`` of this rank.
+        branches: Branches that the rows' indices are of.
+        tokens: Their tokens, and no others.
+        places: Number of places of the global batch: one for each sampled token, and for each bootstrap.
+        row_tokens: Tokens that are computed, on all ranks.
+        normalizer: As in :class:`Work`.
+        version: As in :class:`Work`.
+        notes: As in :class:`Work`.
+    """
+
+    parts: list[list[list[Row]]]
+    branches: Sequence[Branch]
+    tokens: TokenColumns
+    places: int
+    row_tokens: int
+    normalizer: float
+    version: int
+    notes: dict[str, float]
+
+    def micro_batches(self, part: int, layout: Layout, device: torch.device) -> Iterator[tuple[MicroBatch, bool]]:
+        """The micro-batches of an update, made one at a time, each with whether it is the last."""
+        rows = self.parts[part]
+        for index, of_one in enumerate(rows):
+            yield collate(of_one, self.branches, self.tokens, layout, device), index == len(rows) - 1
+
+    @torch.no_grad()
+    def gather(self, layout: Layout, device: torch.device, compute: Any) -> Tensor:
+        """``[places]`` one number for each trained token, on every rank; a collective.
+
+        Args:
+            layout: Layout of the model.
+            device: Where it computes.
+            compute: From a micro-batch to ``[trained]`` numbers.
+        """
+        found = torch.zeros(self.places, device=device)
+        for part in range(len(self.parts)):
+            for batch, _ in self.micro_batches(part, layout, device):
+                found[batch.places] = compute(batch)
+        dist.all_reduce(found)
+        return found
+
+
+def share_out(branches: Sequence[Branch], tokens: TokenColumns, parts: int) -> list[list[int]]:
+    """Indices of branches in up to ``parts`` parts (at least one) of whole groups, with about as many tokens each."""
+    sizes: dict[int, int] = {}
+    lengths = np.diff(tokens.starts)
+    for branch in branches:
+        sizes[branch.group] = sizes.get(branch.group, 0) + int(lengths[list(branch.messages)].sum())
+    loads = [0] * max(1, min(parts, len(sizes)))
+    chosen: dict[int, int] = {}
+    for group in sorted(sizes, key=lambda g: sizes[g], reverse=True):
+        chosen[group] = loads.index(min(loads))
+        loads[chosen[group]] += sizes[group]
+    return [[i for i, b in enumerate(branches) if chosen[b.group] == number] for number in range(len(loads))]
+
+
+def plan_shares(work: Work, layout: Layout, budget: int, ranks: int, updates: int = 1) -> Iterator[Share]:
+    """The share of each rank, in order.
+
+    Args:
+        work: What is to be computed.
+        layout: Layout of the model.
+        budget: Tokens of a micro-batch.
+        ranks: Number of ranks.
+        updates: Optimizer updates, each over a part of the groups.
+    """
+    plans: list[list[list[list[Row]]]] = []  # [updates][ranks][micro-batches][rows]
+    computed = 0
+    for part in share_out(work.branches, work.tokens, updates):
+        rows = layout.rows([work.branches[index] for index in part], work.tokens, budget)
+        for row in rows:
+            row.branches = [part[index] for index in row.branches]
+        computed += sum(map(len, rows))
+        plans.append(layout.plan(rows, ranks, budget))
+    places = max((branch.bootstrap + 1 for branch in work.branches if branch.bootstrap is not None), default=0)
+    places = max(places, work.tokens.total)
+    for rank in range(ranks):
+        parts = [plan[rank] for plan in plans]
+        share = Share(
+            parts, work.branches, work.tokens, places, computed, work.normalizer, work.version, work.notes or {}
+        )
+        yield share if ranks == 1 else _own_part(share)
+
+
+def distribute(work: Work | None, layout: Layout, budget: int, updates: int = 1) -> Share:
+    """This rank's share; a collective.
+
+    Args:
+        work: On rank 0; ``None`` elsewhere.
+        layout: Layout of the model.
+        budget: Tokens of a micro-batch.
+        updates: Optimizer updates.
+    """
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    if rank:
+        return unpack(_receive())
+    assert work is not None
+    own: Share | None = None
+    for number, share in enumerate(plan_shares(work, layout, budget, ranks, updates)):
+        if number == 0:
+            own = share
+        else:
+            _send(pack(share), number)
+    assert own is not None
+    return own
+
+
+def pack(share: Share) -> bytes:
+    """A share as a safetensors file."""
+    from safetensors.numpy import save
+
+    tokens = share.tokens
+    columns = {f"sampled/{name}": np.ascontiguousarray(values) for name, values in tokens.sampled.items()}
+    arrays = {name: getattr(tokens, name) for name in _ARRAYS}
+    said = {
+        "parts": [[[asdict(row) for row in rows] for rows in part] for part in share.parts],
+        "branches": [asdict(branch) for branch in share.branches],
+        "total": tokens.total,
+        **{name: getattr(share, name) for name in _PLAIN},
+    }
+    return save(arrays | columns | {"said": as_bytes(said)})
+
+
+def unpack(data: bytes) -> Share:
+    """The share of :func:`pack`."""
+    from safetensors.numpy import load
+
+    arrays = load(data)
+    said = from_array(arrays.pop("said"))
+    sampled = {name.removeprefix("sampled/"): arrays.pop(name) for name in list(arrays) if name.startswith("sampled/")}
+    branches = [
+        Branch(**{**branch, "messages": tuple(branch["messages"]), "trained": tuple(branch["trained"])})
+        for branch in said["branches"]
+    ]
+    parts = [[[Row(**row) for row in rows] for rows in part] for part in said["parts"]]
+    tokens = TokenColumns(sampled=sampled, total=said["total"], **arrays)
+    return Share(parts, branches, tokens, **{name: said[name] for name in _PLAIN})
+
+
+_ARRAYS = tuple(field.name for field in fields(TokenColumns) if field.name not in ("sampled", "total"))
+_PLAIN = ("places", "row_tokens", "normalizer", "version", "notes")
+
+
+def _own_part(share: Share) -> Share:
+    """A share with the branches and tokens of its own rows alone."""
+    used = sorted({index for part in share.parts for rows in part for row in rows for index in row.branches})
+    messages = sorted({message for index in used for message in share.branches[index].messages})
+    number = {index: place for place, index in enumerate(used)}
+    place = {message: index for index, message in enumerate(messages)}
+    branches = [
+        replace(share.branches[index], messages=tuple(place[m] for m in share.branches[index].messages))
+        for index in used
+    ]
+    parts = [
+        [[replace(row, branches=[number[i] for i in row.branches]) for row in rows] for rows in part]
+        for part in share.parts
+    ]
+    return replace(share, parts=parts, branches=branches, tokens=share.tokens.select(messages))
+
+
+def _send(data: bytes, rank: int) -> None:
+    payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.send(torch.tensor([len(payload)]), rank)
+    dist.send(payload, rank)
+
+
+def _receive() -> bytes:
+    size = torch.zeros(1, dtype=torch.long)
+    dist.recv(size, 0)
+    payload = torch.empty(int(size.item()), dtype=torch.uint8)
+    dist.recv(payload, 0)
+    return payload.numpy().tobytes()
