@@ -22,14 +22,12 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
         ``step_vs_trl``, our seconds of a step over TRL's; ``tokens_vs_trl``, our trained tokens per second of an update
         over TRL's; ``memory_vs_trl``, our trainer's peak of memory over TRL's; and the seconds behind them.
     """
-    import torch
-
+    from agentrl.host.compute_dtype import resolved_dtype
     from agentrl.host.cpu_env import CPU_ENV
-    from agentrl.train.__main__ import resolve_dtype
 
     path = model or default_model()
     names = ("engine", "trainer", "trl")
-    computed = str(resolve_dtype(dtype, torch.device("cpu"))).removeprefix("torch.")
+    computed = resolved_dtype(dtype, "cpu")
     sides = {name: Side("agentrl.bench.step_sides", name, path, computed, env=CPU_ENV) for name in names}
     figures: dict[str, list[float]] = {}
     try:

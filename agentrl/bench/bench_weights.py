@@ -47,7 +47,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         policy = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
         publisher = WeightPublisher(
-            policy.named_parameters(), getattr(torch, dtype), "auto", Path(folder) / "weights", is_writer=True
+            policy.named_parameters(), getattr(torch, dtype), "shm", Path(folder) / "weights", is_writer=True
         )
         process, url = _start(path, dtype, Path(folder) / "ready.json")
         try:

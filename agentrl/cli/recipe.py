@@ -117,12 +117,13 @@ def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
     from agentrl.data.models import find_config
     from agentrl.inference.kinds.kind import server_kind
-    from agentrl.launch.dry_run import plan_lines
+    from agentrl.launch.dry_run import plan
 
-    typer.echo(render(recipe))
     in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
     if in_text and recipe.inference.urls:
         config, model = None, f"{recipe.inference.model or recipe.model.name}: at {', '.join(recipe.inference.urls)}"
     else:
         config, model = find_config(recipe.model.name)
-    typer.echo("\n".join(plan_lines(recipe, config, model)))
+    resolved, lines = plan(recipe, config, model)
+    typer.echo(render(resolved))
+    typer.echo("\n".join(lines))

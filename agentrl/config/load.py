@@ -21,7 +21,7 @@ from agentrl.config.problems import problems
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import nearest
 
-__all__ = ["ConfigError", "detect_device", "dotted_keys", "find_recipe", "load_recipe", "recipe_names"]
+__all__ = ["ConfigError", "detect_device", "dotted_keys", "find_recipe", "load_recipe", "recipe_names", "recipe_of_run"]
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 _NAMES = ("env.id", "agent.id", "workflow.id", "train_dataset.name", "valid_dataset.name")  # each beside its kwargs
@@ -106,6 +106,11 @@ def load_recipe(
     if isinstance(launch, Mapping) and launch.get("device", "auto") == "auto":
         data = set_key(data, "launch.device", device)
     return validate(data, wrong)
+
+
+def recipe_of_run(run_dir: Path) -> Recipe:
+    """The resolved recipe of a run, as its processes read it."""
+    return Recipe.model_validate_json((run_dir / "config.json").read_text())
 
 
 def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

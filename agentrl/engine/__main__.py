@@ -8,7 +8,6 @@ without a traceback; with ``--parent-pid`` the server does not outlive its paren
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.engine import KEPT_TOKENS
+from agentrl.host.process import tie_to_parent, write_json
 
 if TYPE_CHECKING:
     import uvicorn
 
     from agentrl.engine.service import Service
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BACKLOG = 1024
 CHUNK_TOKENS, LEAST_CHUNK = 512, 16
 KEEP_ALIVE = 120  # seconds: longer than a client's pause between two turns
@@ -76,21 +75,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def follow_parent(parent: int) -> bool:
-    """Die with the parent (Linux); False if it is already gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    return os.getppid() == parent
-
-
-def write_ready(path: Path, content: dict[str, object]) -> None:
-    """Write a JSON file so that no reader sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the server until a signal ends it.
 
@@ -115,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         if value is not None and value < smallest:
             print(f"--{name.replace('_', '-')} {value}: must be at least {smallest}", file=sys.stderr)
             return 2
-    if args.parent_pid is not None and not follow_parent(args.parent_pid):
+    if args.parent_pid is not None and not tie_to_parent(args.parent_pid):
         print(f"the parent process {args.parent_pid} is gone", file=sys.stderr)
         return 1
     try:
@@ -227,7 +211,8 @@ def _announce(args: argparse.Namespace, listener: socket.socket, service: "Servi
         "context_length": service.loaded.context_length,
     }
     if args.ready_file is not None:
-        write_ready(args.ready_file, content)
+        args.ready_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.ready_file, content)
     logging.getLogger(__name__).info("serving %s", json.dumps(content))
     return 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engine.packed_weights import native_bfloat16
+from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.models.tree_support import limited_attention, not_for_trees
 
 DEFAULT_CONTEXT = 4096  # for a config that states no maximum
@@ -57,11 +57,7 @@ class LoadedModel:
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype for ``auto``, ``float32``, ``float16`` or ``bfloat16`` on a device."""
-    if name != "auto":
-        return DTYPES[name]
-    if device.type == "cuda" or (device.type == "cpu" and native_bfloat16()):
-        return torch.bfloat16
-    return torch.float32
+    return DTYPES[resolved_dtype(name, device.type)]
 
 
 def pick_device(name: str) -> torch.device:

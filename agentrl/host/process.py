@@ -22,10 +22,15 @@ def die_with_parent(parent_pid: int | None = None, signum: int = signal.SIGTERM)
         parent_pid: The parent, where the caller knows it; ``None`` trusts ``os.getppid()``.
         signum: Signal to receive.
     """
+    if not tie_to_parent(parent_pid, signum):
+        sys.exit(0)
+
+
+def tie_to_parent(parent_pid: int | None, signum: int = signal.SIGTERM) -> bool:
+    """As :func:`die_with_parent`, but says whether the parent still lives instead of exiting."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        sys.exit(0)
+    return parent_pid is None or os.getppid() == parent_pid
 
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:

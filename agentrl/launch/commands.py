@@ -47,26 +47,23 @@ def controller(
 
 
 def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool) -> list[str]:
+    """The ranks of a trainer that learns from episodes."""
+    return _torchrun(recipe, "agentrl.train", model, run_dir, resume, "--controller", controller_url)
+
+
+def lines_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
+    """The ranks of a trainer that learns from lines."""
+    return _torchrun(recipe, "agentrl.supervised", model, run_dir, resume, "--ready-file", str(ready_file))
+
+
+def _torchrun(recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, *more: str) -> list[str]:
     """Torchrun and its ranks; ``--standalone`` picks a free port for the rendezvous."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
         *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),
-        *("--module", "agentrl.train"),
+        *("--module", module),
         *("--run-dir", str(run_dir)),
         *("--model", str(model)),
-        *("--controller", controller_url),
-    ]
-    return [*command, "--resume"] if resume else command
-
-
-def lines_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
-    """Torchrun and its ranks for a trainer that learns from lines."""
-    command = [
-        *(sys.executable, "-m", "agentrl.launch.torchrun"),
-        *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),
-        *("--module", "agentrl.supervised"),
-        *("--run-dir", str(run_dir)),
-        *("--model", str(model)),
-        *("--ready-file", str(ready_file)),
+        *more,
     ]
     return [*command, "--resume"] if resume else command

@@ -4,7 +4,6 @@ Guarantees: it announces its own URL in ``--ready-file`` when it listens; it end
 evaluation, and with a message and another code when the trainer falls silent or the rollouts cannot go on.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -13,15 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
+from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.evaluator import Evaluator
-from agentrl.host.process import die_with_parent, write_json
+from agentrl.host.entry import STOPPED, begin, run_arguments
+from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.launch.loop_watch import LoopWatch
@@ -40,7 +40,6 @@ from agentrl.weights.transaction import Committed, WeightTransaction
 WATCH_SECONDS = 1.0
 SHORTEST_STANDSTILL = 30.0  # seconds of a blocked loop that end the run, however short episodes are
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
-STOPPED = 128 + signal.SIGTERM
 
 
 async def serve(
@@ -94,8 +93,8 @@ async def serve(
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
-        controller.restore(state["step"], state["controller"])
-        writer.void_after(state["step"])
+        recorded = writer.void_after(state["step"])
+        controller.restore(state["step"], state["controller"], recorded=recorded)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)
     config = uvicorn.Config(
@@ -117,6 +116,7 @@ async def serve(
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
     try:
+        controller.start()
         return await _until_over(controller, recipe, stopping)
     finally:
         watch.stop()
@@ -140,21 +140,6 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
 
 
 async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
-    starting = asyncio.create_task(controller.start())
-    stopped = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            return await _watch(controller, recipe, stopping)
-        return STOPPED
-    finally:
-        starting.cancel()
-        stopped.cancel()
-        await asyncio.gather(starting, stopped, return_exceptions=True)
-
-
-async def _watch(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
     controller.last_beat = time.monotonic()
     while not (controller.finished.is_set() and controller.trainer_done.is_set()):
         with contextlib.suppress(TimeoutError):
@@ -174,18 +159,14 @@ async def _watch(controller: Controller, recipe: Recipe, stopping: asyncio.Event
 
 def main(argv: list[str] | None = None) -> int:
     """Parse arguments and run."""
-    parser = argparse.ArgumentParser(prog="agentrl.launch.controller_process")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
+    parser = run_arguments("agentrl.launch.controller_process")
     parser.add_argument("--server", action="append", required=True)
     parser.add_argument("--teacher", action="append", default=[])
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int)
-    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args(argv)
-    die_with_parent(args.parent_pid)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
+    begin(args.parent_pid)
+    recipe = recipe_of_run(args.run_dir)
     work = serve(
         recipe,
         args.run_dir,
@@ -200,10 +181,6 @@ def main(argv: list[str] | None = None) -> int:
     except InferenceError as error:
         print(error, file=sys.stderr)
         return 1
-
-
-def _exit_on_signal(signum: int, frame: Any) -> None:
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -13,35 +13,10 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
-from agentrl.host.compute_dtype import resolved_dtype
-from agentrl.inference.backend import Transport
 from agentrl.inference.kinds.kind import server_kind
-from agentrl.weights.transport import costs, file_transport, recipe_transport
-
-_BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a decoder that memory depends on.
-
-    Attributes:
-        parameters: How many, tied ones once.
-        layers: Decoder layers.
-        kv_width: Key heads times head size: keys of one token in one layer.
-        vocab: Vocabulary size.
-        linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
-        kept: Numbers that all layers keep of a token for the backward pass.
-        hidden: Width of what goes from layer to layer.
-    """
-
-    parameters: int
-    layers: int
-    kv_width: int
-    vocab: int
-    linear_sides: int = 0
-    kept: int = 0
-    hidden: int = 0
+from agentrl.launch.model_shape import ModelShape, model_shape
+from agentrl.launch.resolve import BYTES, decided, pushed_bytes, resolve
+from agentrl.weights.transport import BUFFERS, costs
 
 
 @dataclass(frozen=True)
@@ -53,40 +28,14 @@ class MemoryItem:
     nbytes: int
 
 
-def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Sizes of a Llama-like decoder from its ``config.json``; biases and norms are small and counted where known.
-
-    Raises:
-        ValueError: The config lacks what the estimate needs.
-    """
-    try:
-        hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads, inner = config["num_attention_heads"], config["intermediate_size"]
-    except KeyError as error:
-        raise ValueError(f"config.json of a {config.get('model_type', 'model')!r} has no {error}") from error
-    head = config.get("head_dim") or hidden // heads
-    kv_width = (config.get("num_key_value_heads") or heads) * head
-    attention = 2 * hidden * heads * head + 2 * hidden * kv_width
-    if config.get("model_type") == "qwen2":
-        attention += heads * head + 2 * kv_width
-    layer = attention + 3 * hidden * inner + 2 * hidden
-    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
-    # Of a Llama-like layer: both norms' inputs and results, queries, keys, values, what was attended to, gate and up.
-    kept = 4 * hidden + 2 * heads * head + 2 * kv_width + 2 * inner
-    return ModelShape(
-        embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides, layers * kept, hidden
-    )
-
-
 def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
-    """The estimate, one item per lasting allocation or large buffer."""
+    """The estimate for a resolved recipe, one item per lasting allocation or large buffer."""
     device = recipe.launch.device
     inference, trainer = recipe.inference, recipe.trainer
     items: list[MemoryItem] = []
     serves = trainer.type not in SUPERVISED or evaluates(recipe)
     if serves and not inference.urls:
-        width = _BYTES[resolved_dtype(inference.dtype, device)]
+        width = BYTES[inference.dtype]
         token = 2 * shape.layers * shape.kv_width * width
         cache = inference.max_running * inference.context_length * token
         items.append(MemoryItem("server", f"weights, {width} bytes each", shape.parameters * width))
@@ -101,7 +50,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
             items.append(MemoryItem("server", "weights beneath the adapters at most", shape.parameters * width))
     if trainer.type is None:
         return items
-    width = _BYTES[resolved_dtype(trainer.dtype, device)]
+    width = BYTES[trainer.dtype]
     if trainer.type in SUPERVISED:
         return items + _lines_memory(recipe, shape, width)
     share = -(-shape.parameters // trainer.nproc)
@@ -128,35 +77,18 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         items.append(MemoryItem("trainer rank", "critic, its gradients and two moments", 16 * share))
         if width != 4:
             items.append(MemoryItem("trainer rank", "critic in bfloat16 for compute", 2 * shape.parameters))
-    if _transport(recipe, shape) == "shm":
-        items.append(
-            MemoryItem("shared", "weights on their way to the servers, double-buffered", 2 * _sent(recipe, shape))
-        )
+    if recipe.weights.transport == "shm":
+        nbytes = BUFFERS * pushed_bytes(recipe, shape)
+        items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", nbytes))
     return items
-
-
-def _sent(recipe: Recipe, shape: ModelShape) -> int:
-    """Bytes of a push."""
-    trainer = recipe.trainer
-    if trainer.lora_rank is not None and trainer.lora_push == "adapter":
-        return 4 * trainer.lora_rank * shape.linear_sides
-    return _BYTES[resolved_dtype(recipe.inference.dtype, recipe.launch.device)] * shape.parameters
-
-
-def _transport(recipe: Recipe, shape: ModelShape) -> Transport:
-    chosen = recipe_transport(recipe)
-    if chosen != "shm" or recipe.weights.transport == "shm":
-        return chosen
-    return file_transport("auto", _sent(recipe, shape))
 
 
 def _weights(recipe: Recipe, shape: ModelShape) -> list[str]:
     """Which way new weights take, and what each costs."""
-    chosen, servers = _transport(recipe, shape), len(recipe.inference.urls) or recipe.inference.servers
-    told = costs(_sent(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
-    asked = " (auto)" if recipe.weights.transport == "auto" else ""
+    chosen, servers = recipe.weights.transport, len(recipe.inference.urls) or recipe.inference.servers
+    told = costs(pushed_bytes(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
     others = [f"             instead of {way}: {text}" for way, text in told.items() if way != chosen]
-    return [f"weights    {chosen}{asked}: {told[chosen]}", *others]
+    return [f"weights    {chosen}: {told[chosen]}", *others]
 
 
 def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
@@ -172,21 +104,33 @@ def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryI
     return items
 
 
-def plan_lines(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> list[str]:
-    """The plan as text.
+def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[Recipe, list[str]]:
+    """The recipe as it would run here, and what the run would do as text.
 
     Args:
-        recipe: With ``launch.device`` resolved.
+        recipe: As loaded.
         config: The model's ``config.json``; ``None`` where it is not known.
         model: A sentence about the model: where it is, or why its config is not known.
     """
-    lines = [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
-    if config is None:
-        return [*lines, "memory     not estimated: the model's config.json is not at hand"]
-    try:
-        shape = model_shape(config)
-    except ValueError as error:
-        return [*lines, f"memory     not estimated: {error}"]
+    shape, unknown = None, "the model's config.json is not at hand"
+    if config is not None:
+        try:
+            shape = model_shape(config)
+        except ValueError as error:
+            unknown = str(error)
+    resolved = resolve(recipe, shape)
+    chosen = [f"auto       {key}: {value}" for key, value in decided(recipe, resolved).items()]
+    return resolved, [*_before_memory(resolved, model), *chosen, *_memory_lines(resolved, shape, unknown)]
+
+
+def _before_memory(recipe: Recipe, model: str) -> list[str]:
+    return [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
+
+
+def _memory_lines(recipe: Recipe, shape: ModelShape | None, unknown: str) -> list[str]:
+    if shape is None:
+        return [f"memory     not estimated: {unknown}"]
+    lines: list[str] = []
     if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED:
         lines += _weights(recipe, shape)
     without = " without activations" if recipe.trainer.type in SUPERVISED else ""
@@ -208,37 +152,34 @@ def _processes(recipe: Recipe) -> list[str]:
     if inference.urls:
         found.append(f"inference server, running already: {', '.join(inference.urls)}")
     else:
-        dtype = resolved_dtype(inference.dtype, device)
         threads = f", {inference.threads} threads" if inference.threads else ""
-        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {dtype}{threads}")
+        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {inference.dtype}{threads}")
     teacher = recipe.teacher
     if teacher.urls and trainer.type is not None:
         found.append(f"teacher server, running already: {', '.join(teacher.urls)}")
     elif teacher.model is not None and trainer.type is not None:
-        dtype = resolved_dtype(teacher.dtype, device)
         found.append(
-            f"{teacher.servers} x teacher server, {teacher.engine}, {where}, {dtype}: {teacher.model}, whose memory is "
-            "not in the estimate"
+            f"{teacher.servers} x teacher server, {teacher.engine}, {where}, {teacher.dtype}: {teacher.model}, whose "
+            "memory is not in the estimate"
         )
     found.append("1 x rollout controller")
     if trainer.type is None:
         found.append("no trainer: evaluation only")
     else:
-        dtype = resolved_dtype(trainer.dtype, device)
         found.append(
-            f"{trainer.nproc} x trainer rank, {trainer.type}, {where}, computes in {dtype} on float32 parameters"
+            f"{trainer.nproc} x trainer rank, {trainer.type}, {where}, computes in {trainer.dtype} on float32 "
+            "parameters"
         )
     return found
 
 
 def _lines_processes(recipe: Recipe, where: str) -> list[str]:
     trainer, inference = recipe.trainer, recipe.inference
-    dtype = resolved_dtype(trainer.dtype, recipe.launch.device)
-    text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, computes in {dtype} on float32 parameters"
+    computes = f"computes in {trainer.dtype} on float32 parameters"
+    text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, {computes}"
     if not evaluates(recipe):
         return [text]
-    served = resolved_dtype(inference.dtype, recipe.launch.device)
-    server = f"{inference.servers} x inference server, {inference.engine}, {where}, {served}"
+    server = f"{inference.servers} x inference server, {inference.engine}, {where}, {inference.dtype}"
     return [f"{server}, before and after", f"{text}, in between"]
 
 

@@ -19,6 +19,8 @@ from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
+from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
 from agentrl.observe.summary import evaluation_table
@@ -41,6 +43,7 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
         console.print(f"model   {name} at {recipe.inference.urls[0]}", highlight=False)
     else:
         model = find_model(recipe, console)
+    recipe = resolve(recipe, shape_of_folder(model.path) if model is not None else None)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)

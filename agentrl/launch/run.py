@@ -27,6 +27,8 @@ from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_lines, train_on_lines
@@ -90,6 +92,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
+    recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     template = template_text(recipe.model.chat_template, model.path)

@@ -10,7 +10,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
 from agentrl.inference.kinds.kind import Capabilities, kinds_that, server_kind
-from agentrl.weights.transport import recipe_transport
+from agentrl.launch.resolve import transport_of
 
 
 def check_servers(recipe: Recipe) -> None:
@@ -62,7 +62,7 @@ def _push_problems(recipe: Recipe, engine: str, can: Capabilities) -> Iterator[s
             f"weights.transport={_either(can.transports)}"
         )
     try:
-        recipe_transport(recipe)
+        transport_of(recipe, None)
     except ValueError as error:
         yield f"{engine}: {error}"
     if weights.pause_mode not in can.pause_modes:

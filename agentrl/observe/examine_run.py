@@ -10,7 +10,6 @@ from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
-from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import Finding, diagnose, is_step
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
@@ -26,11 +25,10 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
         raise UserError(f"{run_dir} is no run: it has no {METRICS}")
     records = [record for record in lines(run_dir / METRICS) if is_step(record)]
     config = json.loads((run_dir / CONFIG).read_text()) if (run_dir / CONFIG).is_file() else {}
-    trainer, launch = config.get("trainer") or {}, config.get("launch") or {}
-    dtype = resolved_dtype(trainer.get("dtype", "auto"), launch.get("device", "cpu"))  # auto: as this machine has it
+    trainer = config.get("trainer") or {}
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
-    found = diagnose(numbers, dtype)
-    kind = (config.get("trainer") or {}).get("type")
+    found = diagnose(numbers, trainer.get("dtype", "float32"))
+    kind = trainer.get("type")
     nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
     unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]
     overlap, reason = overlapping_tasks(run_dir)

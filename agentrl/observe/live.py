@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.recipe import Recipe
-from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.observe.diagnosis import diagnose
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,7 +29,7 @@ class LiveView:
     """Shows metric records of a run.
 
     Args:
-        recipe: The run's configuration.
+        recipe: The run's configuration, resolved.
         run_dir: Folder of the run's outputs.
         console: Console to print to.
         clock: Monotonic seconds.
@@ -40,7 +39,6 @@ class LiveView:
         self, recipe: Recipe, run_dir: Path, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._recipe = recipe
-        self._dtype = resolved_dtype(recipe.trainer.dtype, recipe.launch.device)
         self._run_dir = run_dir
         self._console = console
         self._clock = clock
@@ -90,7 +88,7 @@ class LiveView:
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            for finding in diagnose(self._steps, self._dtype):
+            for finding in diagnose(self._steps, self._recipe.trainer.dtype):
                 if finding.kind not in self._warnings:  # once is enough
                     self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
                     self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))

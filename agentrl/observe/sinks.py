@@ -52,15 +52,21 @@ class MetricsWriter:
                 if math.isfinite(value):
                     self._events.add_scalar(name, value, step, walltime=now)
 
-    def void_after(self, step: int) -> None:
-        """Drop the records of later steps: a run that resumes at ``step`` does them again."""
+    def void_after(self, step: int) -> bool:
+        """Drop the records of later steps: a run that resumes at ``step`` does them again.
+
+        Returns:
+            Whether there is a record of ``step`` itself.
+        """
         self._file.close()
         lines = self._path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if orjson.loads(line)["step"] <= step]
+        steps = [orjson.loads(line)["step"] for line in lines]
+        kept = [line for line, of in zip(lines, steps, strict=True) if of <= step]
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(kept))
         partial.replace(self._path)
         self._file = self._path.open("ab")
+        return step in steps
 
     def close(self) -> None:
         """Flush and close; may be called twice."""

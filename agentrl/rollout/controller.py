@@ -1,8 +1,12 @@
 """The controller: admits tasks, runs episodes, hands out batches, moves weights, evaluates.
 
 Guarantees: groups are admitted only while the staleness gate has room; every admitted group ends in the journal
-exactly once; one failed episode never ends a run, a batch made mostly of failures does, with their reason; training
-waits while an evaluation that is due at its version runs.
+exactly once; one failed episode never ends a run, a batch made mostly of failures does, with their reason. The version
+that the servers hold does not change while it is evaluated: the trainer asks (:meth:`Controller.ready`) before it
+publishes the next, and is refused otherwise. No call waits for the end of an evaluation.
+
+How rewards are seen (:meth:`RewardConfig.seen`) is looked at here for one thing: whether a group may be admitted to a
+batch although its rewards are all alike. What they are worth to the policy is the trainer's.
 """
 
 import asyncio
@@ -10,7 +14,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentrl.config.recipe import Recipe
@@ -21,20 +25,17 @@ from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
 from agentrl.rollout.staleness import StalenessGate
+from agentrl.rollout.step_records import Evaluate, StepRecords, Write
 from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import WeightTransaction
 
 MOST_KINDS = 20  # kinds of failures that are logged
 log = logging.getLogger(__name__)
-Evaluate = Callable[[int], Any]  # async (version) -> dict of metrics
 Score = Callable[[Episode], Awaitable[Episode]]
-
-
-class RolloutError(RuntimeError):
-    """The rollouts cannot go on; the message says why."""
 
 
 class Controller:
@@ -60,7 +61,7 @@ class Controller:
         client: Client,
         weights: WeightTransaction,
         journal: Journal,
-        write_metrics: Callable[[int, dict[str, float]], None],
+        write_metrics: Write,
         evaluate: Evaluate,
         score: Score | None = None,
     ) -> None:
@@ -72,7 +73,9 @@ class Controller:
         self._weights = weights
         self._journal = journal
         self._write_metrics = write_metrics
-        self._evaluate = evaluate
+        self._records = StepRecords(evaluate, self._write_record, self._fail)
+        self._owed: dict[str, Any] | None = None  # the record of the step that is resumed at, to be evaluated yet
+        self._final_step: int | None = None
         self._score = score
         self.gate = StalenessGate(
             self._config.max_staleness,
@@ -91,19 +94,26 @@ class Controller:
         self._kinds: set[str] = set()  # of failures that were logged
         self._over = False  # too much failed: nothing more is admitted
         self._recent: list[bool] = []  # whether each of the latest episodes failed
-        self.finished = asyncio.Event()  # the final version is published and evaluated
+        self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
         self.last_beat = time.monotonic()
 
-    async def start(self) -> None:
-        """Evaluate the starting version, then admit tasks."""
+    def start(self) -> None:
+        """Admit tasks, and evaluate the starting version meanwhile."""
         if self.gate.version == 0:
-            self._write_metrics(0, await self._evaluate(0))
+            self._records.add(0, {}, evaluate=True)
         self._admission = asyncio.create_task(self._admit(), name="admission")
 
-    def restore(self, step: int, state: dict[str, Any]) -> None:
-        """Continue from the cut after ``step``; call before :meth:`start`."""
+    def restore(self, step: int, state: dict[str, Any], *, recorded: bool = False) -> None:
+        """Continue from the cut after ``step``; call before :meth:`start`.
+
+        Args:
+            step: Trainer steps done.
+            state: What :meth:`checkpoint` gave.
+            recorded: The record of ``step`` was written after the cut.
+        """
         self._tasks.restore(state["tasks"])
+        self._owed = None if recorded else state["unwritten"]
         self.gate.recover(step)
         self._journal.resumed(step)
         self._served.clear()
@@ -124,10 +134,14 @@ class Controller:
         """Forget a group; one that failed outside of its episodes ends the run, which would wait for it for ever."""
         self._groups.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
-            text = "".join(traceback.format_exception(error))
-            failing = asyncio.create_task(self._buffer.fail(RolloutError(f"a group failed as a whole:\n{text}")))
-            self._groups.add(failing)
-            failing.add_done_callback(self._groups.discard)
+            self._fail(RolloutError("a group failed as a whole:\n" + "".join(traceback.format_exception(error))))
+
+    def _fail(self, error: RolloutError) -> None:
+        """Tell whoever waits for a batch, now or later."""
+        log.error("%s", error)
+        failing = asyncio.create_task(self._buffer.fail(error))
+        self._groups.add(failing)
+        failing.add_done_callback(self._groups.discard)
 
     async def _run_group(self, draw: int, task: Task) -> None:
         episodes = await asyncio.gather(
@@ -205,41 +219,46 @@ class Controller:
                 self._tasks.settle(group.draw)
                 self._journal.group("trained", draw=group.draw, task=group.columns.episodes[0].task_id, step=step)
         columns = concatenate([group.columns for group in self._consumed[step]])
-        return columns.to_bytes(step=step, total_steps=self._total_steps(), steps_per_epoch=self._steps_per_epoch())
+        return columns.to_bytes(step=step, tasks=len(self._tasks))
 
-    def _steps_per_epoch(self) -> int:
-        return max(1, len(self._tasks) // self._config.batch_size)
+    async def ready(self, seconds: float) -> bool:
+        """Whether a version may be published, as soon as that is so, or after ``seconds``.
 
-    def _total_steps(self) -> int:
-        trainer = self.recipe.trainer
-        by_epochs = trainer.epochs * self._steps_per_epoch() if trainer.epochs else trainer.total_steps
-        return min(trainer.total_steps, by_epochs)
+        Raises:
+            RolloutError: An evaluation failed.
+        """
+        return await self._records.settled(seconds)
 
-    async def publish(self, manifest: WeightManifest, metrics: dict[str, float], *, final: bool) -> None:
-        """Serve a new version, record the step's metrics, evaluate where due.
+    async def publish(self, manifest: WeightManifest) -> None:
+        """Serve a new version, or after a restart the one that the trainer goes on from.
 
         Raises:
             WeightPushError: The servers did not take it.
+            RolloutError: The served version is being evaluated.
         """
-        start = time.monotonic()
+        evaluating = self._records.evaluating
+        if evaluating is not None:
+            raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
         await self._weights.push(manifest)
-        publish_seconds = time.monotonic() - start
-        version = manifest.version
-        recovering = version == self.gate.version  # a resumed trainer brings the servers to its version
-        self.gate.version = version
+        self.gate.version = manifest.version
         self._served.set()
         self._room.set()
-        if recovering:
-            return
-        step_metrics = self._pending_metrics | metrics | step_times(metrics, publish_seconds)
-        self._pending_metrics = {}
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            self._records.add(owed["step"], owed["metrics"], evaluate=True)
+
+    async def record(self, step: int, metrics: Mapping[str, float], *, final: bool) -> None:
+        """Record a step whose version is published, evaluate where due, and after the last step end the rollouts."""
+        found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         every = self.recipe.eval.every
         if final:
+            self._final_step = step
             await self._stop_rollouts()
-        if final or (every and version % every == 0):
-            step_metrics |= await self._evaluate(version)
-        self._write_metrics(version, step_metrics)
-        if final:
+        self._records.add(step, found, evaluate=final or (every > 0 and step % every == 0))
+
+    def _write_record(self, step: int, metrics: dict[str, float]) -> None:
+        self._write_metrics(step, metrics)
+        if step == self._final_step:
             self.finished.set()
 
     async def members(self) -> dict[str, Any]:
@@ -256,8 +275,8 @@ class Controller:
             self._journal.group("cancelled", draw=draw, task=self._tasks.task(draw).id, reason="end of the run")
 
     def checkpoint(self) -> dict[str, Any]:
-        """State at the current cut."""
-        return {"tasks": self._tasks.state()}
+        """State at the current cut, with the record that waits for its evaluation."""
+        return {"tasks": self._tasks.state(), "unwritten": self._records.unwritten()}
 
     def heartbeat(self, *, done: bool) -> None:
         """The trainer lives, or is done."""
@@ -268,19 +287,11 @@ class Controller:
     async def close(self) -> None:
         """Cancel whatever runs, and tell whoever waits for a batch."""
         await self._buffer.fail(RolloutError("the controller is stopping"))
+        await self._records.close()
         jobs = [*self._groups, *([self._admission] if self._admission else [])]
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-
-
-def step_times(metrics: dict[str, float], publish_seconds: float) -> dict[str, float]:
-    """Seconds of a whole step, and the share of it that was neither waiting for data nor updating."""
-    if "time/before_publish" not in metrics:
-        return {}
-    step = metrics["time/before_publish"] + publish_seconds
-    other = step - metrics["time/wait_batch"] - metrics["time/update"]
-    return {"time/publish": publish_seconds, "time/step": step, "time/overhead_share": other / step}
 
 
 def hash_seed(*parts: int) -> int:

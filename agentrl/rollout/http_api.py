@@ -1,7 +1,7 @@
 """The controller over HTTP: calls for the trainer, and ``servers`` for people.
 
-Guarantees: a call without the run's secret is refused; a failure of the rollouts or of a weight push is an answer with
-its reason (HTTP 409), not a broken connection.
+Guarantees: a call without the run's secret is refused; a failure of the rollouts, of an evaluation or of a weight push
+is an answer with its reason (HTTP 409), not a broken connection; no call waits for the end of an evaluation.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import InferenceError
-from agentrl.rollout.controller import Controller, RolloutError
+from agentrl.rollout.controller import Controller
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.weights.transaction import WeightPushError
 
@@ -48,7 +49,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
         except (LookupError, TypeError, ValueError) as error:
             return _json({"error": f"{type(error).__name__}: {error}"}, 400)
 
-    names = ("next_batch", "members", "publish", "checkpoint", "heartbeat")
+    names = ("next_batch", "ready", "members", "publish", "record", "checkpoint", "heartbeat")
     routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
     return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
 
@@ -66,8 +67,13 @@ async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> 
         return await controller.members()
     if path == "/publish":
         manifest = WeightManifest.model_validate(body["manifest"])
-        await controller.publish(manifest, body["metrics"], final=body["final"])
+        await controller.publish(manifest)
         return {"version": manifest.version}
+    if path == "/ready":
+        return {"ready": await controller.ready(body["seconds"])}
+    if path == "/record":
+        await controller.record(body["step"], body["metrics"], final=body["final"])
+        return {}
     if path == "/checkpoint":
         return controller.checkpoint()
     controller.heartbeat(done=body["done"])

@@ -4,9 +4,6 @@ Guarantees: SIGTERM ends the rank at once; the held-out lines are measured befor
 lines; the export comes last, so a folder ``model/`` is of a training that went to its end.
 """
 
-import argparse
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,11 @@ from transformers import AutoConfig, PrinterCallback, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.errors import UserError
+from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
-from agentrl.host.process import die_with_parent, write_json
+from agentrl.host.entry import begin, run_arguments
+from agentrl.host.process import write_json
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.supervised.batches import Lines, encode_all, even_batch, micro_batch, pad_token, step_count
@@ -26,25 +25,18 @@ from agentrl.supervised.checkpoint import Checkpoints, barrier, export, sweep_un
 from agentrl.supervised.course import Course
 from agentrl.supervised.records import Records
 from agentrl.supervised.trainers import arguments, dataset
-from agentrl.train.__main__ import resolve_dtype
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
+from agentrl.train.rank import DTYPES, set_threads
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one rank."""
-    parser = argparse.ArgumentParser(prog="agentrl.supervised")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
+    parser = run_arguments("agentrl.supervised")
     parser.add_argument("--ready-file", type=Path, required=True)
-    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args(argv)
-    die_with_parent()
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    recipe = Recipe.model_validate_json((args.run_dir / "config.json").read_text())
-    threads = recipe.trainer.threads or max(1, (os.cpu_count() or 1) // recipe.trainer.nproc)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # accelerate sets torch's threads to it
-    torch.set_flush_denormal(True)  # as in agentrl.train: moments fade
-    torch.set_num_threads(threads)
+    begin()
+    recipe = recipe_of_run(args.run_dir)
+    set_threads(recipe)  # the process group is made by accelerate
     disable_progress_bar()
     try:
         learn(recipe, args.run_dir, args.model, args.ready_file, resume=args.resume)
@@ -91,8 +83,7 @@ def build(recipe: Recipe, run_dir: Path, model: Path, lines: Lines, tokenizer: A
     set_seed(recipe.seed)  # a reward model's head begins with random numbers
     checkpoints = run_dir / "checkpoints"
     micro = micro_batch(recipe, lines.train.longest)
-    device = torch.device("cpu" if recipe.launch.device == "cpu" else "cuda")
-    bfloat16 = resolve_dtype(config.dtype, device) == torch.bfloat16
+    bfloat16 = DTYPES[config.dtype] == torch.bfloat16
     common = arguments(recipe, checkpoints, micro=micro, total_steps=course.total_steps, bfloat16=bfloat16)
     parts: dict[str, Any] = {"train_dataset": dataset(lines.train.data), "processing_class": tokenizer}
     if lines.held_out is not None:
@@ -115,10 +106,6 @@ def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path) -> None:
     learned = trainer.accelerator.unwrap_model(trainer.model)
     learned.config.use_cache = start.use_cache  # training goes without
     export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32)
-
-
-def _exit_on_signal(signum: int, frame: Any) -> None:
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

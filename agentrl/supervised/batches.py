@@ -13,6 +13,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.inference.template import ChatTemplate
 from agentrl.supervised.examples import Pair, Sample, load_held_out, load_lines
 from agentrl.supervised.tokens import Encoder
+from agentrl.train.schedule import planned_steps
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,4 @@ def even_batch(lines: int, most: int) -> int:
 def step_count(recipe: Recipe, lines: int) -> tuple[int, int]:
     """Steps of the whole training, and of a pass over ``lines``."""
     per_epoch = -(-lines // recipe.supervised.batch_size)
-    total = recipe.trainer.total_steps
-    if recipe.trainer.epochs is not None:
-        total = min(total, recipe.trainer.epochs * per_epoch)
-    return total, per_epoch
+    return planned_steps(recipe.trainer.total_steps, recipe.trainer.epochs, per_epoch), per_epoch

@@ -1,7 +1,8 @@
 """The trainer's side of the calls to the rollout controller.
 
-Guarantees: rank 0 alone talks; each call has a deadline; a controller that is gone or refuses is one exception that
-says so with the controller's own words. Heartbeats run in a thread of their own and stop with the trainer.
+Guarantees: rank 0 alone talks; each call has a deadline, and none of them bounds an evaluation; a controller that is
+gone or refuses is one exception that says so with the controller's own words. Heartbeats run in a thread of their own
+and stop with the trainer.
 """
 
 import os
@@ -13,6 +14,8 @@ import httpx
 from agentrl.core.weight_manifest import WeightManifest
 
 HEARTBEAT_SECONDS = 5.0
+READY_SECONDS = 5.0  # longest wait within one call for the end of an evaluation
+ANSWER_SECONDS = 60.0  # longest wait for the answer to such a call, beyond that
 SECRET_ENV = "AGENTRL_SECRET"  # set by the launcher for its children; travels as a bearer token
 
 
@@ -37,16 +40,22 @@ class ControllerClient:
         self._thread: threading.Thread | None = None
 
     def next_batch(self, step: int) -> bytes:
-        """Batch of trainer step ``step`` as JSON bytes; waits until it is there."""
+        """Batch of trainer step ``step``, for :meth:`agentrl.core.columns.Columns.from_bytes`; waits until it is there."""
         self._step = step
         return self._post("/next_batch", {"step": step}).content
 
-    def publish(
-        self, version: int, manifest: WeightManifest, metrics: dict[str, float], *, final: bool
-    ) -> dict[str, Any]:
+    def ready(self) -> bool:
+        """Whether a version may be published; waits a few seconds for an evaluation to end: ask again after a no."""
+        answer = self._post("/ready", {"seconds": READY_SECONDS}, timeout=READY_SECONDS + ANSWER_SECONDS)
+        return answer.json()["ready"]
+
+    def publish(self, version: int, manifest: WeightManifest) -> dict[str, Any]:
         """Offer a policy version; returns when the servers have committed to it."""
-        body = {"version": version, "manifest": manifest.model_dump(), "metrics": metrics, "final": final}
-        return self._post("/publish", body).json()
+        return self._post("/publish", {"version": version, "manifest": manifest.model_dump()}).json()
+
+    def record(self, step: int, metrics: dict[str, float], *, final: bool) -> None:
+        """Have the step's metrics written down, and its version evaluated where that is due."""
+        self._post("/record", {"step": step, "metrics": metrics, "final": final})
 
     def members(self) -> dict[str, Any]:
         """Servers that a broadcast has to reach, with their ranks, and whether the version must go by file instead."""
@@ -76,9 +85,9 @@ class ControllerClient:
             except httpx.HTTPError:
                 continue  # the controller notices missing beats; a broken call shows in the main thread
 
-    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def _post(self, path: str, body: dict[str, Any], timeout: float | None = None) -> httpx.Response:
         try:
-            response = self._http.post(path, json=body)
+            response = self._http.post(path, json=body, timeout=timeout or self._http.timeout)
         except httpx.HTTPError as error:
             raise ControllerError(f"controller {self._http.base_url}{path}: {error or type(error).__name__}") from error
         if response.status_code != 200:

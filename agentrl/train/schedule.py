@@ -9,6 +9,11 @@ from typing import Literal
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+def planned_steps(total_steps: int, epochs: int | None, steps_per_epoch: int) -> int:
+    """Steps of a whole training: ``total_steps``, or fewer where ``epochs`` passes over the data end before."""
+    return total_steps if epochs is None else min(total_steps, epochs * steps_per_epoch)
+
+
 def progress(step: int, total_steps: int, elapsed: float, time_budget: float | None) -> float:
     """Share of the run that is over, in ``[0, 1]``; ``elapsed`` and ``time_budget`` in seconds."""
     by_steps = step / total_steps

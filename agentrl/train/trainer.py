@@ -1,8 +1,9 @@
 """The trainer's loop: batch, update, publish, save.
 
 Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends
-them along with the batch; time is accounted for in each step's metrics; a checkpoint is taken at a cut where
-parameters, optimizer and the controller's state belong together.
+them along with the batch; the served version does not change while it is evaluated, and the next update goes on
+meanwhile; time is accounted for in each step's metrics; a checkpoint is taken at a cut where parameters, optimizer and
+the controller's state belong together.
 """
 
 import shutil
@@ -23,7 +24,8 @@ from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import reshard
-from agentrl.train.schedule import learning_rate_factor, progress
+from agentrl.train.schedule import learning_rate_factor, planned_steps, progress
+from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision
 from agentrl.weights.file_publisher import Publisher
 
@@ -78,7 +80,7 @@ class Trainer:
             return
         state = load_checkpoint(found, self.engine)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
-        self._publish({}, final=False)
+        self._publish()
 
     def run(self) -> None:
         """Train until the steps or the time are used up, then save and export."""
@@ -96,8 +98,12 @@ class Trainer:
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
-            self._publish(metrics, final=final, began=began)
+            metrics |= self._publish()
             self._step_seconds = time.monotonic() - began
+            if self.client is not None:
+                self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
+            if final:
+                self._wait_for_evaluation()  # before the last checkpoint: from there nothing could be done again
             elapsed = self._elapsed_before + time.monotonic() - start
             if shared_decision(final or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
@@ -115,7 +121,8 @@ class Trainer:
 
     def _decide(self, batch: dict[str, Any], elapsed: float) -> dict[str, Any]:
         config = self.config
-        total = min(config.total_steps, batch.get("total_steps") or config.total_steps)
+        epoch = max(1, batch["tasks"] // self.recipe.rollout.batch_size)
+        total = planned_steps(config.total_steps, config.epochs, epoch)
         done = progress(self.step, total, elapsed, config.time_budget)
         factor = learning_rate_factor(
             self.step,
@@ -126,7 +133,6 @@ class Trainer:
         )
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         final = self.step + 1 >= total or late
-        epoch = batch.get("steps_per_epoch", 0)
         return {"learning_rate": config.learning_rate * factor, "final": final, "steps_per_epoch": epoch}
 
     def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
@@ -163,19 +169,38 @@ class Trainer:
                 f"are in {file.parent}. Lower trainer.learning_rate, or look for extreme rewards or logprobs in them"
             )
 
-    def _publish(self, metrics: dict[str, float], *, final: bool, began: float | None = None) -> None:
+    def _publish(self) -> dict[str, float]:
+        """Bring the current version to the servers; a collective.
+
+        Returns:
+            Seconds of its parts and what the publisher found, for the step's record; on rank 0.
+        """
+        found = {"time/wait_evaluation": self._wait_for_evaluation()}
         start = time.monotonic()
 
         def offer(manifest: WeightManifest) -> None:
             assert self.client is not None
-            metrics["time/gather"] = time.monotonic() - start
-            if self.publisher.unchanged is not None:
-                metrics["weights/unchanged"] = self.publisher.unchanged
-            if began is not None:
-                metrics["time/before_publish"] = time.monotonic() - began
-            self.client.publish(self.step, manifest, metrics, final=final)
+            offered = time.monotonic()
+            self.client.publish(self.step, manifest)
+            found.update({"time/gather": offered - start, "time/publish": time.monotonic() - offered})
 
         self.publisher.publish(self.step, offer)
+        if self.publisher.unchanged is not None:
+            found["weights/unchanged"] = self.publisher.unchanged
+        return found
+
+    def _wait_for_evaluation(self) -> float:
+        """Wait until the served version may change; a collective.
+
+        All ranks hear of each answer of the controller, so no time limit of one call or collective bounds the wait.
+
+        Returns:
+            Seconds waited.
+        """
+        start = time.monotonic()
+        while not shared_decision(self.client is None or self.client.ready(), self.engine.device):
+            pass
+        return time.monotonic() - start
 
     def _save_due(self, plan: dict[str, Any]) -> bool:
         config = self.config

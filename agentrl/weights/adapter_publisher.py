@@ -32,7 +32,7 @@ class AdapterPublisher(WeightPublisher):
         self,
         model: Any,
         dtype: torch.dtype,
-        transport: Literal["auto", "shm", "disk"],
+        transport: Literal["shm", "disk"],
         disk_dir: Path,
         *,
         is_writer: bool,

@@ -28,7 +28,7 @@ from agentrl.core.weight_manifest import (
     sweep_stale,
 )
 from agentrl.weights.gather import Weight, full_tensor
-from agentrl.weights.transport import file_transport
+from agentrl.weights.transport import require_room
 
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
@@ -63,7 +63,7 @@ class WeightPublisher:
         parameters: Hugging Face name -> parameter (DTensor or plain) or what a trained adapter makes of it, tied copies
             left out.
         dtype: Element type to write.
-        transport: See :func:`~agentrl.weights.transport.file_transport`.
+        transport: Shared memory or ``disk_dir``.
         disk_dir: Folder for ``disk``.
         is_writer: Whether this rank writes.
         file: Name of the file in its folder.
@@ -73,7 +73,7 @@ class WeightPublisher:
         self,
         parameters: Iterable[tuple[str, Weight]],
         dtype: torch.dtype,
-        transport: Literal["auto", "shm", "disk"],
+        transport: Literal["shm", "disk"],
         disk_dir: Path,
         *,
         is_writer: bool,
@@ -91,10 +91,11 @@ class WeightPublisher:
         self._sampled = spread([n for n, p in self._parameters if len(p.shape) == 2], SAMPLED_PARAMETERS)
         self._folder: Path | None = None
         self._buffers: list[tuple[Path, mmap.mmap, int]] = []
-        self.transport: Literal["shm", "disk"] = "disk"
+        self.transport: Literal["shm", "disk"] = transport
         if is_writer:
             sweep_stale()
-            self.transport = file_transport(transport, self._nbytes)
+            if transport == "shm":
+                require_room(self._nbytes)
             base = SHM if self.transport == "shm" else disk_dir
             base.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"{SHM_PREFIX}{os.getpid()}-", dir=base))

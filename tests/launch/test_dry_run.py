@@ -1,6 +1,8 @@
 from agentrl.config.load import load_recipe
 from agentrl.host.compute_dtype import resolved_dtype
-from agentrl.launch.dry_run import memory, model_shape, plan_lines
+from agentrl.launch.dry_run import memory, plan
+from agentrl.launch.model_shape import model_shape
+from agentrl.launch.resolve import resolve
 
 SMOLLM2 = {
     "model_type": "llama",
@@ -40,7 +42,8 @@ def test_memory_adds_up_what_lasts():
         ],
         device="cpu",
     )
-    items = {item.what.split(",")[0]: item.nbytes for item in memory(recipe, model_shape(SMOLLM2))}
+    shape = model_shape(SMOLLM2)
+    items = {item.what.split(",")[0]: item.nbytes for item in memory(resolve(recipe, shape), shape)}
     assert items["weights"] == 4 * 134_515_008
     assert items["KV cache at most"] == 64 * 512 * 2 * 30 * 3 * 64 * 4
     assert items["kept for later prompts at most"] == 16384 * 2 * 30 * 3 * 64 * 4
@@ -51,7 +54,8 @@ def test_memory_adds_up_what_lasts():
 def test_an_adapter_takes_the_memory_of_its_own_parameters():
     settings = ["trainer.dtype=float32", "trainer.lora_rank=16", "trainer.kl_coef=0.1", "trainer.nproc=2"]
     settings += ["trainer.lora_push=adapter"]
-    found = memory(load_recipe("gsm8k_grpo", settings, device="cpu"), model_shape(SMOLLM2))
+    shape = model_shape(SMOLLM2)
+    found = memory(resolve(load_recipe("gsm8k_grpo", settings, device="cpu"), shape), shape)
     items = {item.what.split(",")[0]: item.nbytes for item in found}
     assert items["frozen parameters in float32"] == 4 * 134_515_008 // 2
     assert items["adapters at most"] == 16 * 4_884_480 // 2  # PEFT's count for rank 16 on all linear layers
@@ -61,15 +65,15 @@ def test_an_adapter_takes_the_memory_of_its_own_parameters():
 
 def test_the_plan_names_processes_tokens_and_memory():
     settings = ["rollout.batch_size=8", "rollout.group_size=8"]
-    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", settings, device="cpu"), SMOLLM2, "a model"))
+    text = "\n".join(plan(load_recipe("gsm8k_grpo", settings, device="cpu"), SMOLLM2, "a model")[1])
     for word in ("inference server, embedded", "rollout controller", "trainer rank, grpo", "64 episodes", "135M"):
         assert word in text
 
 
 def test_an_unknown_model_is_planned_without_memory():
-    text = "\n".join(plan_lines(load_recipe("gsm8k_grpo", device="cuda"), None, "a model"))
+    text = "\n".join(plan(load_recipe("gsm8k_grpo", device="cuda"), None, "a model")[1])
     assert "memory     not estimated" in text
-    assert "not estimated" in "\n".join(plan_lines(load_recipe("gsm8k_grpo", device="cuda"), {}, "a model"))
+    assert "not estimated" in "\n".join(plan(load_recipe("gsm8k_grpo", device="cuda"), {}, "a model")[1])
 
 
 def test_auto_is_bfloat16_where_it_is_native(tmp_path):

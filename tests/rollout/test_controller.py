@@ -10,7 +10,7 @@ import pytest
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
-from agentrl.core.episode import Task
+from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.backend import SamplingParams
@@ -18,7 +18,8 @@ from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
-from agentrl.rollout.controller import Controller, RolloutError, hash_seed
+from agentrl.rollout.controller import Controller, hash_seed
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
@@ -58,6 +59,9 @@ class Harness:
         self.folder = folder
         self.written: list[tuple[int, dict[str, float]]] = []
         self.evaluated: list[int] = []
+        self.judged = asyncio.Event()  # an evaluation goes on until it is set
+        self.judged.set()
+        self.eval_error: Exception | None = None
         weights = WeightTransaction(router, Committed(0, "/start"), "retract", 10.0)
         self.connected: list[FakeBackend] = []
         self.server_pool = ServerPool(router, weights, self._connect)
@@ -78,17 +82,31 @@ class Harness:
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         self.evaluated.append(version)
+        await self.judged.wait()
+        if self.eval_error is not None:
+            raise self.eval_error
         return {"eval/accuracy": 0.5}
 
-    async def publish(self, version: int, *, final: bool = False) -> None:
-        manifest = WeightManifest(
+    def manifest(self, version: int) -> WeightManifest:
+        return WeightManifest(
             version=version, path=f"/v{version}", transport="disk", dtype="F32", nbytes=0, fingerprints={}
         )
-        times = {"time/before_publish": 2.0, "time/wait_batch": 1.0, "time/update": 0.9}
-        await self.controller.publish(manifest, {"train/loss": 0.1, **times}, final=final)
+
+    async def publish(self, version: int, *, final: bool = False) -> None:
+        """One step's end, as the trainer does it, and the end of its evaluation where that is due."""
+        assert await self.controller.ready(1.0)
+        await self.controller.publish(self.manifest(version))
+        await self.controller.record(version, {"train/loss": 0.1}, final=final)
+        if self.judged.is_set():
+            assert await self.controller.ready(1.0)
 
     def fates(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+
+
+def episodes_of(batch: bytes) -> list[Episode]:
+    """What a batch on its way to the trainer holds."""
+    return Columns.from_bytes(batch)[0].to_episodes()
 
 
 async def settle() -> None:
@@ -99,13 +117,13 @@ async def settle() -> None:
 
 async def test_admission_runs_ahead_by_the_bound_and_no_further(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
-    await harness.controller.start()
+    harness.controller.start()
     await settle()
     assert len(harness.backend.requests) == 2 * 2 * 3  # (staleness 1 + 1) batches of 2 groups of 3
     batch = await harness.controller.next_batch(0)
     await settle()
     assert len(harness.backend.requests) == 12, "consuming alone must not admit more: the version is still 0"
-    assert len(Columns.from_bytes(batch)[0].episodes) == 6
+    assert len(episodes_of(batch)) == 6
     assert batch == await harness.controller.next_batch(0), "asked again, the same batch"
     await harness.publish(1)
     await settle()
@@ -113,9 +131,9 @@ async def test_admission_runs_ahead_by_the_bound_and_no_further(tiny_model: Path
     await harness.controller.close()
 
 
-async def test_metrics_of_a_step_carry_rollout_trainer_and_times(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_record_has_the_metrics_of_rollout_trainer_and_evaluation(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model, "eval.every=2")
-    await harness.controller.start()
+    harness.controller.start()
     for step in range(2):
         await harness.controller.next_batch(step)
         await harness.publish(step + 1)
@@ -123,7 +141,6 @@ async def test_metrics_of_a_step_carry_rollout_trainer_and_times(tiny_model: Pat
     assert [step for step, _ in harness.written] == [0, 1, 2]
     metrics = harness.written[1][1]
     assert metrics["train/loss"] == 0.1 and "reward/mean" in metrics and "eval/accuracy" not in metrics
-    assert metrics["time/overhead_share"] == pytest.approx(0.05, abs=0.02)
     assert harness.written[2][1]["staleness/max"] == 1.0
     assert "eval/accuracy" in harness.written[2][1]
     await harness.controller.close()
@@ -132,7 +149,7 @@ async def test_metrics_of_a_step_carry_rollout_trainer_and_times(tiny_model: Pat
 async def test_a_batch_of_failures_stops_the_run_with_their_reason(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
     harness.workflow.broken = True
-    await harness.controller.start()
+    harness.controller.start()
     with pytest.raises(RolloutError, match=r"(?s)100% of the latest 6 episodes failed.*prices\.csv"):
         await harness.controller.next_batch(0)
     await settle()
@@ -143,11 +160,11 @@ async def test_a_batch_of_failures_stops_the_run_with_their_reason(tiny_model: P
 async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
     harness.workflow.uniform = True
-    await harness.controller.start()
+    harness.controller.start()
     await settle()
     harness.workflow.uniform = False
     batch = await harness.controller.next_batch(0)
-    assert len({e.reward for e in Columns.from_bytes(batch)[0].episodes}) > 1
+    assert len({e.reward for e in episodes_of(batch)}) > 1
     assert any(
         f == {"fate": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"} for f in harness.fates()
     )
@@ -156,7 +173,7 @@ async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: 
 
 async def test_the_final_version_ends_all_rollouts_and_accounts_for_them(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model)
-    await harness.controller.start()
+    harness.controller.start()
     await harness.controller.next_batch(0)
     await harness.publish(1, final=True)
     assert harness.controller.finished.is_set()
@@ -169,7 +186,7 @@ async def test_the_final_version_ends_all_rollouts_and_accounts_for_them(tiny_mo
 
 async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model: Path, tmp_path: Path) -> None:
     first = Harness(tmp_path, tiny_model)
-    await first.controller.start()
+    first.controller.start()
     await first.controller.next_batch(0)
     await first.publish(1)
     state = json.loads(json.dumps(first.controller.checkpoint()))
@@ -177,15 +194,15 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
 
     second = Harness(tmp_path, tiny_model)
     second.controller.restore(1, state)
-    await second.controller.start()
+    second.controller.start()
     await settle()
     assert second.backend.requests == [], "nothing may be sampled before the servers hold the resumed version"
     assert second.evaluated == []
-    await second.publish(1)
+    assert await second.controller.ready(1.0)
+    await second.controller.publish(second.manifest(1))
     seen = []
     for step in (1, 2):
-        columns, _ = Columns.from_bytes(await second.controller.next_batch(step))
-        seen += [e.task_id for e in columns.episodes[::3]]
+        seen += [e.task_id for e in episodes_of(await second.controller.next_batch(step))[::3]]
         await second.publish(step + 1)
     trained = [f["task"] for f in first.fates() if f["fate"] == "trained"]
     assert sorted(trained) == [t.id for t in TASKS], "the epoch, each task once"
@@ -203,14 +220,15 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
         assert harness.controller.trainer_done.is_set()
         assert (await http.post("/next_batch", json={})).status_code == 400
         assert (await http.post("/publish", content=b"{")).status_code == 400
-        await harness.controller.start()
-        columns, facts = Columns.from_bytes((await http.post("/next_batch", json={"step": 0})).content)
-        assert len(columns.episodes) == 6 and facts["step"] == 0
+        harness.controller.start()
+        assert len(episodes_of((await http.post("/next_batch", json={"step": 0})).content)) == 6
         harness.backend.refuse = {"load"}
         body = {"manifest": {"version": 1, "path": "/x", "transport": "disk", "dtype": "F32", "nbytes": 0}}
         body["manifest"]["fingerprints"] = {}
-        refused = await http.post("/publish", json={**body, "metrics": {}, "final": False})
+        assert (await http.post("/ready", json={"seconds": 1.0})).json() == {"ready": True}
+        refused = await http.post("/publish", json=body)
         assert refused.status_code == 409 and "refuses load" in refused.text
+        assert (await http.post("/record", json={"step": 1})).status_code == 400
     await harness.controller.close()
 
 

@@ -11,11 +11,11 @@ from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.rollout.buffer import Group
-from agentrl.rollout.controller import RolloutError
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.teacher_scoring import Teacher
 from tests.inference.fakes import FakeBackend, answer
-from tests.rollout.test_controller import Harness
+from tests.rollout.test_controller import Harness, episodes_of
 
 
 def make_teacher(*, patience: float = 60.0) -> tuple[Teacher, FakeBackend]:
@@ -83,11 +83,10 @@ async def test_a_teacher_that_dies_ends_the_run_with_one_message(tiny_model: Pat
     harness = Harness(tmp_path, tiny_model, "rollout.group_size=1", "trainer.advantage=reward")
     harness.controller._score = teacher.score
     await teacher.start()
-    await harness.controller.start()
+    harness.controller.start()
     batch = await asyncio.wait_for(harness.controller.next_batch(0), 30)
-    episodes = Columns.from_bytes(batch)[0].to_episodes()
-    nodes = [n for e in episodes for n in e.trajectories["assistant"].nodes if any(n.loss_mask)]
-    assert len(nodes) == 2 and all(n.teacher_logprobs[:2] == [-2.5, -3.0] for n in nodes)
+    nodes = [n for e in episodes_of(batch) for n in e.trajectories["assistant"].nodes if any(n.loss_mask)]
+    assert [(n.teacher_logprobs or [])[:2] for n in nodes] == [[-2.5, -3.0]] * 2
     backend.dead = True
     await harness.publish(1)
     with pytest.raises(RolloutError, match=r"(?s)latest 2 episodes failed.*teacher did not score.*http://teacher"):

@@ -7,7 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.load import load_recipe
-from agentrl.launch.dry_run import memory, model_shape, plan_lines
+from agentrl.launch.dry_run import memory, plan
+from agentrl.launch.model_shape import model_shape
+from agentrl.launch.resolve import resolve
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.summary import summary_table
@@ -31,17 +33,18 @@ AFTER = {"step": 1, "eval/loss": 0.6, "eval/margin": 0.2, "eval/lines": 16.0, **
 
 def test_the_plan_has_no_controller_and_counts_the_reference_model():
     recipe = load_recipe("gsm8k_dpo", ["trainer.dtype=float32", "trainer.nproc=2"], device="cpu")
-    text = "\n".join(plan_lines(recipe, SMOLLM2, "a model"))
+    text = "\n".join(plan(recipe, SMOLLM2, "a model")[1])
     for word in ("2 x trainer rank, dpo (TRL)", "4 pairs, none longer than 160 tokens", "100 steps or 240 s", "32"):
         assert word in text
     assert "controller" not in text and "server" not in text
-    items = {item.what.split(",")[0]: item.nbytes for item in memory(recipe, model_shape(SMOLLM2))}
+    shape = model_shape(SMOLLM2)
+    items = {item.what.split(",")[0]: item.nbytes for item in memory(resolve(recipe, shape), shape)}
     assert items["parameters"] == 16 * PARAMETERS, "each rank holds the whole model"
     assert items["reference model"] == items["gradients on their way to the other ranks"] == 4 * PARAMETERS
 
 
 def test_the_plan_of_sft_has_a_server_before_and_after():
-    text = "\n".join(plan_lines(load_recipe("gsm8k_sft", device="cpu"), SMOLLM2, "a model"))
+    text = "\n".join(plan(load_recipe("gsm8k_sft", device="cpu"), SMOLLM2, "a model")[1])
     assert "inference server, embedded" in text and "before and after" in text and "48 tasks x 1 episodes" in text
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.config.load import load_recipe
 from agentrl.inference.backend import Transport
-from agentrl.launch.dry_run import plan_lines
-from agentrl.weights.transport import choose, file_transport
+from agentrl.launch.dry_run import plan
+from agentrl.weights.transport import choose, require_room
 
 HERE, THERE = "http://127.0.0.1:1", "http://node7:1"
 
@@ -35,21 +35,23 @@ ALL = ("shm", "disk", "broadcast")
 def test_auto_goes_by_where_the_servers_stand_and_what_they_take(
     asked: Any, transports: tuple[Transport, ...], urls: tuple[str, ...], files_only: bool, way: str
 ) -> None:
-    assert choose(asked, transports, urls, files_only=files_only) == way
+    assert choose(asked, transports, urls, nbytes=0, files_only=files_only) == way
 
 
 @pytest.mark.parametrize(("transports", "files_only"), [((), False), (("shm",), False), (("broadcast",), True)])
 def test_servers_that_no_way_reaches_are_refused(transports: tuple[Transport, ...], files_only: bool) -> None:
     with pytest.raises(ValueError, match=r"weights\.transport=auto finds no way to the servers"):
-        choose("auto", transports, (THERE,), files_only=files_only)
+        choose("auto", transports, (THERE,), nbytes=0, files_only=files_only)
 
 
 def test_auto_falls_back_to_disk_where_tmpfs_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 0, 100))
-    assert file_transport("auto", 1000) == "disk"
+    assert choose("auto", ALL, (), nbytes=1000, files_only=False) == "disk"
+    assert choose("shm", ALL, (), nbytes=1000, files_only=False) == "shm", "what was asked for is not changed"
     with pytest.raises(OSError, match=r"weights\.transport=disk"):
-        file_transport("shm", 1000)
+        require_room(1000)
+    require_room(50)
 
 
 def test_the_plan_names_the_way_and_what_each_costs() -> None:
@@ -58,8 +60,9 @@ def test_the_plan_names_the_way_and_what_each_costs() -> None:
         "vocab_size": 1_000_000, "tie_word_embeddings": True,
     }  # fmt: skip
     more = ["inference.urls=[http://node7:1,http://node8:1]", "inference.dtype=bfloat16", "inference.engine=sglang"]
-    lines = plan_lines(load_recipe("arithmetic_grpo", more, device="cpu"), config, "m")
+    _, lines = plan(load_recipe("arithmetic_grpo", more, device="cpu"), config, "m")
     (first,) = [line for line in lines if line.startswith("weights ")]
-    assert "broadcast (auto): 128 MB sent to each of 2 servers" in first
+    assert "broadcast: 128 MB sent to each of 2 servers" in first
+    assert "auto       weights.transport: broadcast" in lines
     assert sum("instead of" in line for line in lines) == 2
     assert not any("double-buffered" in line for line in lines)

@@ -1,0 +1,99 @@
+"""Every ``auto`` of a recipe, decided once: when a run starts, before its ``config.json`` is written.
+
+Guarantees: a function of the recipe, the model's sizes and this machine (its CPU, GPU and free shared memory), without
+effects. In the sections that the run reads, what comes out names no ``auto`` but ``trainer.attention``, which is up to
+the model's class and decided where that is loaded (:func:`agentrl.train.row_attention.choose_attention`). No process
+decides again: all read the run's ``config.json``. A run that is resumed is decided anew. How many threads a server has
+is its own choice, unless the recipe says so.
+"""
+
+import os
+from typing import Any
+
+from agentrl.config.device import detect_device
+from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED
+from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.inference.backend import Transport
+from agentrl.inference.kinds.kind import server_kind
+from agentrl.launch.model_shape import ModelShape
+from agentrl.weights.transport import choose
+
+BYTES = {"float32": 4, "bfloat16": 2}
+KEYS = (
+    "launch.device",
+    "trainer.dtype",
+    "trainer.threads",
+    "inference.dtype",
+    "teacher.dtype",
+    "weights.transport",
+)  # those that are decided here
+
+
+def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
+    """The recipe with all that it leaves open decided by what this machine gives.
+
+    Args:
+        recipe: As loaded.
+        shape: Sizes of the model; ``None`` where they are not known: then shared memory is taken to have room for it.
+    """
+    device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
+    trainer, read = recipe.trainer, _sections(recipe)
+    threads = trainer.threads or max(1, (os.cpu_count() or 1) // trainer.nproc)
+    changes: dict[str, dict[str, Any]] = {
+        "launch": {"device": device},
+        "trainer": {"dtype": resolved_dtype(trainer.dtype, device), "threads": threads},
+        "inference": {"dtype": resolved_dtype(recipe.inference.dtype, device)},
+        "teacher": {"dtype": resolved_dtype(recipe.teacher.dtype, device)},
+    }
+    changes = {name: values for name, values in changes.items() if name in read}
+    recipe = _with(recipe, changes)
+    return _with(recipe, {"weights": {"transport": transport_of(recipe, shape)}}) if "weights" in read else recipe
+
+
+def _with(recipe: Recipe, changes: dict[str, dict[str, Any]]) -> Recipe:
+    changed = {name: getattr(recipe, name).model_copy(update=values) for name, values in changes.items()}
+    return recipe.model_copy(update=changed)
+
+
+def transport_of(recipe: Recipe, shape: ModelShape | None) -> Transport:
+    """The way for new weights, see :func:`agentrl.weights.transport.choose`."""
+    return choose(
+        recipe.weights.transport,
+        server_kind(recipe.inference.engine).capabilities.transports,
+        recipe.inference.urls,
+        nbytes=pushed_bytes(recipe, shape) if shape is not None else 0,
+        files_only=_pushes_adapter(recipe),
+    )
+
+
+def pushed_bytes(recipe: Recipe, shape: ModelShape) -> int:
+    """Bytes of one weight push of a resolved recipe."""
+    if _pushes_adapter(recipe):
+        return 4 * (recipe.trainer.lora_rank or 0) * shape.linear_sides
+    return BYTES[recipe.inference.dtype] * shape.parameters
+
+
+def decided(asked: Recipe, resolved: Recipe) -> dict[str, str]:
+    """Keys that a recipe left open and that matter to it, with what was decided."""
+    found = {key: (_value(asked, key), _value(resolved, key)) for key in KEYS if key.split(".")[0] in _sections(asked)}
+    return {key: str(value) for key, (before, value) in found.items() if before in ("auto", None)}
+
+
+def _sections(recipe: Recipe) -> set[str]:
+    """Sections that a run of this recipe reads."""
+    sections = {"launch", "inference"}
+    if recipe.trainer.type is not None:
+        sections.add("trainer")
+    if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED:
+        sections.add("weights")
+    return sections | ({"teacher"} if recipe.teacher.model is not None else set())
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(recipe, section), name)
+
+
+def _pushes_adapter(recipe: Recipe) -> bool:
+    return recipe.trainer.lora_rank is not None and recipe.trainer.lora_push == "adapter"

@@ -1,0 +1,91 @@
+"""The records of a run's steps, each with the evaluation that is due at it.
+
+Guarantees: one record a step, written when its evaluation is over; one evaluation at a time, which runs as a task of
+its own, so no call waits for its end; a failed evaluation is told to whoever asks from then on. A record that is not
+written yet is part of a checkpoint (:meth:`StepRecords.unwritten`), so a run that is resumed writes it.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from agentrl.inference.backend import InferenceError
+from agentrl.rollout.errors import RolloutError
+
+Evaluate = Callable[[int], Awaitable[dict[str, float]]]  # policy version -> metrics
+Write = Callable[[int, dict[str, float]], None]  # step, metrics
+
+
+class StepRecords:
+    """Writes the records, after the evaluations that belong to them.
+
+    Args:
+        evaluate: Evaluates the served version.
+        write: Takes the record of a step, once.
+        failed: Called with the reason when an evaluation fails.
+    """
+
+    def __init__(self, evaluate: Evaluate, write: Write, failed: Callable[[RolloutError], None]) -> None:
+        self._evaluate = evaluate
+        self._write = write
+        self._failed = failed
+        self._waiting: tuple[int, dict[str, float]] | None = None  # for its evaluation
+        self._job: asyncio.Task[None] | None = None
+
+    def add(self, step: int, metrics: Mapping[str, float], *, evaluate: bool) -> None:
+        """Write a step's record, or start the evaluation that it waits for."""
+        if not evaluate:
+            self._write(step, dict(metrics))
+            return
+        self._waiting = step, dict(metrics)
+        self._job = asyncio.create_task(self._run(step, dict(metrics)), name=f"evaluation-{step}")
+        self._job.add_done_callback(self._ended)
+
+    @property
+    def evaluating(self) -> int | None:
+        """The version that is being evaluated now."""
+        running = self._job is not None and not self._job.done()
+        return self._waiting[0] if running and self._waiting is not None else None
+
+    async def settled(self, seconds: float) -> bool:
+        """Whether no evaluation is running, as soon as that is so, or after ``seconds``.
+
+        Raises:
+            RolloutError: An evaluation failed.
+        """
+        if self._job is not None:
+            await asyncio.wait({self._job}, timeout=seconds)
+            if self._job.done() and (failure := _failure(self._job)) is not None:
+                raise failure
+        return self.evaluating is None
+
+    def unwritten(self) -> dict[str, Any] | None:
+        """The record that waits for its evaluation, as plain data."""
+        return None if self._waiting is None else {"step": self._waiting[0], "metrics": self._waiting[1]}
+
+    async def close(self) -> None:
+        """Cancel the evaluation that runs."""
+        if self._job is not None:
+            self._job.cancel()
+            await asyncio.gather(self._job, return_exceptions=True)
+
+    async def _run(self, step: int, metrics: dict[str, float]) -> None:
+        metrics |= await self._evaluate(step)
+        self._waiting = None
+        self._write(step, metrics)
+
+    def _ended(self, job: "asyncio.Task[None]") -> None:
+        if not job.cancelled() and (failure := _failure(job)) is not None:
+            self._failed(failure)
+
+
+def _failure(job: "asyncio.Task[None]") -> RolloutError | None:
+    """Why a finished evaluation gave nothing; ``None`` where it did."""
+    if job.cancelled():
+        return RolloutError("the controller is stopping")
+    error = job.exception()
+    if error is None:
+        return None
+    known = isinstance(error, RolloutError | InferenceError)  # their messages say all
+    return RolloutError(f"the evaluation failed: {error if known else ''.join(traceback.format_exception(error))}")
