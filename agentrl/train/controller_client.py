@@ -40,7 +40,7 @@ class ControllerClient:
         self._thread: threading.Thread | None = None
 
     def next_batch(self, step: int) -> bytes:
-        """Batch of trainer step ``step``, for :meth:`agentrl.core.columns.Columns.from_bytes`; waits until it is there."""
+        """Batch of trainer step ``step``; :meth:`agentrl.core.columns.Columns.from_bytes` reads it. Waits for it."""
         self._step = step
         return self._post("/next_batch", {"step": step}).content
 
