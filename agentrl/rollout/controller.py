@@ -229,8 +229,8 @@ class Controller:
         """
         return await self._records.settled(seconds)
 
-    async def publish(self, manifest: WeightManifest) -> None:
-        """Serve a new version, or after a restart the one that the trainer goes on from.
+    async def publish(self, manifest: WeightManifest, *, final: bool = False) -> None:
+        """Serve a new version, or after a restart the one that the trainer goes on from; the final one ends the rollouts.
 
         Raises:
             WeightPushError: The servers did not take it.
@@ -240,6 +240,8 @@ class Controller:
         if evaluating is not None:
             raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
         await self._weights.push(manifest)
+        if final:
+            await self._stop_rollouts()  # before there is room for groups that nobody would train on
         self.gate.version = manifest.version
         self._served.set()
         self._room.set()
@@ -247,13 +249,12 @@ class Controller:
         if owed is not None:
             self._records.add(owed["step"], owed["metrics"], evaluate=True)
 
-    async def record(self, step: int, metrics: Mapping[str, float], *, final: bool) -> None:
-        """Record a step whose version is published, evaluate where due, and after the last step end the rollouts."""
+    def record(self, step: int, metrics: Mapping[str, float], *, final: bool) -> None:
+        """Record a step whose version is published, and evaluate it where due; the final one always."""
         found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         every = self.recipe.eval.every
         if final:
             self._final_step = step
-            await self._stop_rollouts()
         self._records.add(step, found, evaluate=final or (every > 0 and step % every == 0))
 
     def _write_record(self, step: int, metrics: dict[str, float]) -> None:

@@ -67,12 +67,12 @@ async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> 
         return await controller.members()
     if path == "/publish":
         manifest = WeightManifest.model_validate(body["manifest"])
-        await controller.publish(manifest)
+        await controller.publish(manifest, final=body["final"])
         return {"version": manifest.version}
     if path == "/ready":
         return {"ready": await controller.ready(body["seconds"])}
     if path == "/record":
-        await controller.record(body["step"], body["metrics"], final=body["final"])
+        controller.record(body["step"], body["metrics"], final=body["final"])
         return {}
     if path == "/checkpoint":
         return controller.checkpoint()

@@ -40,7 +40,7 @@ class ControllerClient:
         self._thread: threading.Thread | None = None
 
     def next_batch(self, step: int) -> bytes:
-        """Batch of trainer step ``step``; :meth:`agentrl.core.columns.Columns.from_bytes` reads it. Waits for it."""
+        """Batch of trainer step ``step`` as the bytes of its columns; waits until it is there."""
         self._step = step
         return self._post("/next_batch", {"step": step}).content
 
@@ -49,9 +49,10 @@ class ControllerClient:
         answer = self._post("/ready", {"seconds": READY_SECONDS}, timeout=READY_SECONDS + ANSWER_SECONDS)
         return answer.json()["ready"]
 
-    def publish(self, version: int, manifest: WeightManifest) -> dict[str, Any]:
-        """Offer a policy version; returns when the servers have committed to it."""
-        return self._post("/publish", {"version": version, "manifest": manifest.model_dump()}).json()
+    def publish(self, version: int, manifest: WeightManifest, *, final: bool) -> dict[str, Any]:
+        """Offer a policy version; returns when the servers have committed to it. The final one ends the rollouts."""
+        body = {"version": version, "manifest": manifest.model_dump(), "final": final}
+        return self._post("/publish", body).json()
 
     def record(self, step: int, metrics: dict[str, float], *, final: bool) -> None:
         """Have the step's metrics written down, and its version evaluated where that is due."""

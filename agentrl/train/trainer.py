@@ -80,7 +80,7 @@ class Trainer:
             return
         state = load_checkpoint(found, self.engine)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
-        self._publish()
+        self._publish(final=False)
 
     def run(self) -> None:
         """Train until the steps or the time are used up, then save and export."""
@@ -98,7 +98,7 @@ class Trainer:
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
-            metrics |= self._publish()
+            metrics |= self._publish(final=final)
             self._step_seconds = time.monotonic() - began
             if self.client is not None:
                 self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
@@ -169,7 +169,7 @@ class Trainer:
                 f"are in {file.parent}. Lower trainer.learning_rate, or look for extreme rewards or logprobs in them"
             )
 
-    def _publish(self) -> dict[str, float]:
+    def _publish(self, *, final: bool) -> dict[str, float]:
         """Bring the current version to the servers; a collective.
 
         Returns:
@@ -181,7 +181,7 @@ class Trainer:
         def offer(manifest: WeightManifest) -> None:
             assert self.client is not None
             offered = time.monotonic()
-            self.client.publish(self.step, manifest)
+            self.client.publish(self.step, manifest, final=final)
             found.update({"time/gather": offered - start, "time/publish": time.monotonic() - offered})
 
         self.publisher.publish(self.step, offer)

@@ -95,8 +95,8 @@ class Harness:
     async def publish(self, version: int, *, final: bool = False) -> None:
         """One step's end, as the trainer does it, and the end of its evaluation where that is due."""
         assert await self.controller.ready(1.0)
-        await self.controller.publish(self.manifest(version))
-        await self.controller.record(version, {"train/loss": 0.1}, final=final)
+        await self.controller.publish(self.manifest(version), final=final)
+        self.controller.record(version, {"train/loss": 0.1}, final=final)
         if self.judged.is_set():
             assert await self.controller.ready(1.0)
 
@@ -226,7 +226,7 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
         body = {"manifest": {"version": 1, "path": "/x", "transport": "disk", "dtype": "F32", "nbytes": 0}}
         body["manifest"]["fingerprints"] = {}
         assert (await http.post("/ready", json={"seconds": 1.0})).json() == {"ready": True}
-        refused = await http.post("/publish", json=body)
+        refused = await http.post("/publish", json={**body, "final": False})
         assert refused.status_code == 409 and "refuses load" in refused.text
         assert (await http.post("/record", json={"step": 1})).status_code == 400
     await harness.controller.close()

@@ -60,10 +60,10 @@ async def test_an_evaluation_longer_than_any_call_of_the_trainer_does_not_end_th
     async with served(harness) as url:
         client = ControllerClient(url, BATCH_TIMEOUT)
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(client.publish, 1, harness.manifest(1))
+        await asyncio.to_thread(client.publish, 1, harness.manifest(1), final=False)
         await asyncio.to_thread(client.record, 1, {"train/loss": 0.1}, final=False)
         await asyncio.to_thread(wait, client, lambda: loop.call_soon_threadsafe(harness.judged.set))
-        await asyncio.to_thread(client.publish, 2, harness.manifest(2))
+        await asyncio.to_thread(client.publish, 2, harness.manifest(2), final=False)
     assert asked >= 6
     assert [(step, metrics.get("eval/accuracy")) for step, metrics in harness.written] == [(0, 0.5), (1, 0.5)]
 
@@ -128,6 +128,19 @@ async def test_the_final_evaluation_comes_before_the_end(tiny_model: Path, tmp_p
     assert not harness.controller.finished.is_set() and not await harness.controller.ready(0.0)
     harness.judged.set()
     assert await harness.controller.ready(1.0) and harness.controller.finished.is_set()
+    await harness.controller.close()
+
+
+async def test_nothing_is_sampled_for_training_from_the_final_version(tiny_model: Path, tmp_path: Path) -> None:
+    """Not even between its publication and the record of its step, which are two calls."""
+    harness = Harness(tmp_path, tiny_model)
+    harness.controller.start()
+    await harness.controller.next_batch(0)
+    await settle()
+    before = len(harness.backend.requests)
+    await harness.controller.publish(harness.manifest(1), final=True)
+    await settle()
+    assert len(harness.backend.requests) == before
     await harness.controller.close()
 
 
