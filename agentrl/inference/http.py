@@ -73,10 +73,9 @@ class ServerHttp:
         data = b"" if body is None else orjson.dumps(body)
         return await self._request("POST", path, data, self._timeout, expect_json, repeatable)
 
-    async def get(self, path: str, *, timeout: float | None = None, expect_json: bool = True) -> Any:
-        """GET; errors as in :meth:`post`."""
-        seconds = timeout or self._timeout
-        return await self._request("GET", path, None, seconds, expect_json, True)
+    async def get(self, path: str) -> Any:
+        """GET JSON; errors as in :meth:`post`."""
+        return await self._request("GET", path, None, self._timeout, True, True)
 
     async def answers(self, path: str, timeout: float) -> bool:
         """Whether ``GET path`` answers 200 within ``timeout`` seconds; asked once."""
