@@ -229,7 +229,7 @@ class Controller:
         return await self._records.settled(seconds)
 
     async def publish(self, manifest: WeightManifest, *, final: bool = False) -> None:
-        """Serve a new version, or after a restart the one that the trainer goes on from; the final one ends the rollouts.
+        """Serve a new version, or after a restart the one that is gone on from; the final one ends the rollouts.
 
         Raises:
             WeightPushError: The servers did not take it.
