@@ -126,7 +126,7 @@ def _measure(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     }
 
 
-def _work(columns: Columns):  # noqa: ANN202 - of a module that imports torch
+def _work(columns: Columns):
     from agentrl.train.batch import Batch
     from agentrl.train.shares import Work
 
@@ -134,7 +134,7 @@ def _work(columns: Columns):  # noqa: ANN202 - of a module that imports torch
     return Work(made.branches, made.tokens, made.normalizer)
 
 
-def _micro_batches(share, layout) -> None:  # noqa: ANN001 - see above
+def _micro_batches(share, layout) -> None:
     import torch
 
     for part in range(len(share.parts)):
@@ -142,7 +142,7 @@ def _micro_batches(share, layout) -> None:  # noqa: ANN001 - see above
             pass
 
 
-def _peak(wire: bytes, layout) -> float:  # noqa: ANN001 - see above
+def _peak(wire: bytes, layout) -> float:
     """Most bytes that rank 0 holds beside the columns, from the arrived bytes to the last micro-batch."""
     from agentrl.train.shares import plan_shares
 

@@ -56,30 +56,30 @@ class RowArrays:
     """A row's tree and what is trained on it.
 
     Attributes:
-        token_ids: int64 ``[length]``.
-        positions: int64 ``[length]``, depth of each node.
-        ends: int64 ``[length]``, index after each node's last descendant: a node sees those before it whose end is
+        token_ids: int32 ``[length]``.
+        positions: int32 ``[length]``, depth of each node.
+        ends: int32 ``[length]``, index after each node's last descendant: a node sees those before it whose end is
             after it.
-        sources: int64 ``[distinct]``, node whose hidden state predicts each target.
-        targets: int64 ``[distinct]``.
-        trained: int64 ``[trained]``, index into ``sources`` and ``targets`` of each trained token.
+        sources: int32 ``[distinct]``, node whose hidden state predicts each target.
+        targets: int32 ``[distinct]``.
+        trained: int32 ``[trained]``, index into ``sources`` and ``targets`` of each trained token.
         own: int64 ``[trained]``, index of each into the columns of sampled tokens.
         places: int64 ``[trained]``, index of each in the global batch.
-        sequences: int64 ``[trained]``, number of the branch in the global batch.
-        turns: int64 ``[trained]``.
+        sequences: int32 ``[trained]``, number of the branch in the global batch.
+        turns: int32 ``[trained]``.
         weights: float32 ``[trained]``.
     """
 
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    sources: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    trained: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    sources: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    trained: NDArray[np.int32]
     own: NDArray[np.int64]
     places: NDArray[np.int64]
-    sequences: NDArray[np.int64]
-    turns: NDArray[np.int64]
+    sequences: NDArray[np.int32]
+    turns: NDArray[np.int32]
     weights: NDArray[np.float32]
 
 
@@ -148,8 +148,8 @@ def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
 
 def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowArrays:
     """The arrays of a row; ``branches`` are those that its indices are of."""
-    ids, positions, ends = (np.empty(row.length, np.int64) for _ in range(3))
-    path = np.empty(0, np.int64)
+    ids, positions, ends = (np.empty(row.length, np.int32) for _ in range(3))
+    path = np.empty(0, np.int32)
     sources, targets = [], []
     kept: dict[str, list[NDArray[Any]]] = {"own": [], "places": [], "sequences": [], "turns": [], "weights": []}
     length, repeats = 0, False
@@ -159,7 +159,7 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         grown = length + inputs - shared
         ids[length:grown] = found.token_ids[shared:inputs]
         positions[length:grown] = np.arange(shared, inputs)
-        path = np.concatenate([path[:shared], np.arange(length, grown)])
+        path = np.concatenate([path[:shared], np.arange(length, grown, dtype=np.int32)])
         if shared < inputs:
             ends[path] = grown
         repeats = repeats or (length > 0 and len(found.positions) > 0 and int(found.positions[0]) <= shared)
@@ -167,14 +167,14 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         targets.append(found.token_ids[found.positions])
         kept["own"].append(found.own)
         kept["places"].append(found.places)
-        kept["sequences"].append(np.full(len(found.own), branch.number))
+        kept["sequences"].append(np.full(len(found.own), branch.number, np.int32))
         kept["turns"].append(found.turns)
         kept["weights"].append(np.full(len(found.own), branch.weight, np.float32))
         length = grown
-    source, target = np.concatenate(sources), np.concatenate(targets).astype(np.int64)
-    trained = np.arange(len(source))
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    trained = np.arange(len(source), dtype=np.int32)
     if repeats:  # some predictions may be of two branches
-        _, first, trained = np.unique(source << 32 | target, return_index=True, return_inverse=True)
+        _, first, trained = np.unique(source.astype(np.int64) << 32 | target, return_index=True, return_inverse=True)
         source, target = source[first], target[first]
     joined = {name: np.concatenate(values) for name, values in kept.items()}
     return RowArrays(ids, positions, ends, source, target, trained, **joined)
