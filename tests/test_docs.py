@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from agentrl.config.recipe import TrainerConfig
+from agentrl.core.registry import load
 from agentrl.launch.supervisor import Supervisor
+from agentrl.train.loss import needs_whole_sequences
 from tests.end_to_end import ROOT, command, environment, overrides, run
+from tests.train.test_loss import tokens_of
 
 WALK = ROOT / "docs" / "environments.md"  # its commands follow from each other: test_environments_page.py runs them
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {WALK})]
@@ -44,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (kind,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "servers.md").read_text(), re.DOTALL)
     (made / "my_server.py").write_text(kind)
     shutil.copy(ROOT / "tests" / "acme_server.py", made)
+    (loss,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), re.DOTALL)
+    (made / "off_policy_masking.py").write_text(loss)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(block.splitlines()) <= 30
     (made / "my_env.py").write_text(block)
@@ -72,8 +79,8 @@ def test_make_knows_the_target(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if re.match(r"agentrl recipe (list|show)|agentrl --", c)])
-def test_reading_commands_run(line: str) -> None:
-    result = run(*shlex.split(line)[1:])
+def test_reading_commands_run(line: str, folder: Path) -> None:
+    result = run(*shlex.split(line)[1:], cwd=folder)
     assert result.returncode == 0, result.stdout
 
 
@@ -98,6 +105,23 @@ def test_the_shown_environment_trains(line: str, tiny_model: Path, folder: Path)
     assert {"metrics/brief", "eval/capitals", "train/loss"} <= record.keys()
     assert record["metrics/judged"] == 2.0, "the user's message and the answer"
     assert (folder / "runs" / "shown" / "steps.txt").read_text() == "1"
+
+
+def test_the_shown_loss_masks_old_bad_sequences_and_shows_its_formula(folder: Path) -> None:
+    shown = run("recipe", "show", "arithmetic_grpo", "trainer.objective=off_policy_masking.py:masked", cwd=folder)
+    assert "clip(r_t, A), 0 where A < 0" in shown.stdout
+    file = str(folder / "off_policy_masking.py")
+    config = TrainerConfig.model_validate({"preset": f"{file}:MASKED", "objective": f"{file}:masked"})
+    assert (config.aggregation, config.clip_eps_high) == ("token", 0.28) and needs_whole_sequences(config)
+    sequences, advantages = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([-1.0, -1, -1, -1, 1, 1])
+    behavior = torch.tensor([-1.0] * 6)
+    logprobs = torch.tensor([-1.1, -1.1, -1.4, -1.4, -1.4, -1.4])  # 0.1 and 0.4 less likely than when they were sampled
+    for age, left_out in ((1, []), (2, [2, 3])):  # the bound is 0.5, and 0.25 for tokens of two versions ago
+        versions = torch.full((6,), 5 - age)
+        tokens = tokens_of(config, logprobs, behavior, advantages, sequences=sequences, versions=versions, version=5)
+        loss, acted = load("objective", config.objective)(tokens)
+        assert torch.nonzero(loss == 0).flatten().tolist() == left_out
+        assert set(left_out) <= set(torch.nonzero(acted).flatten().tolist())
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval")])

@@ -174,7 +174,8 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
     source, target = np.concatenate(sources), np.concatenate(targets)
     trained = np.arange(len(source), dtype=np.int32)
     if repeats:  # some predictions may be of two branches
-        _, first, trained = np.unique(source.astype(np.int64) << 32 | target, return_index=True, return_inverse=True)
+        _, first, places = np.unique(source.astype(np.int64) << 32 | target, return_index=True, return_inverse=True)
+        trained = places.astype(np.int32)
         source, target = source[first], target[first]
     joined = {name: np.concatenate(values) for name, values in kept.items()}
     return RowArrays(ids, positions, ends, source, target, trained, **joined)

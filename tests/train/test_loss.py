@@ -42,6 +42,7 @@ def tokens_of(
     *,
     sequences: Tensor | None = None,
     behavior: Tensor | None = None,
+    version: int = 0,
     **more: Tensor,
 ) -> LossTokens:
     """Tokens with all that is known of them; what a test does not name is harmless."""
@@ -52,7 +53,7 @@ def tokens_of(
     }  # fmt: skip
     return LossTokens(
         logprobs=logprobs, behavior=proximal if behavior is None else behavior, proximal=proximal,
-        advantages=advantages, sequences=plain if sequences is None else sequences, version=0, config=config,
+        advantages=advantages, sequences=plain if sequences is None else sequences, version=version, config=config,
         **(given | more),  # type: ignore[arg-type]
     )  # fmt: skip
 
