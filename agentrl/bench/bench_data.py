@@ -1,9 +1,10 @@
 """``agentrl bench data``: what a batch costs on its way from finished episodes to one rank's micro-batches.
 
-Measured on 64 episodes of 8,192 tokens, 8 to a group with a prompt of 512, and rows packed as for a GPU (the mask as
-blocks): CPU seconds of this process (one thread), so that waiting does not count. The controller's part (columns of
-each group, the batch as bytes) is in rank 0's figure. The ranks of a larger world take turns in this process: what rank
-0 packs for them, they unpack. What a CPU's attention prepares beside (tiles of the mask) is a figure of its own.
+Measured on 64 episodes of 8,192 tokens, 8 to a group with a prompt of 512, and packed rows: CPU seconds of this process
+(one thread), so that waiting does not count. The controller's part (columns of each group, the batch as bytes) is in
+rank 0's figure. The ranks of a larger world take turns in this process: what rank 0 packs for them, they unpack. The
+attention's mask, which is made of a micro-batch's ``ends`` on the device, is not in it: blocks (computed on the card
+where there is one) and tiles (a CPU's) are figures of their own.
 """
 
 import gc
@@ -11,10 +12,16 @@ import random
 import time
 import tracemalloc
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.columns import Columns, concatenate
 from agentrl.core.episode import NOT_SAMPLED, Episode, Node, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.train.layout import Packed
 
 GROUPS, MEMBERS = 8, 8
 PROMPT, ANSWER = 512, 7680
@@ -68,7 +75,7 @@ def run(
         of the batch; ``cpu_per_million_tokens_8``, the same of rank 0 with 8 ranks; ``cpu_per_million_tokens_of_8``,
         any other of the 8 at most; ``wire_bytes_per_token``; ``peak_over_columns``, the most memory beside the columns
         on rank 0 over their size; and the parts ``controller_s``, ``batch_s`` (advantages and rows) and
-        ``micro_batches_s``, for each million tokens; ``cpu_tiles_s``, what attention on a CPU prepares beside.
+        ``micro_batches_s``, for each million tokens; ``block_mask_s`` and ``cpu_tiles_s``, the attention's mask.
     """
     import torch
 
@@ -81,49 +88,70 @@ def run(
 
 
 def _measure(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    from agentrl.train.layout import Packed
-    from agentrl.train.rows import attention_span
     from agentrl.train.shares import pack, plan_shares, unpack
 
-    layout, tiled = (Packed(attention_span(HIDDEN), blocks=blocks) for blocks in (True, False))
+    plain, blocks, tiles = _layouts()
     gc.collect()
-    begun = time.process_time()
+    clock = _Clock()
     wire = concatenate([Columns.of(group) for group in groups]).to_bytes(step=0)
-    sent = time.process_time()
+    controller = clock.lap()
     columns, _ = Columns.from_bytes(wire)
-    work = _work(columns)
-    (share,) = plan_shares(work, layout, BUDGET, 1)
-    planned = time.process_time()
-    _micro_batches(share, layout)
-    ended = time.process_time()
-    millions = len(columns.token_ids) / 1e6
-    _micro_batches(share, tiled)
-    cut = time.process_time()
+    (share,) = plan_shares(_work(columns), plain, BUDGET, 1)
+    batch = clock.lap()
+    _micro_batches(share, plain)
+    micro_batches = clock.lap()
+    _micro_batches(share, blocks)
+    in_blocks = clock.lap()
+    _micro_batches(share, tiles)
+    in_tiles = clock.lap()
 
     others: list[float] = []
-    dealing = 0.0
-    start = time.process_time()
-    for rank, part in enumerate(plan_shares(_work(columns), layout, BUDGET, RANKS)):
+    rank0 = 0.0
+    for rank, part in enumerate(plan_shares(_work(columns), plain, BUDGET, RANKS)):
         if rank == 0:
-            _micro_batches(part, layout)
+            _micro_batches(part, plain)
             continue
         data = pack(part)
-        dealing += time.process_time() - start
-        start = time.process_time()
-        _micro_batches(unpack(data), layout)
-        others.append(time.process_time() - start)
-        start = time.process_time()
+        rank0 += clock.lap()
+        _micro_batches(unpack(data), plain)
+        others.append(clock.lap())
+    millions = len(columns.token_ids) / 1e6
     return {
-        "cpu_per_million_tokens": (ended - begun) / millions,
-        "cpu_per_million_tokens_8": (sent - begun + dealing) / millions,
+        "cpu_per_million_tokens": (controller + batch + micro_batches) / millions,
+        "cpu_per_million_tokens_8": (controller + rank0) / millions,
         "cpu_per_million_tokens_of_8": max(others) / millions,
         "wire_bytes_per_token": len(wire) / len(columns.token_ids),
-        "peak_over_columns": _peak(wire, layout) / columns.nbytes,
-        "controller_s": (sent - begun) / millions,
-        "batch_s": (planned - sent) / millions,
-        "micro_batches_s": (ended - planned) / millions,
-        "cpu_tiles_s": (cut - ended - (ended - planned)) / millions,
+        "peak_over_columns": _peak(wire) / columns.nbytes,
+        "controller_s": controller / millions,
+        "batch_s": batch / millions,
+        "micro_batches_s": micro_batches / millions,
+        "block_mask_s": (in_blocks - micro_batches) / millions,
+        "cpu_tiles_s": (in_tiles - micro_batches) / millions,
     }
+
+
+class _Clock:
+    """CPU seconds of this process since the last time it was asked."""
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def lap(self) -> float:
+        before, self._last = self._last, time.process_time()
+        return self._last - before
+
+
+def _layouts() -> "tuple[Packed, Packed, Packed]":
+    """Packed rows without a mask, with blocks and with tiles."""
+    from agentrl.train.layout import Packed
+    from agentrl.train.rows import attention_span
+
+    class Unmasked(Packed):
+        def mask(self, ends: "Tensor", *, blocks: bool) -> Any:
+            return ends
+
+    span = attention_span(HIDDEN)
+    return Unmasked(span, blocks=True), Packed(span, blocks=True), Packed(span, blocks=False)
 
 
 def _work(columns: Columns):
@@ -142,15 +170,16 @@ def _micro_batches(share, layout) -> None:
             pass
 
 
-def _peak(wire: bytes, layout) -> float:
+def _peak(wire: bytes) -> float:
     """Most bytes that rank 0 holds beside the columns, from the arrived bytes to the last micro-batch."""
     from agentrl.train.shares import plan_shares
 
+    layout = _layouts()[0]
     tracemalloc.start()
     try:
-        columns, _ = Columns.from_bytes(wire)
+        columns, _ = Columns.from_bytes(bytes(bytearray(wire)))  # the arrived bytes are counted, and given up
         (share,) = plan_shares(_work(columns), layout, BUDGET, 1)
         _micro_batches(share, layout)
-        return tracemalloc.get_traced_memory()[1] + len(wire) - columns.nbytes
+        return tracemalloc.get_traced_memory()[1] - columns.nbytes
     finally:
         tracemalloc.stop()

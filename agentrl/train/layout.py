@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from agentrl.models.tree_mask import tree_mask
 from agentrl.train.branches import Branch, TokenColumns
@@ -121,13 +122,16 @@ class Packed:
         for first, row in zip(firsts, rows, strict=False):
             here = slice(first, first + len(row.token_ids))
             token_ids[here], positions[here], ends[here] = row.token_ids, row.positions, row.ends + first
-        forest: Tensor = torch.from_numpy(ends).to(device)
         return MicroBatch(
             token_ids=torch.from_numpy(token_ids).to(device)[None],
             positions=torch.from_numpy(positions).to(device)[None],
-            mask=block_mask(forest) if blocks else TreeTiles(forest),
+            mask=self.mask(torch.from_numpy(ends).to(device), blocks=blocks),
             **vars(trained_tokens(rows, firsts[:-1].tolist(), tokens, device)),
         )
+
+    def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
+        """What the model's attention takes: ``ends`` of all nodes as blocks, or as tiles."""
+        return block_mask(ends) if blocks else TreeTiles(ends)
 
 
 def collate(
