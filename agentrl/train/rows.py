@@ -134,8 +134,11 @@ def build_rows(
 
 
 def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:
-    first = int(tokens.starts[branch.messages[0]])
-    return branch.trained[0] and bool(tokens.loss_mask[first])
+    for message, trained in zip(branch.messages, branch.trained, strict=True):
+        first, end = tokens.starts[message], tokens.starts[message + 1]
+        if first < end:  # a message without tokens says nothing about the first one
+            return trained and bool(tokens.loss_mask[first])
+    return False
 
 
 def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from agentrl.bench.made_batch import TrainSequence, made_tokens
 from agentrl.models.prefix_tree import PrefixTree
-from agentrl.train.branches import TokenColumns
+from agentrl.train.branches import Branch, TokenColumns
 from agentrl.train.layout import Layout, Padded, collate
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.rows import Row, RowArrays, build_rows, lay_out
@@ -134,3 +134,12 @@ def test_a_row_is_the_prefix_tree_of_its_sequences(span: float) -> None:
         assert arrays.token_ids.tolist() == tree.token_ids and len(row) == len(tree)
         assert arrays.positions.tolist() == tree.positions and row.depths == sum(tree.positions)
         assert arrays.ends.tolist() == tree.ends
+
+
+def test_a_first_token_that_is_to_be_trained_is_refused_also_after_a_message_without_tokens() -> None:
+    branches, tokens = made_tokens([TrainSequence([], [], []), TrainSequence([5, 6], [1, 1], [-1.0, -1.0])])
+    joined = Branch((0, 1), (False, True))
+    with pytest.raises(ValueError, match="first token"):
+        build_rows([joined], tokens, 100)
+    with pytest.raises(ValueError, match="first token"):
+        build_rows(branches, tokens, 100)
