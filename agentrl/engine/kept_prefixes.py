@@ -32,7 +32,7 @@ class KeptPrefixes:
     """Beginnings of sequences and their cache.
 
     Args:
-        cache: Where running requests have theirs.
+        cache: Slots of the running requests.
         capacity: Most tokens; 0 keeps nothing.
     """
 

@@ -1,8 +1,8 @@
 """Describes what a run would do, without doing it: processes, devices, dtypes, tokens and memory.
 
-Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no
-module is imported that does so. The memory is an estimate of what lasts and of the largest buffers; activations are left out, and the text
-says so.
+Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no module
+is imported that does so. The memory is an estimate of lasting allocations and the largest buffers; what it leaves out
+is named in the text.
 """
 
 import platform

@@ -25,7 +25,7 @@ from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_client, make_workflow
 from agentrl.rollout.journal import Journal
-from agentrl.supervised.examples import load_held_out, load_examples, named
+from agentrl.supervised.examples import load_examples, load_held_out, named
 
 ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 

@@ -1,7 +1,7 @@
 """Finds a distillation's teacher, compares its vocabulary with the policy's, and starts its servers.
 
-Guarantees: a teacher with another vocabulary than the policy is refused before a process starts; servers that were named by
-URL are never started or stopped by us.
+Guarantees: a teacher with another vocabulary than the policy is refused before a process starts; servers
+that were named by URL are never started or stopped by us.
 """
 
 from pathlib import Path
@@ -39,9 +39,7 @@ def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None
     if recipe.teacher.urls:
         file, source = find_file(name, TOKENIZER)
         if file is None:
-            raise UserError(
-                f"teacher.model={name}: its {TOKENIZER} is needed to compare its vocabulary with the policy's ({source})"
-            )
+            raise UserError(f"teacher.model={name}: its {TOKENIZER} is needed to compare vocabularies ({source})")
         folder, teacher = None, file
     else:
         model = resolve_model(name, lambda text: console.print(text, highlight=False, soft_wrap=True), "teacher.model")

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import Recipe
 from agentrl.inference.template import ChatTemplate
-from agentrl.supervised.examples import Pair, Sample, load_held_out, load_examples
+from agentrl.supervised.examples import Pair, Sample, load_examples, load_held_out
 from agentrl.supervised.tokens import Encoder
 from agentrl.train.schedule import planned_steps
 
@@ -113,7 +113,8 @@ def encode(
         longest = max(longest, max(sizes) * len(sizes))
     if not rows:
         raise DataError(
-            f"no {what} example fits supervised.max_length={limit}: the shortest of {len(examples)} has {shortest} tokens"
+            f"no {what} example fits supervised.max_length={limit}: the shortest of {len(examples)} has "
+            f"{shortest} tokens"
         )
     return Columns({name: [row[name] for row in rows] for name in rows[0]}, longest, left_out)
 

@@ -124,7 +124,7 @@ def load_held_out(recipe: Recipe) -> LoadedExamples | None:
 
 
 def named(section: DatasetConfig) -> DatasetConfig:
-    """Returns the section with a registered name: a path alone is a folder, an unknown ``owner/name`` comes from the hub."""
+    """Set the section's registered name: ``jsonl`` for a path alone, ``hub`` for an unknown ``owner/name``."""
     if section.name == "env" and section.path is not None:
         return section.model_copy(update={"name": "jsonl"})
     known = section.name == "env" or ":" in section.name or section.name in registered("dataset")
@@ -169,7 +169,7 @@ def _reader_of_pairs(recipe: Recipe, env: object) -> Callable[[Task], Pair]:
 
 
 def _prompt(recipe: Recipe, env: SingleTurnEnvironment, task: dict[str, Any]) -> list[Message]:
-    """Returns the prompt that the model gets in an episode: the agent's system prompt, then the environment's messages."""
+    """Returns the prompt of an episode: the agent's system prompt, then the environment's messages."""
     system = recipe.agent.kwargs.get("system")
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*first, *env.prompt(task)]

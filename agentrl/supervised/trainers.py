@@ -66,7 +66,7 @@ def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, An
 
 
 def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
-    """Build the reward model trainer, a score at the last token: -log sigmoid(score of the chosen - score of the rejected)."""
+    """Build the reward model trainer (score at the last token): -log sigmoid(chosen score - rejected score)."""
     scoring = AutoModelForSequenceClassification.from_pretrained(
         str(model), num_labels=1, dtype=torch.float32, attn_implementation="sdpa"
     )

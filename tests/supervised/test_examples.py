@@ -7,7 +7,7 @@ from agentrl.config.errors import DataError
 from agentrl.config.load import load_recipe
 from agentrl.data.plain import load_folder
 from agentrl.envs.gsm8k import GSM8K, solution
-from agentrl.supervised.examples import Pair, Sample, load_held_out, load_examples, named, pair_of, sample_of
+from agentrl.supervised.examples import Pair, Sample, load_examples, load_held_out, named, pair_of, sample_of
 
 TASK = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24 clips\nso 48+24 = <<48+24=72>>1,072.\n#### 1,072"}
 USER = {"role": "user", "content": "hi"}

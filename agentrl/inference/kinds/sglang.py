@@ -260,5 +260,5 @@ class SGLang(ServerKind):
         return {"HF_HUB_OFFLINE": "1", **threads}
 
     def backend(self, url: str, timeout: float) -> SGLangBackend:
-        """Its native contract."""
+        """Connect through SGLang's native calls."""
         return SGLangBackend(url, timeout)

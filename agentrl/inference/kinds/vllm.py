@@ -236,5 +236,5 @@ class VLLM(ServerKind):
         return env
 
     def backend(self, url: str, timeout: float) -> VLLMBackend:
-        """Its own calls, with or without ``--enable-scale-out``."""
+        """Connect through vLLM's own calls, with or without ``--enable-scale-out``."""
         return VLLMBackend(url, timeout)
