@@ -188,7 +188,7 @@ class ChatTemplate:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str]:
-        """An assistant message that these messages may follow, and the text that the template puts after the sentinel."""
+        """Returns a dummy assistant turn that these messages may follow, and the text after its sentinel."""
         results = []
         for message in messages:
             if message.get("role") != "tool":

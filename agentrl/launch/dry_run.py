@@ -1,8 +1,8 @@
 """Describes what a run would do, without doing it: processes, devices, dtypes, tokens and memory.
 
-Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no module
-is imported that does so. The memory is an estimate of lasting allocations and the largest buffers; what it leaves out
-is named in the text.
+Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no
+module is imported that does so. The memory is an estimate of lasting allocations and the largest buffers; what it
+leaves out is named in the text.
 """
 
 import platform

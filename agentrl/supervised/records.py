@@ -1,7 +1,7 @@
 """Writes what TRL's trainers log to ``metrics.jsonl``, under this project's metric names.
 
-Guarantees: one record per step and one per evaluation of the held-out examples; every metric name is in a table here, so
- a metric that TRL adds later is not recorded by accident; rank 0 alone writes.
+Guarantees: one record per step and one per evaluation of the held-out examples; every metric name is in a table here,
+so a metric that TRL adds later is not recorded by accident; rank 0 alone writes.
 """
 
 from collections.abc import Callable, Mapping

@@ -90,7 +90,7 @@ def test_tasks_that_nobody_answers_are_for_the_evaluation_alone(tmp_path: Path):
     assert len(load_examples(recipe, recipe.train_dataset).examples) == 1
     assert load_held_out(recipe) is None
     unused = load_recipe("gsm8k_sft", [*lines, *valid, "supervised.evaluate=false"], device="cpu")
-    with pytest.raises(DataError, match=r"env\.id=arithmetic does not say them"):
+    with pytest.raises(DataError, match=r"env\.id=arithmetic cannot supply them"):
         load_held_out(unused)
 
 
