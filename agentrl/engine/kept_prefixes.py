@@ -37,7 +37,7 @@ class KeptPrefixes:
     """
 
     def __init__(self, cache: SlotCache, capacity: int) -> None:
-        """Keep nothing yet."""
+        """Start with an empty tree."""
         self.capacity = capacity
         self.tokens = 0
         self.reused_tokens = 0  # that needed not be computed so far

@@ -126,8 +126,8 @@ class Native:
             keys: Keys of a layer, ``[slots, kv_heads, positions, dim]``.
             values: The same.
             writes: Slot, position and row of each write.
-            slots: That each row attends to.
-            lengths: Number of positions that each row attends to.
+            slots: Slot that each row attends to, int64 ``[rows]``.
+            lengths: Number of cached positions that each row attends to.
             scale: Factor on the scores.
 
         Returns:

@@ -176,7 +176,7 @@ class SGLangBackend(Backend):
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare the version and some values with what was sent.
 
-        SGLang takes names that it does not know without a word, so its version proves nothing by itself.
+        SGLang silently ignores unknown parameters, so its version alone proves nothing.
         """
         if await self.version() != manifest.version:
             return ["weight_version"]

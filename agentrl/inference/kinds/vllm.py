@@ -162,7 +162,7 @@ class VLLMBackend(Backend):
         self._version = version
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare the version; vLLM refuses names that it does not know, and shows no values under their names."""
+        """Compare the version; vLLM refuses unknown parameters, and cannot report a parameter's values."""
         return [] if await self.version() == manifest.version else ["weight_version"]
 
     async def close(self) -> None:
