@@ -19,7 +19,7 @@ class Arithmetic(SingleTurnEnvironment):
     A task is ``{"question": str, "answer": str}``, e.g. ``"What is 17 + 25?"`` and ``"42"``.
 
     Args:
-        digit_reward: What a wrong sum of the right length earns for its right digits: this times their share, below 1.
+        digit_reward: Reward of a wrong sum of correct length: this (below 1) times the share of correct digits.
     """
 
     dataset = "arithmetic"

@@ -49,7 +49,7 @@ class Calculator(ToolEnvironment):
     A task is ``{"question": str, "answer": str}``, e.g. ``"What is 348 * 27?"`` and ``"9396"``.
 
     Args:
-        call_reward: What the first message whose calls all ran well earns; a right answer earns 1.0 beside it.
+        call_reward: Reward of the first message whose calls all succeed, beside 1.0 for a correct answer.
         examples: Worked calculations that come first, as earlier turns of the chat with their tool call; at most 2.
         settings: Limits of :class:`~agentrl.ToolEnvironment`.
     """

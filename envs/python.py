@@ -42,8 +42,8 @@ class Python(ToolEnvironment):
     nothing is kept between calls but what the conversation says.
 
     Args:
-        seconds: What one program may take.
-        memory_mb: What one program may hold.
+        seconds: Time limit of one program, in seconds.
+        memory_mb: Memory limit of one program, in MB.
         backend: Sandbox, see :func:`agentrl.rewards.sandbox.make_sandbox`; ``auto`` takes the best that works here.
         settings: Limits of :class:`~agentrl.ToolEnvironment`.
     """
@@ -77,7 +77,7 @@ class Python(ToolEnvironment):
 
 
 def report(execution: Execution) -> str:
-    """What the model is told about a program that ran."""
+    """Format a program's output and end for the model."""
     parts = [execution.stdout.rstrip(), execution.stderr.rstrip()]
     if execution.ended is not Ended.EXITED:
         parts.append(f"[stopped: {execution.ended.value}]")

@@ -17,7 +17,7 @@ class Retry(LanguageEnvironment):
 
     Args:
         attempts: Answers that may be given.
-        later: What a right answer earns at a later attempt, as a share of what it earns one attempt earlier.
+        later: Factor on the reward of a correct answer for each further attempt.
         hint: Say whether the answer is too small or too large.
     """
 

@@ -46,7 +46,7 @@ def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
     Args:
         repeats: Timed updates of each kind, after those that warm up.
         device: A torch device name.
-        size: Of model and batch.
+        size: Size of model and batch.
 
     Returns:
         ``mfu`` (of a card whose peak is known), ``tflops``, ``tokens_s`` computed, ``trained_tokens_s``, ``update_s``
@@ -179,7 +179,7 @@ def _card(device: torch.device) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """What ``scripts/gpu_bench.sh`` runs: a line that names the card, and one of JSON."""
+    """Entry point of ``scripts/gpu_bench.sh``: prints a line that names the GPU, and one of JSON."""
     parser = argparse.ArgumentParser(prog="agentrl.bench.bench_gpu")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model: tries the way, measures nothing")

@@ -39,7 +39,7 @@ def run(
     Args:
         model: Model folder; by default the 135M model of the recipes.
         repeats: Interleaved measurements, after one that warms up.
-        engines: Which to start, where they are installed.
+        engines: Names of the engines to start, if installed.
 
     Returns:
         ``decode_vs_vllm`` and ``decode_vs_sglang`` where there are such, our tokens per second over theirs;

@@ -30,7 +30,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
     Args:
         model: Model folder; by default the 135M model of the recipes.
         repeats: Measured pushes, after two that warm up (the publisher has two buffers).
-        dtype: Of the server and the files.
+        dtype: Dtype of the server and the files.
 
     Returns:
         ``push_vs_memcpy``: writing, pause, load and resume over the time of a copy of the same bytes in memory;

@@ -36,12 +36,12 @@ def peak_tflops(card: str) -> float | None:
 
 @dataclass(frozen=True)
 class Work:
-    """What an update computes.
+    """Size of an update's work.
 
     Attributes:
         tokens: In the decoder; what sequences share counts once.
         predicted: States that go through the output head.
-        pairs: Of a query and a key that it sees, in one layer and head.
+        pairs: Number of query-key pairs that attention computes, in one layer and head.
         trained: Tokens in the loss.
     """
 
@@ -72,7 +72,7 @@ def update_flops(model: Any, work: Work) -> float:
 
     Args:
         model: A Hugging Face causal LM.
-        work: What is computed.
+        work: Size of the work.
     """
     config = model.config.get_text_config()
     vocabulary, hidden = model.get_output_embeddings().weight.shape

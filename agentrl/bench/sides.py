@@ -13,7 +13,7 @@ class Side:
 
     Args:
         module: Run with ``python -m``; answers by :func:`answer`, one line for the start and one for each task.
-        arguments: Of the module.
+        arguments: Command-line arguments of the module.
         env: Added to the environment.
     """
 
@@ -35,7 +35,7 @@ class Side:
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
-        """Its next answer; libraries print in between.
+        """Read the next answer, and skip what libraries print.
 
         Raises:
             RuntimeError: It ended.

@@ -24,7 +24,7 @@ class Admission:
     """
 
     def __init__(self, scheduler: Scheduler, chunk: int = CHUNK) -> None:
-        """Nothing is under way."""
+        """Start with no request under way."""
         self.chunk = chunk
         self._scheduler = scheduler
         self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it

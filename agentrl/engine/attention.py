@@ -32,11 +32,11 @@ def rotated(mixed: Tensor, turn: tuple[Tensor, Tensor], heads: int) -> Tensor:
 
 
 class PrefillAttention:
-    """Of a batch of prompts.
+    """Attention of a batch of prompts.
 
     Args:
         cache: Slots.
-        batch: What comes.
+        batch: Layout of the tokens to compute.
     """
 
     def __init__(self, cache: SlotCache, batch: Prefill) -> None:
@@ -48,9 +48,9 @@ class PrefillAttention:
         """Store keys and values, and attend.
 
         Args:
-            layer: Which one.
+            layer: Index of the layer.
             mixed: Queries, keys and values, ``[tokens, heads + 2 * kv_heads, head_dim]``.
-            scale: Of the scores.
+            scale: Factor on the scores.
 
         Returns:
             ``[tokens, heads * head_dim]``.
@@ -84,11 +84,11 @@ def _causal(count: int, length: int, device: torch.device) -> Tensor | None:
 
 
 class DecodeAttention:
-    """Of one token per row.
+    """Attention of a decode step, one token per row.
 
     Args:
         cache: Slots.
-        batch: What comes.
+        batch: Layout of the tokens to compute.
     """
 
     def __init__(self, cache: SlotCache, batch: Decode) -> None:

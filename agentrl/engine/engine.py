@@ -45,8 +45,8 @@ class Engine:
 
     Args:
         build: Makes the runner; called in the loop thread, which then owns it.
-        max_running: Slots.
-        max_waiting: Most requests beyond the slots.
+        max_running: Number of slots.
+        max_waiting: Maximum number of waiting requests beyond the slots.
         max_tokens: Most tokens of all running requests together; ``None``: slots times context.
         prefill_chunk: Tokens of a long prompt that are computed between two decode steps.
         seed: Seed of the stream that seeds requests without an own seed.
@@ -66,7 +66,7 @@ class Engine:
         version: str = "0",
         threads: int = 0,
     ) -> None:
-        """Prepare; :meth:`start` starts the thread."""
+        """Prepare the engine; :meth:`start` starts its thread."""
         self.scheduler = Scheduler(max_running, max_tokens)
         self.max_waiting = max_waiting
         self.version = version

@@ -33,7 +33,7 @@ class FastPath:
 
     Args:
         model: A causal language model for which :func:`fits` holds.
-        operators: What it computes with.
+        operators: Operators that the forward uses.
     """
 
     @torch.inference_mode()
@@ -71,7 +71,7 @@ class FastPath:
         Args:
             tokens: int64 ``[tokens]``.
             positions: Position of each in its sequence, int64 ``[tokens]``.
-            attend: What a layer attends to.
+            attend: Attention over the batch.
             keep: Indices whose logits are wanted, int64 ``[kept]``; ``None`` for all.
 
         Returns:

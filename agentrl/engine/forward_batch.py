@@ -1,4 +1,4 @@
-"""What one forward pass computes: which tokens, and where their keys and values go and come from.
+"""Layout of one forward pass: its tokens, and the slots that their keys and values are read from and written to.
 
 Guarantees: nothing is padded; every token of several prompts' common beginning is computed once; a request's attention
 costs what its own length does, whatever runs beside it. Both kinds of batch are plain data: the leaner forward
@@ -23,9 +23,9 @@ class Run:
     """Tokens of one prompt that no prompt before it has, next to each other in the batch.
 
     Attributes:
-        slot: Where the whole prompt's keys and values are.
+        slot: Slot that holds the whole prompt's keys and values.
         first: Index of the first token in the batch.
-        count: How many; 0 where another prompt has them all.
+        count: Number of tokens; 0 if another prompt has them all.
         length: Tokens of the slot up to and with the last one.
     """
 
@@ -97,7 +97,7 @@ def plan_prefill(
         slots: Slot of each.
         cached: Leading tokens that are in the slot; fewer than the prompt has. Of two prompts that share more than the
             cached tokens of one, the other must have as many or be a beginning of it: one tree was asked for both.
-        device: Where the tensors go.
+        device: Device of the tensors.
     """
     tree, batch, write_slots, write_positions, write_tokens = PrefixTree(), _Numbers(), [], [], []
     runs: list[Run] = [Run(0, 0, 0, 0)] * len(prompts)
@@ -151,11 +151,11 @@ def plan_decode(
 
     Args:
         tokens: Last token of each slot.
-        positions: Its position.
-        shared: Where slots have equal tokens: one slot for each row, and the row of each slot.
+        positions: Position of that token in its sequence.
+        shared: For slots with equal tokens: one slot for each row, and the row of each slot.
         capacity: Positions that a slot has room for.
-        dtype: Of the mask.
-        device: Where the tensors go.
+        dtype: Dtype of the mask.
+        device: Device of the tensors.
     """
     where = torch.tensor(positions, device=device)
     leaders, lines = shared or (list(range(len(tokens))), None)

@@ -32,12 +32,12 @@ class KeptPrefixes:
     """Beginnings of sequences and their cache.
 
     Args:
-        cache: Where running requests have theirs.
+        cache: Slots of the running requests.
         capacity: Most tokens; 0 keeps nothing.
     """
 
     def __init__(self, cache: SlotCache, capacity: int) -> None:
-        """Keep nothing yet."""
+        """Start with an empty tree."""
         self.capacity = capacity
         self.tokens = 0
         self.reused_tokens = 0  # that needed not be computed so far

@@ -42,7 +42,7 @@ def is_adapter(folder: str) -> bool:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What one layer gets: ``scale * up @ down``, transposed where the layer's weight is."""
+    """Weight update of one layer: ``scale * up @ down``, transposed where the layer's weight is."""
 
     down: Tensor
     up: Tensor

@@ -29,7 +29,7 @@ class LoadedModel:
     Attributes:
         path: Folder it came from.
         model: A transformers causal language model, in eval mode, on its device.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         context_length: Most tokens of prompt and output together.
         eos_ids: All end tokens.
         vocab_size: Rows of the embedding; ids must be below.
@@ -51,7 +51,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.model.parameters()).device
 
 

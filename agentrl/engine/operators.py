@@ -35,20 +35,20 @@ class Product(Protocol):
         ...
 
     def swish(self, inputs: Tensor) -> Tensor:
-        """Its activation."""
+        """Product followed by the activation."""
         ...
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """Its sum with ``other``."""
+        """Product plus ``other``."""
         ...
 
     def times(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """Its product with ``other``, element by element."""
+        """Product times ``other``, elementwise."""
         ...
 
 
 class Operators(Protocol):
-    """What a layer is made of."""
+    """Operators that a decoder layer uses."""
 
     name: str
 
@@ -56,7 +56,7 @@ class Operators(Protocol):
         """Pack some linear layers.
 
         Args:
-            linears: Of one input.
+            linears: Linear layers that share an input.
             wide: Give the product in float32 where that costs nothing.
         """
         ...
@@ -72,8 +72,8 @@ class Operators(Protocol):
             mixed: ``[tokens, heads + 2 * kv_heads, head_dim]``; may be written to.
             turn: Cosines and sines, ``[tokens, head_dim / 2]``.
             norms: Weights of the queries' and keys' own norms, where there are some.
-            kv_heads: Of them.
-            epsilon: Of the norms.
+            kv_heads: Number of key heads.
+            epsilon: Epsilon of the norms.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of one generation.
+"""Sampling parameters of a request, validated.
 
 Guarantees: a :class:`SamplingParams` that exists is valid: every number is finite and in range, so the loop thread
 never has to doubt it. An unknown key is an error that lists the known ones; a feature that this engine lacks is
@@ -35,7 +35,7 @@ class BadRequestError(ValueError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled and when it stops.
+    """Sampling parameters and stop conditions of one request.
 
     Attributes:
         max_new_tokens: Most tokens to sample, 0 or more.

@@ -20,7 +20,7 @@ LONGEST_TAIL = 32  # tokens decoded again per token at most: no character and no
 
 @dataclass(frozen=True)
 class Finish:
-    """Why a request ended.
+    """Reason for the end of a request.
 
     Attributes:
         kind: ``stop``, ``length``, ``abort``, or ``error`` (the model step failed; HTTP 500).
@@ -59,7 +59,7 @@ class Request:
     Attributes:
         rid: Id, unique among live requests.
         prompt: Prompt token ids.
-        params: How to sample.
+        params: Sampling parameters.
         limit: Most output tokens, ``max_new_tokens`` capped by the context.
         stop_ids: Ids that end the output.
         on_update: Called by the loop thread when the request ends, and after each token if ``stream``.
@@ -68,7 +68,7 @@ class Request:
         stream: Whether each token is reported.
         logprob_start: First prompt position whose logprob is wanted; -1 for none.
         twin: Equal for running requests with the same tokens in the cache, all written by the same steps.
-        weights: Which weights computed its cache, as the engine counts them.
+        weights: Engine's counter of the weights that computed the request's cache.
     """
 
     rid: str

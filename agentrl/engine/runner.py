@@ -81,7 +81,7 @@ class ModelRunner:
         Args:
             prompt: Ids; more than ``tokens`` of them are not kept yet.
             slot: A free slot.
-            tokens: How many to compute.
+            tokens: Number of tokens to compute.
         """
         end = self.kept.shared(prompt) + tokens
         self.cache.reserve(slot + 1, end)
@@ -155,7 +155,7 @@ class ModelRunner:
 
         Args:
             tokens: Last token of each slot.
-            positions: Its position, which is the number of cached tokens before it.
+            positions: Position of that token, which is the number of cached tokens before it.
             twins: Equal for slots whose cached tokens, and the last one, are the same: they are computed once.
 
         Returns:

@@ -63,7 +63,7 @@ class Scheduler:
         return group
 
     def _that_fit(self, group: Sequence[Request], taken: Sequence[Request]) -> int:
-        """How many of a group there are tokens for."""
+        """Number of a group's requests that the token budget allows."""
         if self.max_tokens is None:
             return len(group)
         used = sum(request.footprint for request in (*self.running, *taken))

@@ -35,7 +35,7 @@ class Prompt:
 
     Attributes:
         ids: Token ids.
-        params: How to sample; ``params.n`` samples are taken.
+        params: Sampling parameters; ``params.n`` samples are taken.
         rid: The caller's id, or "" to make one.
         logprob_start: First prompt position to score, -1 for none.
     """
@@ -47,7 +47,7 @@ class Prompt:
 
 
 class Service:
-    """What the handlers share.
+    """State that the HTTP handlers share.
 
     Args:
         engine: A started engine.

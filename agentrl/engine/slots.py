@@ -21,7 +21,7 @@ SLOT_STEP = 8
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores of a token: ``[kv_heads, key_dim]`` and ``[kv_heads, value_dim]`` of a dtype."""
+    """Shape of one layer's cache entry per token: ``[kv_heads, key_dim]`` and ``[kv_heads, value_dim]`` of a dtype."""
 
     kv_heads: int
     key_dim: int
@@ -35,7 +35,7 @@ class Piece:
     """Some positions of one slot in all layers.
 
     Attributes:
-        keys: Of each set of layers of one shape, ``[layers, kv_heads, positions, dim]``.
+        keys: Keys of each set of layers with equal shape, ``[layers, kv_heads, positions, dim]``.
         values: The same.
     """
 
@@ -51,7 +51,7 @@ class SlotCache:
     """All layers' slots.
 
     Args:
-        shapes: Of each layer.
+        shapes: Shape of each layer's cache entry.
         max_slots: Most slots.
         context: Most positions of a slot.
     """
@@ -105,9 +105,9 @@ class SlotCache:
         """Store tokens.
 
         Args:
-            layer: Which one.
+            layer: Index of the layer.
             slots: Slot of each token, int64 ``[tokens]``.
-            positions: Its position, int64 ``[tokens]``.
+            positions: Position of each token, int64 ``[tokens]``.
             keys: ``[tokens, kv_heads, key_dim]``.
             values: ``[tokens, kv_heads, value_dim]``.
         """
@@ -163,7 +163,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 @torch.inference_mode()
 def layer_shapes(model: Any, layers: int) -> list[LayerShape]:
-    """What a model's layers store, found by letting it read one token."""
+    """Find the cache shapes of a model's layers by a forward pass over one token."""
     from transformers import DynamicCache
 
     cache = DynamicCache()

@@ -1,4 +1,4 @@
-"""What the rest of agentrl needs from an inference server.
+"""Protocols of inference servers, and the data that they exchange.
 
 Guarantees: a generation carries the ids that were sampled, their behavior logprobs and the policy version of each, as
 the server stated them; text is only decoded from ids. Errors name the URL and what was expected.
@@ -27,11 +27,11 @@ class InferenceError(RuntimeError):
 
 
 class ServerUnreachable(InferenceError):
-    """No answer came.
+    """The server gave no answer.
 
     Attributes:
         never_sent: The request did not reach the server.
-        timed_out: The server took it and was silent.
+        timed_out: The server accepted the request and did not answer in time.
     """
 
     def __init__(self, message: str, *, never_sent: bool = False, timed_out: bool = False) -> None:
@@ -68,7 +68,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Generation:
-    """What the server sampled after a prompt.
+    """The sampled continuation of a prompt.
 
     Attributes:
         token_ids: ``[tokens]``, the end-of-turn token included where it was sampled.
@@ -84,11 +84,11 @@ class Generation:
 
 
 class Sampler(Protocol):
-    """What a chat session needs: a continuation of token ids."""
+    """Samples a continuation of token ids; chat sessions use it."""
 
     @property
     def url(self) -> str:
-        """Where it comes from, for messages."""
+        """URL for messages."""
         ...
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
@@ -118,7 +118,7 @@ class Backend(Protocol):
         raise InferenceError(f"{self.url}: such a server does not score given tokens")
 
     async def alive(self) -> bool:
-        """Whether it answers at all, paused or not."""
+        """Whether the server answers, paused or not."""
         ...
 
     async def version(self) -> int:

@@ -22,7 +22,7 @@ class Session(Protocol):
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was said."""
+        """The recorded trajectory."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Session(Protocol):
 
 
 class EpisodeLLM:
-    """What a workflow gets as ``llm``: sessions by role, and a place for step rewards."""
+    """A workflow's ``llm``: chat sessions by role, and a method for step rewards."""
 
     def __init__(self, make_session: Callable[[], Session]) -> None:
         self._make_session = make_session
@@ -53,7 +53,7 @@ class EpisodeLLM:
         node.reward = (node.reward or 0.0) + float(value)
 
     def drift(self) -> dict[str, float]:
-        """How far stored ids are from their canonical render; empty where nothing can be compared.
+        """Measure the drift between stored ids and the template's render; empty if nothing can be compared.
 
         Returns:
             ``special``: 1 where special tokens differ, else 0; ``text``: the share of ids that do.
@@ -75,7 +75,7 @@ class EpisodeLLM:
         }
 
     def trajectories(self) -> dict[str, Trajectory]:
-        """What was recorded, by role; roles that never spoke are left out."""
+        """Recorded trajectories by role, without roles that never sampled."""
         return {role: s.trajectory for role, s in self.sessions.items() if s.trajectory.nodes}
 
 
@@ -86,8 +86,8 @@ class Client(Protocol):
         """A handle for an episode, and the call that releases it.
 
         Args:
-            evaluation: Whether the sampling of evaluations is used, or that of training.
-            seed: Of this episode.
+            evaluation: Whether to use the evaluation's sampling parameters or the training's.
+            seed: Seed of the episode's sampling.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""How far stored ids are from what the chat template would render for the same messages.
+"""Measures the difference between stored ids and the chat template's render of the same messages.
 
-Guarantees: a difference at special tokens (roles, ends of turns, tool-call marks) is told apart from a difference in
+Guarantees: a difference at special tokens (roles, ends of turns, tool-call marks) is distinguished from a difference in
 how text is split into tokens. The first means that the model is trained on a conversation it will never see; the
 second is normal, because models do not always split text as their tokenizer does.
 """
@@ -14,7 +14,7 @@ from agentrl.inference.template import ChatTemplate, Tools
 
 @dataclass(frozen=True)
 class Drift:
-    """Of one conversation.
+    """Difference between stored and rendered ids of one conversation.
 
     Attributes:
         special: Whether the special tokens differ.
@@ -31,8 +31,8 @@ def measure(template: ChatTemplate, token_ids: Sequence[int], messages: Sequence
     Args:
         template: The model's chat template.
         token_ids: Stored ids of a conversation that ends with an assistant message, which may have been cut off.
-        messages: Its messages.
-        tools: Its tools.
+        messages: Messages of the conversation.
+        tools: Tool schemas of the conversation.
 
     Raises:
         TemplateError: The template cannot render the messages.

@@ -61,14 +61,14 @@ class ServerHttp:
         Args:
             path: Path, with its query.
             body: JSON object; ``None`` sends nothing.
-            expect_json: Whether the answer is JSON that the caller wants.
+            expect_json: Whether to parse the answer as JSON.
             repeatable: Carried out twice it does what it does once, so that it may be sent again when the connection
                 broke.
 
         Raises:
             ServerUnreachable: No answer came: not connected, broken off, or timed out.
             ContextOverflow: The server says that the prompt is too long.
-            InferenceError: The server refused, or its answer is no JSON.
+            InferenceError: The server refused, or its answer is not JSON.
         """
         data = b"" if body is None else orjson.dumps(body)
         return await self._request("POST", path, data, self._timeout, expect_json, repeatable)

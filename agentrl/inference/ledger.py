@@ -69,7 +69,7 @@ class Ledger:
         return [known.message for known in path] + rest, None
 
     def _unchanged(self, messages: Sequence[Any], tools: str) -> int:
-        """How many leading messages are those of the latest call; the others are forgotten."""
+        """Count the leading messages shared with the latest call, and forget the others."""
         known = self._as_given if tools == self._latest_tools else []
         if list(messages[: len(known)]) != known:  # compared at the speed of C: as a rule a conversation only grows
             same = (

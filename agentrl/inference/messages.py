@@ -29,14 +29,14 @@ def plain(message: Any) -> Message:
 
 
 def _dumped(value: Any) -> Any:
-    """What a nested object of ``openai``'s is as JSON data."""
+    """Returns a nested ``openai`` object as JSON data."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is no JSON data")
 
 
 def essence(message: Message) -> str:
-    """What a model can see of a plain message; equal for equal messages."""
+    """Returns a key of what a model sees of a message; equal messages have equal keys."""
     if len(message) == 2 and isinstance(content := message.get("content"), str) and content:
         return repr((message["role"], content))  # most messages, many times faster than JSON
     seen: dict[str, Any] = {key: message[key] for key in _SEEN if message.get(key)}

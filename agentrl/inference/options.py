@@ -1,4 +1,4 @@
-"""What an agent may ask of ``chat.completions.create``, read once and checked.
+"""Reads and checks the options that an agent passes to ``chat.completions.create``.
 
 Guarantees: an option is either honoured or refused by name with the reason; none is dropped silently. In training,
 nothing that changes the distribution that the trainer assumes is accepted.
@@ -25,13 +25,13 @@ class ChatOptions:
     """Options of one call.
 
     Attributes:
-        n: Answers.
+        n: Number of answers.
         tools: OpenAI tool schemas.
         parses_calls: Whether tool calls are looked for in the answer.
-        logprobs: Whether the response carries them.
-        stream: Whether chunks are wanted.
+        logprobs: Whether the response carries logprobs.
+        stream: Whether the answer is streamed.
         include_usage: Whether a stream ends with the usage.
-        params: What changes the sampling.
+        params: Sampling parameters that the call changes.
     """
 
     n: int = 1
@@ -48,7 +48,7 @@ class ChatOptions:
 
         Raises:
             TypeError: An option is not supported.
-            ValueError: An option has a value that is not.
+            ValueError: The value of an option is not supported.
         """
         if not given:
             return cls()

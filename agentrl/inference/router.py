@@ -55,7 +55,7 @@ class Router:
 
     Args:
         backends: Servers that hold the current weights.
-        probe_seconds: Between two health probes of a server.
+        probe_seconds: Seconds between two health probes of a server.
         patience: Seconds to wait for a server when there is none.
     """
 
@@ -86,7 +86,7 @@ class Router:
         ]
 
     def lease(self) -> "Lease":
-        """A place on the least loaded server, for one episode."""
+        """Returns a lease on the least loaded server for one episode."""
         return Lease(self)
 
     def admit(self, backend: Backend) -> None:
@@ -202,7 +202,7 @@ class Lease:
         """Sample a continuation on this episode's server, or on another one when that is gone.
 
         Raises:
-            NoServer: There is none.
+            NoServer: No server can be used.
         """
         return await self._ask(lambda backend, name: backend.generate(token_ids, params, request_id=name), request_id)
 

@@ -66,7 +66,7 @@ class ChatSession:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was said, with its tokens."""
+        """The recorded trajectory, with token ids."""
         return self._ledger.trajectory
 
     @property
@@ -130,7 +130,7 @@ class ChatSession:
         return self._ledger.add_prompt(parent, new, ids, key)
 
     def drift(self) -> Drift | None:
-        """How far the latest answer's conversation is from its canonical render; ``None`` before an answer."""
+        """Drift of the latest answer's conversation; ``None`` before the first answer."""
         if self.last_sampled is None:
             return None
         path = self.trajectory.path(self.last_sampled)
@@ -172,7 +172,7 @@ class ChatSession:
         return Sampled(message, finish, answer.token_ids, answer.logprobs)
 
     def _message(self, answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
-        """What was said, as a message; tool calls are looked for where there are tools."""
+        """Parse an answer into a message, with tool calls if the conversation has tools."""
         stops = params.stop if answer.finish_reason == "stop" else ()
         if not options.parses_calls:
             text = before_stop(self._template.text(answer.token_ids), stops)

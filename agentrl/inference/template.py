@@ -1,9 +1,9 @@
-"""Chat templates: from new messages to new ids, never re-encoding what is stored.
+"""Renders new messages to token ids with a chat template; stored ids are never encoded again.
 
-Guarantees: ids of a continuation are what a render with the new messages adds after the assistant's words and their
-end-of-turn token; a template that changes what stands there is refused by name. What the template puts after an
-end-of-turn token is found by probing it. A template that rewrites earlier turns (drops their reasoning) is noticed, and
-continued only by a chosen policy.
+Guarantees: the ids of a continuation are what a render with the new messages adds after the assistant's text and its
+end-of-turn token; a template that changes that place is refused. What the template puts after an end-of-turn token is
+found by rendering a dummy turn that holds a sentinel. A template that rewrites earlier turns (drops their reasoning) is
+detected, and used only with a chosen policy.
 """
 
 import json
@@ -16,11 +16,11 @@ from agentrl.core.episode import Message
 
 RewritePolicy = Literal["append", "branch"]
 Tools = Sequence[dict[str, Any]]
-_SAID = "agentrl0said0this"  # stands for an assistant's words in a probe; no template knows it
+_SENTINEL = "agentrl0said0this"  # stands for the assistant's text in a dummy turn; occurs in no template
 _USER: Message = {"role": "user", "content": "a"}
 _REASONED: tuple[Message, ...] = (  # templates find reasoning in the text, or in a field of its own
-    {"content": f"<think>\nr\n</think>\n\n{_SAID}"},
-    {"content": _SAID, "reasoning_content": "r", "thinking": "r"},
+    {"content": f"<think>\nr\n</think>\n\n{_SENTINEL}"},
+    {"content": _SENTINEL, "reasoning_content": "r", "thinking": "r"},
 )
 
 
@@ -57,7 +57,7 @@ class ChatTemplate:
     Args:
         tokenizer: The model's tokenizer.
         end_ids: Further ids that end a turn (``eos_token_id`` of the generation config).
-        policy: What to do where the template rewrites earlier turns: ``append`` keeps what was sampled, ``branch``
+        policy: Policy for a template that rewrites earlier turns: ``append`` keeps what was sampled, ``branch``
             renders the conversation anew and starts a branch; ``None`` refuses.
         variables: Further variables of the template, e.g. ``enable_thinking``.
     """
@@ -84,7 +84,7 @@ class ChatTemplate:
         self.end_ids = frozenset({tokenizer.eos_token_id, *end_ids})
         self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
         self._variables = dict(variables or {})
-        self._closings: dict[bool, str] = {}  # what follows an assistant's words, by whether there are tools
+        self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
         self._rewrites: dict[str, bool] = {}
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         self._probe([_USER], {}, ())  # a template that cannot render a turn is refused now
@@ -180,7 +180,7 @@ class ChatTemplate:
         return self.encode(self._render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
-        """What was said: the ids without the end of turn; ``special`` keeps special tokens, which tool calls use."""
+        """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which tool calls use."""
         if not special:
             return self.tokenizer.decode(token_ids, skip_special_tokens=True)
         while token_ids and token_ids[-1] in self.end_ids:
@@ -188,14 +188,14 @@ class ChatTemplate:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str]:
-        """An assistant message that these messages may follow, and what the template puts after its words."""
+        """Returns a dummy assistant turn that these messages may follow, and the text after its sentinel."""
         results = []
         for message in messages:
             if message.get("role") != "tool":
                 break
             results.append(message)
         if not results:
-            said: Message = {"role": "assistant", "content": _SAID}
+            said: Message = {"role": "assistant", "content": _SENTINEL}
             if bool(tools) not in self._closings:
                 rendered = self._render([_USER, said], generation=False, tools=tools)
                 self._closings[bool(tools)] = self._tail(rendered, said)
@@ -224,16 +224,16 @@ class ChatTemplate:
                 longer = self._render([_USER, said, after], generation=False)
             except TemplateError:
                 continue  # what cannot be rendered is refused where it is asked for
-            if shorter.partition(_SAID)[0] != longer.partition(_SAID)[0]:
+            if shorter.partition(_SENTINEL)[0] != longer.partition(_SENTINEL)[0]:
                 return True
         return False
 
     def _tail(self, rendered: str, said: Message) -> str:
-        """What follows the probe's words; a tool result may name them again."""
+        """Returns the text after the sentinel, which a tool result may repeat."""
         words = max(len(said.get("tool_calls", ())), 1)
-        parts = rendered.split(_SAID, words)
+        parts = rendered.split(_SENTINEL, words)
         if len(parts) <= words:
-            raise TemplateError("this chat template leaves out what an assistant said")
+            raise TemplateError("this chat template leaves out the assistant's text")
         return parts[-1]
 
     def _split_closing(self, tail: str) -> tuple[int | None, str]:
@@ -269,7 +269,7 @@ def template_text(source: str | None, folder: Path) -> str | None:
     """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
 
     Raises:
-        TemplateError: TRL is asked for a template that it has not.
+        TemplateError: TRL has no such template.
     """
     if source is None:
         return None
@@ -302,11 +302,11 @@ def training_template(tokenizer: Any) -> str | None:
 
 
 def _call(result: Message, answered: Message) -> dict[str, Any]:
-    """A tool call that a tool result answers, with the probe's words as its argument."""
+    """A tool call that a tool result answers, with the sentinel as its argument."""
     call_id = result.get("tool_call_id") or "call00000"
     names = {call.get("id"): (call.get("function") or {}).get("name") for call in answered.get("tool_calls", ())}
     name = names.get(call_id) or result.get("name") or "f"
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": _SAID}}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": _SENTINEL}}}
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

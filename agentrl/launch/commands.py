@@ -13,12 +13,12 @@ from agentrl.inference.kinds.kind import ServerKind, ServerStart
 
 
 def server(kind: ServerKind, start: ServerStart, args: Iterable[str | int | float]) -> list[str]:
-    """One inference server with its own flags (``inference.args``); it ends when we do."""
+    """One inference server with its own flags (``inference.args``); it ends with this process."""
     return tethered(*kind.command(start), *map(str, args))
 
 
 def tethered(*command: str) -> list[str]:
-    """A command that ends when we do, even by ``kill -9``."""
+    """A command that ends with this process, even by ``kill -9``."""
     return [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
 
 
@@ -51,8 +51,8 @@ def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, res
     return _torchrun(recipe, "agentrl.train", model, run_dir, resume, "--controller", controller_url)
 
 
-def lines_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
-    """The ranks of a trainer that learns from lines."""
+def examples_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
+    """The ranks of a trainer that learns from examples."""
     return _torchrun(recipe, "agentrl.supervised", model, run_dir, resume, "--ready-file", str(ready_file))
 
 

@@ -1,8 +1,8 @@
-"""What a run would do, before it does anything: processes, devices, dtypes, tokens and memory.
+"""Describes what a run would do, without doing it: processes, devices, dtypes, tokens and memory.
 
-Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started, allocated or imported
-that could. The memory is an estimate of what lasts and of the largest buffers; activations are left out, and the text
-says so.
+Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no
+module is imported that does so. The memory is an estimate of lasting allocations and the largest buffers; what it
+leaves out is named in the text.
 """
 
 import platform
@@ -52,7 +52,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         return items
     width = BYTES[trainer.dtype]
     if trainer.type in SUPERVISED:
-        return items + _lines_memory(recipe, shape, width)
+        return items + _supervised_memory(recipe, shape, width)
     share = -(-shape.parameters // trainer.nproc)
     if trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
@@ -65,7 +65,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     if trainer.kl_coef > 0 and trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
     kept = shape.kept
-    if trainer.gradient_checkpointing:  # what goes from layer to layer, and one layer's while it is computed again
+    if trainer.gradient_checkpointing:  # hidden states between layers, and one recomputed layer
         kept = shape.layers * shape.hidden + kept // shape.layers
     activations = kept * width * trainer.tokens_per_microbatch
     items.append(
@@ -84,15 +84,15 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
 
 
 def _weights(recipe: Recipe, shape: ModelShape) -> list[str]:
-    """Which way new weights take, and what each costs."""
+    """Lines that name the transport of a weight push, and what each transport costs."""
     chosen, servers = recipe.weights.transport, len(recipe.inference.urls) or recipe.inference.servers
-    told = costs(pushed_bytes(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
-    others = [f"             instead of {way}: {text}" for way, text in told.items() if way != chosen]
-    return [f"weights    {chosen}: {told[chosen]}", *others]
+    prices = costs(pushed_bytes(recipe, shape), servers, Path(recipe.launch.run_dir) / recipe.name / "weights")
+    others = [f"             instead of {way}: {text}" for way, text in prices.items() if way != chosen]
+    return [f"weights    {chosen}: {prices[chosen]}", *others]
 
 
-def _lines_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
-    """Of a trainer that learns from lines: each rank holds the whole model."""
+def _supervised_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[MemoryItem]:
+    """Memory of a supervised trainer: each rank holds the whole model."""
     who, parameters = "trainer rank", shape.parameters
     items = [MemoryItem(who, "parameters, gradients, two Adam moments in float32", 16 * parameters)]
     if width != 4:
@@ -108,9 +108,9 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
     """The recipe as it would run here, and what the run would do as text.
 
     Args:
-        recipe: As loaded.
+        recipe: The recipe as loaded, not resolved yet.
         config: The model's ``config.json``; ``None`` where it is not known.
-        model: A sentence about the model: where it is, or why its config is not known.
+        model: Sentence that says where the model is, or why its config is not known.
     """
     shape, unknown = None, "the model's config.json is not at hand"
     if config is not None:
@@ -148,7 +148,7 @@ def _processes(recipe: Recipe) -> list[str]:
     where = f"{platform.machine()} CPU" if device == "cpu" else "CUDA GPU"
     found: list[str] = []
     if trainer.type in SUPERVISED:
-        return _lines_processes(recipe, where)
+        return _supervised_processes(recipe, where)
     if inference.urls:
         found.append(f"inference server, running already: {', '.join(inference.urls)}")
     else:
@@ -173,7 +173,7 @@ def _processes(recipe: Recipe) -> list[str]:
     return found
 
 
-def _lines_processes(recipe: Recipe, where: str) -> list[str]:
+def _supervised_processes(recipe: Recipe, where: str) -> list[str]:
     trainer, inference = recipe.trainer, recipe.inference
     computes = f"computes in {trainer.dtype} on float32 parameters"
     text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, {computes}"
@@ -183,9 +183,9 @@ def _lines_processes(recipe: Recipe, where: str) -> list[str]:
     return [f"{server}, before and after", f"{text}, in between"]
 
 
-def _lines_tokens(recipe: Recipe) -> list[str]:
+def _supervised_tokens(recipe: Recipe) -> list[str]:
     own, trainer = recipe.supervised, recipe.trainer
-    kind = "lines" if trainer.type == "sft" else "pairs"
+    kind = "examples" if trainer.type == "sft" else "pairs"
     held_out = f"held-out {kind}, at most {recipe.eval.tasks or 'all'}, "
     every = f"every {recipe.eval.every} steps, " if recipe.eval.every else ""
     lines = [
@@ -213,7 +213,7 @@ def _limits(recipe: Recipe) -> list[str]:
 def _tokens(recipe: Recipe) -> list[str]:
     rollout, sampling, trainer = recipe.rollout, recipe.sampling, recipe.trainer
     if trainer.type in SUPERVISED:
-        return _lines_tokens(recipe)
+        return _supervised_tokens(recipe)
     tasks = recipe.eval.tasks or "all"
     evaluation = f"evaluation {tasks} tasks x {recipe.eval.samples} episodes"
     if trainer.type is None:

@@ -31,7 +31,7 @@ EPISODES = "eval-episodes.jsonl"
 
 
 def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
-    """Roll out on the validation tasks and print what came of it.
+    """Roll out on the validation tasks and print the result.
 
     Returns:
         Exit code: 0, or 1 when no episode could be judged.
@@ -85,7 +85,7 @@ async def _with_servers(
 
 
 async def _take_back(router: Router, backend: Backend) -> None:
-    """Nothing is trained: a server that is back serves what it served before."""
+    """Readmit a server that came back: nothing is trained, so its weights have not changed."""
     router.admit(backend)
 
 

@@ -1,4 +1,4 @@
-"""Notices that the event loop stands still, and says where.
+"""Detects code that blocks the event loop, and reports its line.
 
 Guarantees: code that blocks the loop is named with its line after ``WARN_SECONDS``; after ``limit`` seconds the
 process ends with the whole stack: no deadline of an episode, and no call of the trainer, can be kept meanwhile.
@@ -26,9 +26,9 @@ class LoopWatch:
     """Watches the loop of the thread that makes it.
 
     Args:
-        limit: Seconds of standstill after which the process ends.
-        clock: Seconds.
-        end: Ends the process.
+        limit: Seconds of a blocked loop after which the process ends.
+        clock: Returns monotonic seconds.
+        end: Called with the exit code to end the process.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class LoopWatch:
         return self
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stopped.set()
 
     def served(self) -> None:
-        """The loop has run something of ours."""
+        """Record that the loop is running."""
         self._served, self._warned = self._clock(), False
 
     def look(self) -> None:

@@ -16,13 +16,13 @@ class ModelShape:
     """The sizes of a decoder that memory depends on.
 
     Attributes:
-        parameters: How many, tied ones once.
+        parameters: Number of parameters; tied ones count once.
         layers: Decoder layers.
         kv_width: Key heads times head size: keys of one token in one layer.
         vocab: Vocabulary size.
         linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
-        kept: Numbers that all layers keep of a token for the backward pass.
-        hidden: Width of what goes from layer to layer.
+        kept: Activations per token, over all layers, kept for the backward pass (count, not bytes).
+        hidden: Width of the hidden states.
     """
 
     parameters: int

@@ -27,15 +27,15 @@ KEYS = (
     "inference.dtype",
     "teacher.dtype",
     "weights.transport",
-)  # those that are decided here
+)  # the keys that are decided here
 
 
 def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
-    """The recipe with all that it leaves open decided by what this machine gives.
+    """Returns the recipe with every ``auto`` decided for this machine.
 
     Args:
-        recipe: As loaded.
-        shape: Sizes of the model; ``None`` where they are not known: then shared memory is taken to have room for it.
+        recipe: The recipe as loaded.
+        shape: Sizes of the model; ``None`` where they are unknown; shared memory then counts as large enough.
     """
     device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
     trainer, read = recipe.trainer, _sections(recipe)
@@ -57,7 +57,7 @@ def _with(recipe: Recipe, changes: dict[str, dict[str, Any]]) -> Recipe:
 
 
 def transport_of(recipe: Recipe, shape: ModelShape | None) -> Transport:
-    """The way for new weights, see :func:`agentrl.weights.transport.choose`."""
+    """Returns the transport of weight pushes, see :func:`agentrl.weights.transport.choose`."""
     return choose(
         recipe.weights.transport,
         server_kind(recipe.inference.engine).capabilities.transports,
@@ -75,7 +75,7 @@ def pushed_bytes(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def decided(asked: Recipe, resolved: Recipe) -> dict[str, str]:
-    """Keys that a recipe left open and that matter to it, with what was decided."""
+    """Returns the keys that a recipe left open and a run of it reads, with the decided values."""
     found = {key: (_value(asked, key), _value(resolved, key)) for key in KEYS if key.split(".")[0] in _sections(asked)}
     return {key: str(value) for key, (before, value) in found.items() if before in ("auto", None)}
 

@@ -31,7 +31,7 @@ from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
-from agentrl.launch.supervised_run import check_lines, train_on_lines
+from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
@@ -55,8 +55,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     Args:
         recipe: Resolved recipe.
         resume: Continue the run of this name.
-        console: Where to print.
-        numbered: The name was not chosen by a person: where it is taken, ``-2``, ``-3``, ... is appended.
+        console: Console to print to.
+        numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose none).
 
     Returns:
         Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C or SIGTERM.
@@ -66,7 +66,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     """
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
-        check_lines(recipe)
+        check_examples(recipe)
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
@@ -88,7 +88,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
 
 
 def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
-    """The run's processes from start to end, and its report."""
+    """Start the run's processes, wait for their end, and print a report; returns the exit code."""
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
@@ -104,7 +104,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     try:
         with LiveView(recipe, run_dir, console) as view:
             if recipe.trainer.type in SUPERVISED:
-                train_on_lines(recipe, model.path, run_dir, supervisor, view, resume=resume)
+                train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:
                 _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
     finally:
@@ -117,7 +117,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
 
 
 def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Recipe, Path]:
-    """Make ``runs/<name>``, or find it again; two runs that start at once never get the same.
+    """Create ``runs/<name>``, or find it on resume; two runs that start at once never share a folder.
 
     Returns:
         The recipe with the name it got, and the folder.
@@ -152,7 +152,7 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     """Refuse to resume what has no checkpoint or is done.
 
     Raises:
-        RunError: It is so.
+        RunError: There is no checkpoint, or the run has done all its steps.
     """
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
@@ -166,7 +166,7 @@ def check_components(recipe: Recipe) -> None:
     """:func:`check_names`, and look for the interpreters of the servers that the run starts.
 
     Raises:
-        RunError: Something is not there.
+        RunError: A component or an interpreter is missing.
     """
     check_names(recipe)
     if not recipe.inference.urls:
@@ -215,7 +215,7 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     """Refuse a run whose checkpoints cannot fit.
 
     Raises:
-        RunError: Too little space.
+        RunError: The disk has too little free space.
     """
     parameters = sum(f.stat().st_size for f in model.glob("*.safetensors"))
     checkpoints = (

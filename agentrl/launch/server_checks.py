@@ -1,7 +1,7 @@
 """Whether a run's kinds of server can do what its recipe asks of them.
 
 Guarantees: nothing is started; a combination that cannot work is refused with the keys that make it and the kinds that
-can; names of kinds stand nowhere here, all is read from their capabilities.
+can; no kind is named here, everything is read from the kinds' capabilities.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from agentrl.launch.resolve import transport_of
 
 
 def check_servers(recipe: Recipe) -> None:
-    """Refuse kinds that are not there or cannot do what they are needed for.
+    """Refuse kinds of server that are unknown or cannot do what the recipe needs.
 
     Raises:
-        UserError: There is such a one; the message says what would do.
+        UserError: A kind is unknown or cannot do it; the message names the kinds that can.
     """
     for problem in _problems(recipe):
         raise UserError(problem)
@@ -49,7 +49,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _push_problems(recipe: Recipe, engine: str, can: Capabilities) -> Iterator[str]:
-    """What speaks against the way that new weights are to take."""
+    """Yields the problems of the recipe's weight pushes."""
     weights, trainer = recipe.weights, recipe.trainer
     if trainer.lora_rank is not None and trainer.lora_push == "adapter" and not can.adapters:
         yield (

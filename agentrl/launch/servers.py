@@ -39,11 +39,11 @@ def start_servers(
     """Start the recipe's servers and return their URLs when all are ready.
 
     Args:
-        recipe: For ``inference``.
+        recipe: Recipe; ``inference`` is read.
         model: Folder to load.
         processes: Folder for the files in which servers announce themselves.
-        supervisor: Owns the processes.
-        role: What they are called; one of a role may die while another lives.
+        supervisor: Supervisor that starts the processes.
+        role: Prefix of the processes' names; a run goes on while one server of a role lives.
     """
     inference, kind = recipe.inference, server_kind(recipe.inference.engine)
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
@@ -66,7 +66,7 @@ def start_servers(
 
 
 def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> ServerStart:
-    """What the recipe asks of its server number ``index``."""
+    """Returns the start options of the recipe's server number ``index``."""
     inference, device = recipe.inference, recipe.launch.device
     return ServerStart(
         model=model,
@@ -83,17 +83,17 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> S
 
 
 def free_port() -> int:
-    """A loopback port that is free now; for servers that cannot pick one themselves."""
+    """Returns a loopback port that is free now, for servers that cannot pick one themselves."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def server_python(inference: InferenceConfig, section: str = "inference") -> str:
-    """The interpreter that a server runs in; ``section`` is where the recipe may name it.
+    """Returns the Python interpreter of a server; ``section`` is the recipe section that may name it.
 
     Raises:
-        UserError: None is found that has it.
+        UserError: No interpreter with the engine's package is found.
     """
     kind = server_kind(inference.engine)
     if inference.python is not None:

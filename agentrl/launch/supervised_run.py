@@ -1,6 +1,6 @@
-"""A run that learns from lines: the environment's evaluation around one supervised torchrun child.
+"""A supervised run: one torchrun child, with the environment's evaluation before and after it.
 
-Guarantees: the trainer has the machine for itself: no server or controller runs beside it; the evaluation before and
+Guarantees: no server or controller runs beside the trainer; the evaluation before and
 after is the one of a run that learns from episodes, on the same tasks and with the same keys in the same files.
 """
 
@@ -25,36 +25,36 @@ from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_client, make_workflow
 from agentrl.rollout.journal import Journal
-from agentrl.supervised.examples import load_held_out, load_lines, named
+from agentrl.supervised.examples import load_examples, load_held_out, named
 
 ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-def check_lines(recipe: Recipe) -> None:
-    """Read all lines once, so that one without the texts that are needed is told before anything starts.
+def check_examples(recipe: Recipe) -> None:
+    """Read all examples once, so that one that lacks a text is reported before any process starts.
 
     Raises:
-        DataError: There is one.
+        DataError: An example lacks a text that ``trainer.type`` needs.
     """
-    load_lines(recipe, recipe.train_dataset)
+    load_examples(recipe, recipe.train_dataset)
     load_held_out(recipe)
 
 
-def train_on_lines(
+def train_on_examples(
     recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, view: LiveView, *, resume: bool
 ) -> None:
-    """Evaluate, train, evaluate."""
+    """Evaluate the starting model, train, and evaluate the result."""
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
     follow = MetricsTail(run_dir / "metrics.jsonl")
     data = processes / "trainer.json"
-    told = False
+    shown = False
 
     def poll() -> None:
-        nonlocal told
-        if not told and data.is_file():
-            told = True
+        nonlocal shown
+        if not shown and data.is_file():
+            shown = True
             view.state(json.loads(data.read_text())["data"])
         for record in follow.new():
             view.update(record)
@@ -65,13 +65,13 @@ def train_on_lines(
         poll()
     view.state("starting the trainer")
     child = supervisor.start(
-        "trainer", commands.lines_trainer(recipe, model, run_dir, data, resume), env={**ENV, **CPU_ENV}
+        "trainer", commands.examples_trainer(recipe, model, run_dir, data, resume), env={**ENV, **CPU_ENV}
     )
     supervisor.wait([child], poll)
     poll()
     if evaluates(recipe):
         supervisor.stop()
-        view.state("evaluating what was trained")
+        view.state("evaluating the trained model")
         step = max(int(record["step"]) for record in read_metrics(run_dir / "metrics.jsonl"))
         evaluate_weights(recipe, run_dir / "model", run_dir, supervisor, step)
         poll()
@@ -81,9 +81,9 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
     """Run the held-out tasks on a server of the run's own, which is stopped again.
 
     Args:
-        recipe: As for training.
+        recipe: The run's resolved recipe.
         model: Folder to serve.
-        run_dir: Gets the episodes, ``eval-<step>.json`` and a record of ``metrics.jsonl``.
+        run_dir: The run's folder, which gets the episodes, ``eval-<step>.json`` and a record of ``metrics.jsonl``.
         supervisor: Owns the server.
         step: Trainer steps done.
 
@@ -123,5 +123,5 @@ async def _episodes(
 
 
 async def _take_back(router: Router, backend: Backend) -> None:
-    """A server that is back serves what it served before."""
+    """Readmit a server that came back: its weights have not changed."""
     router.admit(backend)

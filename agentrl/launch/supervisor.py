@@ -32,10 +32,10 @@ class Child:
     """One process.
 
     Attributes:
-        name: For messages and the log's name.
+        name: Name in messages and of the log file.
         process: The process itself, leader of its own session.
-        log: Its standard output and error.
-        peer: What work others do as well: the run goes on while one of the peers lives. Empty: nobody else does it.
+        log: File with the standard output and error.
+        peer: Role that several children share: the run goes on while one of them lives. Empty: no other has it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Child:
 
 
 def lower_priority(pid: int, niceness: int) -> None:
-    """Let a process that leads its session, and whatever it starts, wait for others.
+    """Lower the scheduling priority of a session leader and of everything it starts.
 
     Where Linux schedules sessions against each other (``autogroup``) a process's niceness counts within its session
     alone, so the session gets one, too.
@@ -70,7 +70,7 @@ class Supervisor:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._children: list[Child] = []
-        self._mourned: set[str] = set()
+        self._reported: set[str] = set()
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def start(
@@ -108,10 +108,10 @@ class Supervisor:
         return child
 
     def wait_ready(self, child: Child, ready_file: Path, timeout: float) -> dict[str, Any]:
-        """Wait until ``child`` has announced itself.
+        """Wait until ``child`` has written its ready file; returns the file's JSON.
 
         Raises:
-            ChildFailed: It ended, another child failed, or the time is over.
+            ChildFailed: It ended, another child failed, or the timeout passed.
         """
         deadline = time.monotonic() + timeout
         while not ready_file.is_file():
@@ -129,24 +129,24 @@ class Supervisor:
         """Raise when any child has ended with an error, except a peer of one that lives.
 
         Raises:
-            ChildFailed: One has.
+            ChildFailed: A child ended with an error.
         """
         for child in self._children:
-            if child.process.poll() not in (None, 0) and not self._replaced(child):
-                raise ChildFailed(self._obituary(child))
+            if child.process.poll() not in (None, 0) and not self._has_living_peer(child):
+                raise ChildFailed(self._end_message(child))
 
     def lost(self) -> list[str]:
-        """What to tell about children that ended since the last call, and whose peers do their work."""
-        ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._mourned)
-        gone = [child for child in ended if self._replaced(child)]
-        self._mourned.update(child.name for child in gone)
-        return [self._obituary(child) for child in gone]
+        """Returns one message per child that ended since the last call while a peer of it lives."""
+        ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._reported)
+        gone = [child for child in ended if self._has_living_peer(child)]
+        self._reported.update(child.name for child in gone)
+        return [self._end_message(child) for child in gone]
 
-    def _replaced(self, child: Child) -> bool:
+    def _has_living_peer(self, child: Child) -> bool:
         peers = [c for c in self._children if child.peer and c.peer == child.peer]
         return any(c.process.poll() is None for c in peers)
 
-    def _obituary(self, child: Child) -> str:
+    def _end_message(self, child: Child) -> str:
         code = child.process.poll()
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
         return f"{child.name} {how}; the end of {child.log}:\n{child.tail()}"
@@ -163,18 +163,18 @@ class Supervisor:
             if all(child.process.poll() == 0 for child in children):
                 return
             for child in self._children:
-                if child not in children and child.process.poll() is not None and not self._replaced(child):
+                if child not in children and child.process.poll() is not None and not self._has_living_peer(child):
                     raise ChildFailed(f"{child.name} ended too early; the end of {child.log}:\n{child.tail()}")
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End all children, the youngest first: SIGTERM, then SIGKILL to whatever of their families is left."""
-        families = [(child, _family(child.process.pid)) for child in reversed(self._children)]
-        for child, _ in families:
+        """End all children, the youngest first: SIGTERM, then SIGKILL to all descendants that are left."""
+        descendants = [(child, _descendants(child.process.pid)) for child in reversed(self._children)]
+        for child, _ in descendants:
             if child.process.poll() is None:
                 child.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
-        for child, family in families:
+        for child, family in descendants:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -182,11 +182,11 @@ class Supervisor:
                 child.process.wait()
             for relative in family:
                 _kill(relative)
-        psutil.wait_procs([relative for _, family in families for relative in family], timeout=GRACE_SECONDS)
+        psutil.wait_procs([relative for _, family in descendants for relative in family], timeout=GRACE_SECONDS)
         self._children.clear()
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""The teacher of a distillation: its model, its vocabulary, its servers.
+"""Finds a distillation's teacher, compares its vocabulary with the policy's, and starts its servers.
 
-Guarantees: a teacher whose tokens are not the policy's is refused before a process starts; servers that were named by
-URL are never started or stopped by us.
+Guarantees: a teacher with another vocabulary than the policy is refused before a process starts; servers
+that were named by URL are never started or stopped by us.
 """
 
 from pathlib import Path
@@ -20,18 +20,18 @@ SHOWN = 3  # tokens that disagree, named in the message
 
 
 def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None:
-    """Find the teacher's model, or where it is served already its tokenizer, and hold it against the policy's.
+    """Find the teacher's model (or only its tokenizer, if it is served already) and compare vocabularies.
 
     Args:
-        recipe: For ``teacher``.
-        student: Folder of the policy.
-        console: Where to say where it came from.
+        recipe: Recipe; ``teacher`` is read.
+        student: Folder of the policy's model.
+        console: Console that gets a line about the teacher's source.
 
     Returns:
-        Its folder; ``None`` where there is none to start.
+        The folder of the teacher's model; ``None`` if no teacher server is to be started.
 
     Raises:
-        UserError: It is not found, or its ids mean other tokens.
+        UserError: The teacher is not found, or its token ids differ from the policy's.
     """
     name = recipe.teacher.model
     if name is None:
@@ -39,9 +39,7 @@ def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None
     if recipe.teacher.urls:
         file, source = find_file(name, TOKENIZER)
         if file is None:
-            raise UserError(
-                f"teacher.model={name}: its {TOKENIZER} is needed to see that its tokens are the policy's ({source})"
-            )
+            raise UserError(f"teacher.model={name}: its {TOKENIZER} is needed to compare vocabularies ({source})")
         folder, teacher = None, file
     else:
         model = resolve_model(name, lambda text: console.print(text, highlight=False, soft_wrap=True), "teacher.model")

@@ -1,1 +1,1 @@
-"""Learning from lines: SFT, reward models and DPO on TRL's trainers."""
+"""Supervised learning from examples: SFT, reward models and DPO on TRL's trainers."""

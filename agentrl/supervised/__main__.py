@@ -1,7 +1,7 @@
-"""Entry point of a rank that learns from lines: ``torchrun -m agentrl.supervised --run-dir runs/x --model DIR``.
+"""Entry point of a supervised training rank: ``torchrun -m agentrl.supervised --run-dir runs/x --model DIR``.
 
-Guarantees: SIGTERM ends the rank at once; the held-out lines are measured before and after the training, on the same
-lines; the export comes last, so a folder ``model/`` is of a training that went to its end.
+Guarantees: SIGTERM ends the rank at once; the same held-out examples are measured before and after the
+training; the export comes last, so a folder ``model/`` means that the training was completed.
 """
 
 import sys
@@ -20,7 +20,7 @@ from agentrl.host.entry import begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.observe.sinks import MetricsWriter
-from agentrl.supervised.batches import Lines, encode_all, even_batch, micro_batch, pad_token, step_count
+from agentrl.supervised.batches import EncodedExamples, encode_all, even_batch, micro_batch, pad_token, step_count
 from agentrl.supervised.checkpoint import Checkpoints, barrier, export, sweep_unfinished
 from agentrl.supervised.course import Course
 from agentrl.supervised.records import Records
@@ -47,29 +47,29 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resume: bool) -> None:
-    """Learn from the recipe's lines and leave ``model/``."""
+    """Train on the recipe's examples and export the model to ``model/``."""
     template = ChatTemplate.from_folder(
         model, source=recipe.model.chat_template, policy="append", variables=recipe.inference.chat_template_kwargs
     )
-    lines = encode_all(recipe, template)
+    examples = encode_all(recipe, template)
     tokenizer: Any = template.tokenizer
     if recipe.trainer.type == "rm":
-        tokenizer.pad_token = pad_token(template, lines)
+        tokenizer.pad_token = pad_token(template, examples)
     found = latest_checkpoint(run_dir / "checkpoints") if resume else None
     state = read_state(found) if found else {"step": 0, "elapsed": 0.0}
-    course = Course(recipe, *step_count(recipe, len(lines.train)), state["elapsed"])
-    trainer = build(recipe, run_dir, model, lines, tokenizer, course)
+    course = Course(recipe, *step_count(recipe, len(examples.train)), state["elapsed"])
+    trainer = build(recipe, run_dir, model, examples, tokenizer, course)
     first = trainer.is_world_process_zero()
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard) if first else None
     if writer is not None:
         sweep_unfinished(run_dir / "checkpoints")
         writer.void_after(state["step"])
-        write_json(ready_file, {"data": lines.told(recipe)})
-        trainer.add_callback(Records(writer.write, course, lines.held_out_count, recipe.trainer.type == "dpo"))
-    if lines.held_out is not None and found is None:
+        write_json(ready_file, {"data": examples.summary(recipe)})
+        trainer.add_callback(Records(writer.write, course, examples.held_out_count, recipe.trainer.type == "dpo"))
+    if examples.held_out is not None and found is None:
         trainer.evaluate()
     trainer.train(resume_from_checkpoint=str(found) if found else None)
-    if lines.held_out is not None:
+    if examples.held_out is not None:
         trainer.evaluate()
     if writer is not None:
         writer.close()
@@ -77,18 +77,18 @@ def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resum
     barrier()
 
 
-def build(recipe: Recipe, run_dir: Path, model: Path, lines: Lines, tokenizer: Any, course: Course) -> Any:
-    """The TRL trainer of ``trainer.type`` on the encoded lines, with the run's course and checkpoints."""
+def build(recipe: Recipe, run_dir: Path, model: Path, examples: EncodedExamples, tokenizer: Any, course: Course) -> Any:
+    """Build the TRL trainer of ``trainer.type`` for the encoded examples, with the run's schedule and checkpoints."""
     config = recipe.trainer
     set_seed(recipe.seed)  # a reward model's head begins with random numbers
     checkpoints = run_dir / "checkpoints"
-    micro = micro_batch(recipe, lines.train.longest)
+    micro = micro_batch(recipe, examples.train.longest)
     bfloat16 = DTYPES[config.dtype] == torch.bfloat16
     common = arguments(recipe, checkpoints, micro=micro, total_steps=course.total_steps, bfloat16=bfloat16)
-    parts: dict[str, Any] = {"train_dataset": dataset(lines.train.data), "processing_class": tokenizer}
-    if lines.held_out is not None:
-        common["per_device_eval_batch_size"] = even_batch(len(lines.held_out) // config.nproc, micro)
-        parts["eval_dataset"] = dataset(lines.held_out.data)
+    parts: dict[str, Any] = {"train_dataset": dataset(examples.train.data), "processing_class": tokenizer}
+    if examples.held_out is not None:
+        common["per_device_eval_batch_size"] = even_batch(len(examples.held_out) // config.nproc, micro)
+        parts["eval_dataset"] = dataset(examples.held_out.data)
     trainer = load("trainer", str(config.type))(recipe, model, common, parts)
     trainer.course = course
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has all of it
@@ -98,13 +98,13 @@ def build(recipe: Recipe, run_dir: Path, model: Path, lines: Lines, tokenizer: A
 
 
 def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path) -> None:
-    """``model/`` in the type of the model that the training started from."""
+    """Write ``model/`` in the dtype of the starting model."""
     template = run_dir / CHAT_TEMPLATE
-    if template.is_file():  # not the model's own: what it learned with belongs to it from now on
+    if template.is_file():  # the template used in training replaces the tokenizer's own
         tokenizer.chat_template = template.read_text()
     start: Any = AutoConfig.from_pretrained(str(model))
     learned = trainer.accelerator.unwrap_model(trainer.model)
-    learned.config.use_cache = start.use_cache  # training goes without
+    learned.config.use_cache = start.use_cache  # training switches the cache off
     export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32)
 
 

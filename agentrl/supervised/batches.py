@@ -1,7 +1,7 @@
-"""Lines into TRL's columns, and how many of them are computed at one time.
+"""Encodes examples as columns for TRL's trainers, and computes the micro-batch size.
 
-Guarantees: a line that is longer than ``supervised.max_length`` is left out, never cut, and counted; a run without any
-line left is refused; the batch is shared out to ranks and micro-batches without a rest.
+Guarantees: an example longer than ``supervised.max_length`` is left out and counted, never cut; a run without any
+example left is refused; ranks and micro-batches divide the batch without a remainder.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import Recipe
 from agentrl.inference.template import ChatTemplate
-from agentrl.supervised.examples import Pair, Sample, load_held_out, load_lines
+from agentrl.supervised.examples import Pair, Sample, load_examples, load_held_out
 from agentrl.supervised.tokens import Encoder
 from agentrl.train.schedule import planned_steps
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Encoded lines.
+    """Encoded examples.
 
     Attributes:
-        data: Column name to a list with one entry a line.
-        longest: Tokens of the longest line, both answers of a pair together.
-        left_out: How many were longer than allowed.
+        data: Maps each column name to one list of token ids per example.
+        longest: Length of the longest example in tokens; a pair counts both answers.
+        left_out: Number of examples that were longer than allowed.
     """
 
     data: dict[str, list[list[int]]]
@@ -35,13 +35,13 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What a training learns from, and what it is measured on.
+class EncodedExamples:
+    """The encoded training and held-out examples of a run.
 
     Attributes:
-        train: Learned.
-        held_out: Measured before and after; ``None`` where the recipe has none.
-        source: Where the learned ones come from.
+        train: Examples to train on.
+        held_out: Examples measured before and after the training; ``None`` if the recipe has none.
+        source: Sentence that says where the training examples come from.
     """
 
     train: Columns
@@ -50,61 +50,61 @@ class Lines:
 
     @property
     def held_out_count(self) -> int:
-        """Held-out lines."""
+        """Number of held-out examples."""
         return 0 if self.held_out is None else len(self.held_out)
 
-    def told(self, recipe: Recipe) -> str:
-        """One line for a person."""
+    def summary(self, recipe: Recipe) -> str:
+        """One line about the data, for the live view."""
         limit, micro = recipe.supervised.max_length, micro_batch(recipe, self.train.longest)
-        kind = "lines" if recipe.trainer.type == "sft" else "pairs"
+        kind = "examples" if recipe.trainer.type == "sft" else "pairs"
         return (
             f"data: {self.source}; {len(self.train)} {kind}, {self.train.left_out} longer than {limit} tokens left "
-            f"out, {self.held_out_count} held out; {micro} at one time"
+            f"out, {self.held_out_count} held out; micro-batches of {micro}"
         )
 
 
-def encode_all(recipe: Recipe, template: ChatTemplate) -> Lines:
-    """Load and encode a recipe's lines.
+def encode_all(recipe: Recipe, template: ChatTemplate) -> EncodedExamples:
+    """Load and encode a recipe's examples.
 
     Raises:
-        DataError: There are none, or too few.
+        DataError: There are no examples, or too few for the number of ranks.
     """
     encoder = Encoder(template, recipe.inference.chat_template_kwargs)
-    train, held_out = load_lines(recipe, recipe.train_dataset), load_held_out(recipe)
-    learned = encode(train.lines, recipe, encoder, what="train")
+    train, held_out = load_examples(recipe, recipe.train_dataset), load_held_out(recipe)
+    learned = encode(train.examples, recipe, encoder, what="train")
     if held_out is None:
-        return Lines(learned, None, train.source)
-    measured = encode(held_out.lines, recipe, encoder, what="held-out", most=recipe.eval.tasks)
+        return EncodedExamples(learned, None, train.source)
+    measured = encode(held_out.examples, recipe, encoder, what="held-out", most=recipe.eval.tasks)
     nproc = recipe.trainer.nproc
-    even = len(measured) - len(measured) % nproc  # each rank measures as many as the others
+    even = len(measured) - len(measured) % nproc  # every rank gets the same number
     if even == 0:
-        raise DataError(f"{len(measured)} held-out lines are too few for trainer.nproc={nproc}")
+        raise DataError(f"{len(measured)} held-out examples are too few for trainer.nproc={nproc}")
     data = {name: rows[:even] for name, rows in measured.data.items()}
-    return Lines(learned, Columns(data, measured.longest, measured.left_out), train.source)
+    return EncodedExamples(learned, Columns(data, measured.longest, measured.left_out), train.source)
 
 
 def encode(
-    lines: Sequence[Sample | Pair], recipe: Recipe, encoder: Encoder, *, what: str, most: int | None = None
+    examples: Sequence[Sample | Pair], recipe: Recipe, encoder: Encoder, *, what: str, most: int | None = None
 ) -> Columns:
-    """Encode lines for ``trainer.type``.
+    """Encode examples for ``trainer.type``.
 
     Args:
-        lines: Samples for SFT, else pairs.
-        recipe: For ``trainer.type`` and ``supervised``.
-        encoder: The model's.
-        what: ``train`` or ``held-out``, for the message.
-        most: Stop at so many that are short enough.
+        examples: Samples for SFT, pairs for reward models and DPO.
+        recipe: Recipe; ``trainer.type`` and ``supervised`` are read.
+        encoder: Encoder with the model's chat template.
+        what: ``train`` or ``held-out``, named in the error message.
+        most: Maximum number of examples to return; ``None`` for all.
 
     Raises:
-        DataError: No line is short enough.
+        DataError: No example is short enough.
     """
     limit = recipe.supervised.max_length
     rows: list[dict[str, list[int]]] = []
     longest, shortest, left_out = 0, 0, 0
-    for line in lines:
+    for example in examples:
         if most is not None and len(rows) == most:
             break
-        row, sizes = _row(line, recipe, encoder)
+        row, sizes = _row(example, recipe, encoder)
         shortest = min(shortest or max(sizes), max(sizes))
         if max(sizes) > limit:
             left_out += 1
@@ -113,52 +113,57 @@ def encode(
         longest = max(longest, max(sizes) * len(sizes))
     if not rows:
         raise DataError(
-            f"no {what} line fits supervised.max_length={limit}: the shortest of {len(lines)} has {shortest} tokens"
+            f"no {what} example fits supervised.max_length={limit}: the shortest of {len(examples)} has "
+            f"{shortest} tokens"
         )
     return Columns({name: [row[name] for row in rows] for name in rows[0]}, longest, left_out)
 
 
-def _row(line: Sample | Pair, recipe: Recipe, encoder: Encoder) -> tuple[dict[str, list[int]], list[int]]:
-    """A line's columns, and the lengths of its sequences."""
-    if isinstance(line, Sample):
-        encoded = encoder.sample(line, completion_only=recipe.supervised.completion_only)
+def _row(example: Sample | Pair, recipe: Recipe, encoder: Encoder) -> tuple[dict[str, list[int]], list[int]]:
+    """An example's columns, and the lengths of its sequences."""
+    if isinstance(example, Sample):
+        encoded = encoder.sample(example, completion_only=recipe.supervised.completion_only)
         return {"input_ids": encoded.ids, "labels": encoded.labels}, [len(encoded.ids)]
-    prompt, chosen, rejected = encoder.pair(line)
+    prompt, chosen, rejected = encoder.pair(example)
     sizes = [len(prompt) + len(chosen), len(prompt) + len(rejected)]
     if recipe.trainer.type == "rm":
         return {"chosen_ids": prompt + chosen, "rejected_ids": prompt + rejected}, sizes
     return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}, sizes
 
 
-def pad_token(template: ChatTemplate, lines: Lines) -> str:
-    """A special token that stands in no line: a reward model reads its score at the last token that is no padding.
+def pad_token(template: ChatTemplate, examples: EncodedExamples) -> str:
+    """Returns a special token that no example contains, to pad with.
+
+    A reward model reads its score at the last token that is not padding.
 
     Raises:
-        DataError: There is none.
+        DataError: The tokenizer has no such token.
     """
-    parts = [lines.train] if lines.held_out is None else [lines.train, lines.held_out]
+    parts = [examples.train] if examples.held_out is None else [examples.train, examples.held_out]
     used = {token for part in parts for rows in part.data.values() for row in rows for token in row}
     tokenizer: Any = template.tokenizer
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in used:
         return str(tokenizer.pad_token)
     free = sorted(template.special_ids - template.end_ids - used)
     if not free:
-        raise DataError("this model's tokenizer has no special token to pad with that stands in no line")
+        raise DataError(
+            "this model's tokenizer has no special token left to pad with: the examples contain all of them"
+        )
     return str(tokenizer.convert_ids_to_tokens(free[0]))
 
 
 def micro_batch(recipe: Recipe, longest: int) -> int:
-    """Lines that a rank computes at one time: as many as ``trainer.tokens_per_microbatch`` holds, at least one."""
+    """Examples per micro-batch of a rank: as many as ``trainer.tokens_per_microbatch`` holds, at least one."""
     share = recipe.supervised.batch_size // recipe.trainer.nproc
     return even_batch(share, recipe.trainer.tokens_per_microbatch // longest)
 
 
-def even_batch(lines: int, most: int) -> int:
-    """The largest batch of at most ``most`` that divides ``lines``: TRL averages over batches, which must be alike."""
-    return max(size for size in range(1, max(1, min(lines, most)) + 1) if lines % size == 0)
+def even_batch(examples: int, most: int) -> int:
+    """The largest batch of at most ``most`` that divides ``examples``: TRL averages over equal batches."""
+    return max(size for size in range(1, max(1, min(examples, most)) + 1) if examples % size == 0)
 
 
-def step_count(recipe: Recipe, lines: int) -> tuple[int, int]:
-    """Steps of the whole training, and of a pass over ``lines``."""
-    per_epoch = -(-lines // recipe.supervised.batch_size)
+def step_count(recipe: Recipe, examples: int) -> tuple[int, int]:
+    """Returns the steps of the whole training, and of one epoch over ``examples``."""
+    per_epoch = -(-examples // recipe.supervised.batch_size)
     return planned_steps(recipe.trainer.total_steps, recipe.trainer.epochs, per_epoch), per_epoch

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from agentrl.supervised.course import Course
 from agentrl.train.checkpoint_state import STATE_FILE
 
-_UNFINISHED = "checkpoint-*"  # as transformers names what it writes
+_UNFINISHED = "checkpoint-*"  # the name transformers gives to a checkpoint
 
 
 class Checkpoints(TrainerCallback):
@@ -23,8 +23,8 @@ class Checkpoints(TrainerCallback):
 
     Args:
         folder: ``runs/<name>/checkpoints``; ``output_dir`` of the trainer.
-        keep: How many stay.
-        course: Knows the seconds of training so far.
+        keep: Number of checkpoints to keep.
+        course: Supplies the seconds of training so far.
     """
 
     def __init__(self, folder: Path, keep: int, course: Course) -> None:
@@ -33,7 +33,7 @@ class Checkpoints(TrainerCallback):
         self._course = course
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """After all ranks have written their part."""
+        """Rename the checkpoint once all ranks have written their part."""
         barrier()
         if state.is_world_process_zero:
             step = state.global_step
@@ -48,7 +48,7 @@ class Checkpoints(TrainerCallback):
 
 
 def sweep_unfinished(folder: Path) -> None:
-    """Remove what a run left that was killed while it saved."""
+    """Remove partial checkpoints of a run that was killed while saving."""
     for rest in folder.glob(_UNFINISHED):
         shutil.rmtree(rest, ignore_errors=True)
 
@@ -58,9 +58,9 @@ def export(model: Any, tokenizer: Any, target: Path, dtype: Any) -> None:
 
     Args:
         model: A ``transformers`` model.
-        tokenizer: Its tokenizer, with the chat template that it learned with.
+        tokenizer: The model's tokenizer, with the chat template used in training.
         target: ``runs/<name>/model``.
-        dtype: What the weights are written in.
+        dtype: Dtype of the written weights.
     """
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)

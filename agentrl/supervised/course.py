@@ -1,4 +1,4 @@
-"""The course of a training on TRL's trainers: learning rate, end, checkpoints, evaluations.
+"""Schedule of a supervised training: learning rate, end, checkpoints, evaluations.
 
 Guarantees: rank 0 reads the clock and every rank acts on what it read, so all of them stop, save and evaluate in the
 same step and have the same learning rate; ``trainer.time_budget``, ``schedule``, ``save_every`` and the rest mean what
@@ -18,14 +18,14 @@ from agentrl.train.schedule import learning_rate_factor, progress
 
 
 class Course(TrainerCallback):
-    """Decides after each step what comes next.
+    """Decides after each step whether to stop, save or evaluate.
 
     Args:
-        recipe: For ``trainer`` and ``eval``.
-        total_steps: Steps of the whole training.
-        steps_per_epoch: Steps of a pass over the lines.
+        recipe: Recipe; ``trainer`` and ``eval`` are read.
+        total_steps: Number of optimizer steps of the whole training.
+        steps_per_epoch: Number of optimizer steps per epoch.
         elapsed: Seconds of training before this process, in a run that is resumed.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Course(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """The clock starts with the first step."""
+        """Start the clock."""
         self._started = self._last_save = self._clock()
 
     def on_optimizer_step(
@@ -71,7 +71,7 @@ class Course(TrainerCallback):
         self.step_seconds, self.elapsed = now - self.elapsed, now
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Set what TRL's loop does now: stop, save, evaluate."""
+        """Tell TRL's loop whether to stop, save or evaluate now."""
         config, step = self._config, state.global_step
         budget = config.time_budget
         final = step >= self.total_steps or (budget is not None and self.elapsed + self.step_seconds >= budget)
@@ -88,12 +88,12 @@ class Course(TrainerCallback):
         return by_step or by_time or by_epoch
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """The time to the next checkpoint starts."""
+        """Restart the time to the next checkpoint."""
         self._last_save = self._started + self.elapsed - self._before
 
 
 def shared(seconds: float, device: torch.device) -> float:
-    """Rank 0's number, on every rank."""
+    """Returns rank 0's value on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return seconds
     value = torch.tensor([seconds], dtype=torch.float64, device=device)

@@ -1,8 +1,8 @@
-"""Lines of a dataset into conversations to learn from, and pairs of answers to prefer one of.
+"""Reads a dataset's examples as conversations (SFT) or preference pairs (reward models, DPO).
 
-Guarantees: what a line says is taken as it stands, or refused with its place and the shapes that would do; where lines
-hold tasks and no texts, the environment says the texts, with the prompt that an agent gets in it; the same recipe gives
-the same lines in the same order. Nothing here needs torch.
+Guarantees: an example is taken unchanged, or refused with its position and the accepted formats; where examples hold
+tasks without texts, the environment supplies the texts, with the prompt that an agent gets in it; the same recipe gives
+the same examples in the same order. Nothing here needs torch.
 """
 
 import random
@@ -21,38 +21,38 @@ from agentrl.envkit.make import discard, make
 
 _ROLES = ("system", "user", "assistant", "tool")
 _SAMPLE = "messages, or prompt and completion"
-_PAIR = "prompt, chosen and rejected, or chosen and rejected as messages that begin alike"
+_PAIR = "prompt, chosen and rejected, or chosen and rejected as messages with a common beginning"
 
 
 class NoTextsError(DataError):
-    """A line holds a task, and nobody says the texts to learn from."""
+    """An example holds a task without texts, and the environment cannot supply them."""
 
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """An environment that can say a right answer to its tasks."""
+    """An environment that can give a correct answer to its tasks."""
 
     def demonstration(self, task: dict[str, Any]) -> str:
-        """A right answer, in the form that the prompt asks for."""
+        """Returns a correct answer in the format that the prompt asks for."""
         ...
 
 
 @runtime_checkable
 class Errs(Protocol):
-    """An environment that can say a wrong answer too, to tell from the right one."""
+    """An environment that can also give a wrong answer, for preference pairs."""
 
     def wrong_demonstration(self, task: dict[str, Any], rng: random.Random) -> str:
-        """A wrong answer in the right form; the same ``rng`` gives the same one."""
+        """Returns a wrong answer in the correct format; the same ``rng`` gives the same one."""
         ...
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation to learn from.
+    """A conversation to train on.
 
     Attributes:
-        messages: All of it.
-        start: Assistant messages from this place on are learned; earlier ones are part of the prompt.
+        messages: All messages of the conversation.
+        start: Index of the first message whose assistant turns are trained; earlier ones are part of the prompt.
     """
 
     messages: list[Message]
@@ -66,7 +66,7 @@ class Pair:
     Attributes:
         prompt: The messages before the answer.
         chosen: The better answer, an assistant message.
-        rejected: The worse one.
+        rejected: The worse answer, an assistant message.
     """
 
     prompt: list[Message]
@@ -75,48 +75,48 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class LoadedLines:
-    """What to learn from.
+class LoadedExamples:
+    """The examples of one dataset section.
 
     Attributes:
-        lines: Samples for ``trainer.type=sft``, else pairs.
-        source: A sentence that says where they come from.
+        examples: Samples for ``trainer.type=sft``, else pairs.
+        source: Sentence that says where the examples come from.
     """
 
-    lines: list[Sample | Pair]
+    examples: list[Sample | Pair]
     source: str
 
 
-def load_lines(recipe: Recipe, section: DatasetConfig) -> LoadedLines:
-    """The lines of a dataset section, as ``trainer.type`` needs them.
+def load_examples(recipe: Recipe, section: DatasetConfig) -> LoadedExamples:
+    """Load the examples of a dataset section, in the form that ``trainer.type`` needs.
 
     Raises:
-        DataError: The dataset is not found, or a line has not the texts that are needed.
+        DataError: The dataset is not found, or an example lacks a text that is needed.
     """
     loaded = load_tasks(named(section), seed=recipe.seed, env=recipe.env)
     pairs = recipe.trainer.type != "sft"
     env = None if recipe.env.id == NO_ENV else make(recipe.env.id, **recipe.env.kwargs)
     try:
         read = (_reader_of_pairs if pairs else _reader_of_samples)(recipe, env)
-        lines = [_at(task, section, read) for task in loaded.tasks]
+        examples = [_at(task, section, read) for task in loaded.tasks]
     finally:
         if env is not None:
             discard(env)
-    return LoadedLines(lines, loaded.source)
+    return LoadedExamples(examples, loaded.source)
 
 
-def load_held_out(recipe: Recipe) -> LoadedLines | None:
-    """The lines that are measured before and after the training.
+def load_held_out(recipe: Recipe) -> LoadedExamples | None:
+    """Load the examples that are measured before and after the training.
 
     Returns:
         ``None`` where the recipe has none: ``valid_dataset`` names no dataset and there is no environment with one,
-        or it holds tasks for the environment's evaluation, to which nobody says an answer.
+        or it holds tasks for the environment's evaluation without answers.
     """
     section = recipe.valid_dataset
     if section.name == "env" and section.path is None and recipe.env.id == NO_ENV:
         return None
     try:
-        return load_lines(recipe, section)
+        return load_examples(recipe, section)
     except NoTextsError:
         if evaluates(recipe):
             return None
@@ -124,7 +124,7 @@ def load_held_out(recipe: Recipe) -> LoadedLines | None:
 
 
 def named(section: DatasetConfig) -> DatasetConfig:
-    """The section with a registered name: a path alone is a folder, an unknown ``owner/name`` comes from the hub."""
+    """Set the section's registered name: ``jsonl`` for a path alone, ``hub`` for an unknown ``owner/name``."""
     if section.name == "env" and section.path is not None:
         return section.model_copy(update={"name": "jsonl"})
     known = section.name == "env" or ":" in section.name or section.name in registered("dataset")
@@ -169,51 +169,51 @@ def _reader_of_pairs(recipe: Recipe, env: object) -> Callable[[Task], Pair]:
 
 
 def _prompt(recipe: Recipe, env: SingleTurnEnvironment, task: dict[str, Any]) -> list[Message]:
-    """What the model gets in an episode: the agent's system prompt, then the environment's messages."""
+    """Returns the prompt of an episode: the agent's system prompt, then the environment's messages."""
     system = recipe.agent.kwargs.get("system")
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*first, *env.prompt(task)]
 
 
-def _lacks(recipe: Recipe, line: Mapping[str, Any], shape: str, methods: str) -> str:
-    has = ", ".join(line) or "nothing"
+def _lacks(recipe: Recipe, example: Mapping[str, Any], shape: str, methods: str) -> str:
+    has = ", ".join(example) or "nothing"
     return (
-        f"trainer.type={recipe.trainer.type} needs lines with {shape}, and this one has {has}; "
-        f"env.id={recipe.env.id} does not say them either (it would with {methods})"
+        f"trainer.type={recipe.trainer.type} needs examples with {shape}, and this one has {has}; "
+        f"env.id={recipe.env.id} cannot supply them (it would need {methods})"
     )
 
 
-def sample_of(line: Mapping[str, Any]) -> Sample | None:
-    """A line with ``messages``, or with ``prompt`` and ``completion``; ``None`` where it has neither.
+def sample_of(example: Mapping[str, Any]) -> Sample | None:
+    """Parse an example with ``messages``, or ``prompt`` and ``completion``; ``None`` where it has neither.
 
     Raises:
-        ValueError: It has them, but not as texts or messages, or nothing that an assistant says.
+        ValueError: They are neither texts nor messages, or hold no assistant message.
     """
-    if "messages" in line:
-        messages = as_messages(line["messages"], "messages", "user")
+    if "messages" in example:
+        messages = as_messages(example["messages"], "messages", "user")
         start = 0
-    elif "prompt" in line and "completion" in line:
-        prompt = as_messages(line["prompt"], "prompt", "user")
-        messages = [*prompt, *as_messages(line["completion"], "completion", "assistant")]
+    elif "prompt" in example and "completion" in example:
+        prompt = as_messages(example["prompt"], "prompt", "user")
+        messages = [*prompt, *as_messages(example["completion"], "completion", "assistant")]
         start = len(prompt)
     else:
         return None
     if not any(message["role"] == "assistant" for message in messages[start:]):
-        raise ValueError("nothing to learn: no message after the prompt is an assistant's")
+        raise ValueError("nothing to train on: no message after the prompt is an assistant's")
     return Sample(messages, start)
 
 
-def pair_of(line: Mapping[str, Any]) -> Pair | None:
-    """A line with ``chosen`` and ``rejected``, with or without ``prompt``; ``None`` where it has no pair.
+def pair_of(example: Mapping[str, Any]) -> Pair | None:
+    """Parse an example with ``chosen`` and ``rejected``, maybe ``prompt``; ``None`` where it has no pair.
 
     Raises:
-        ValueError: It has one, but the answers are not one assistant message each, or are the same.
+        ValueError: The answers are not one assistant message each, or are the same.
     """
-    if "chosen" not in line or "rejected" not in line:
+    if "chosen" not in example or "rejected" not in example:
         return None
-    chosen = as_messages(line["chosen"], "chosen", "assistant")
-    rejected = as_messages(line["rejected"], "rejected", "assistant")
-    prompt = as_messages(line["prompt"], "prompt", "user") if "prompt" in line else _common(chosen, rejected)
+    chosen = as_messages(example["chosen"], "chosen", "assistant")
+    rejected = as_messages(example["rejected"], "rejected", "assistant")
+    prompt = as_messages(example["prompt"], "prompt", "user") if "prompt" in example else _common(chosen, rejected)
     answers = []
     for name, messages in (("chosen", chosen), ("rejected", rejected)):
         if messages[: len(prompt)] == prompt:  # the whole conversation, not the answer alone
@@ -239,10 +239,10 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Mess
 
 
 def as_messages(value: object, name: str, role: str) -> list[Message]:
-    """A text as one message of ``role``, or a list of messages as it is.
+    """Returns a text as one message of ``role``, and a list of messages unchanged.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The value is neither.
     """
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -256,5 +256,5 @@ def as_messages(value: object, name: str, role: str) -> list[Message]:
 
 
 def answer(text: str) -> Message:
-    """A text as the assistant's message."""
+    """Returns a text as an assistant message."""
     return {"role": "assistant", "content": text}

@@ -1,7 +1,7 @@
-"""What TRL's trainers log, as records of ``metrics.jsonl`` in our words.
+"""Writes what TRL's trainers log to ``metrics.jsonl``, under this project's metric names.
 
-Guarantees: one record per step and one per evaluation of the held-out lines; every name stands in a table here, so a
-number that TRL begins to log under a new name does not slip in unnoticed; rank 0 alone writes.
+Guarantees: one record per step and one per evaluation of the held-out examples; every metric name is in a table here,
+so a metric that TRL adds later is not recorded by accident; rank 0 alone writes.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,13 +35,13 @@ _HELD_OUT = ("loss", "token_accuracy", "pair_accuracy", "margin")
 
 
 class Records(TrainerCallback):
-    """Writes what the trainer logs.
+    """Callback that writes the trainer's logs as metric records.
 
     Args:
-        write: Takes a step and its metrics.
-        course: Knows how long the step took.
-        held_out: Number of held-out lines.
-        own_reference: The starting policy is the reference (DPO), which tells no pair apart before the first step.
+        write: Called with a step and its metrics.
+        course: Supplies the seconds that the step took.
+        held_out: Number of held-out examples.
+        own_reference: Whether the starting policy is the reference (DPO): pair accuracy has no meaning before step 1.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Records(TrainerCallback):
         logs: Mapping[str, float] | None = None,
         **more: Any,
     ) -> None:
-        """One record of a step or an evaluation; the summary at the end of the training is neither."""
+        """Write one record for a step or an evaluation; TRL's summary at the end of the training is skipped."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_loss" in logs:
@@ -76,18 +76,18 @@ class Records(TrainerCallback):
             self._write(state.global_step, record | {"time/step": self._course.step_seconds})
 
 
-def held_out_record(logs: Mapping[str, float], lines: int) -> dict[str, float]:
-    """An evaluation's record; the share of pairs told apart comes with its interval.
+def held_out_record(logs: Mapping[str, float], examples: int) -> dict[str, float]:
+    """Returns an evaluation's record; pair accuracy comes with its 95% interval.
 
     Args:
-        logs: As TRL logs them, ``eval_`` before each name.
-        lines: How many lines were held out.
+        logs: TRL's metrics, each name prefixed by ``eval_``.
+        examples: Number of held-out examples.
     """
     found = {name: float(logs[f"eval_{key}"]) for key, name in NAMES.items() if f"eval_{key}" in logs}
     record = {f"eval/{name}": value for name, value in found.items() if name in _HELD_OUT}
-    record["eval/lines"] = float(lines)
+    record["eval/lines"] = float(examples)
     if "pair_accuracy" in found:
-        right = round(found["pair_accuracy"] * lines)
-        low, high = proportion_interval(right, lines)
+        right = round(found["pair_accuracy"] * examples)
+        low, high = proportion_interval(right, examples)
         record |= {"eval/pair_accuracy_low": low, "eval/pair_accuracy_high": high}
     return record

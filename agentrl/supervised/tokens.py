@@ -1,7 +1,7 @@
-"""Conversations into ids, and which of them are learned.
+"""Encodes conversations as token ids with a loss mask.
 
 Guarantees: a prompt has the ids that an agent's session would send (:class:`~agentrl.inference.template.ChatTemplate`),
-and a completion the ids that a model would have to sample: its words, then the end-of-turn token, and nothing of what
+and a completion the ids that a model would have to sample: its text and the end-of-turn token, without what
 the template puts after that. A template that renders earlier turns differently once others follow is refused.
 """
 
@@ -16,11 +16,11 @@ from agentrl.supervised.examples import Pair, Sample
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation's ids.
+    """A conversation's token ids and loss mask.
 
     Attributes:
-        ids: Token ids.
-        learned: For each, whether it has a loss.
+        ids: Token ids, ``[tokens]``.
+        learned: Loss mask, ``[tokens]``.
     """
 
     ids: list[int]
@@ -28,16 +28,16 @@ class Encoded:
 
     @property
     def labels(self) -> list[int]:
-        """The ids, -100 where nothing is learned."""
+        """The ids, -100 where the loss mask is false."""
         return [token if learned else -100 for token, learned in zip(self.ids, self.learned, strict=True)]
 
 
 class Encoder:
-    """Encodes lines with a model's chat template.
+    """Encodes examples with a model's chat template.
 
     Args:
-        template: The template.
-        variables: Further variables of it, ``inference.chat_template_kwargs``.
+        template: The model's chat template.
+        variables: Further template variables, ``inference.chat_template_kwargs``.
     """
 
     def __init__(self, template: ChatTemplate, variables: Mapping[str, Any] | None = None) -> None:
@@ -47,18 +47,18 @@ class Encoder:
         self._ends = {end: decode([end], skip_special_tokens=False) for end in sorted(template.end_ids)}
 
     def sample(self, sample: Sample, *, completion_only: bool = True) -> Encoded:
-        """Ids of a conversation up to its last assistant message.
+        """Encode a conversation up to its last assistant message.
 
         Args:
             sample: The conversation.
-            completion_only: Learn the assistant's words and their end of turn alone, else every token.
+            completion_only: Whether only assistant text and its end-of-turn token have a loss, or every token.
 
         Raises:
             TemplateError: The template cannot render it turn by turn.
         """
         ids: list[int] = []
         learned: list[bool] = []
-        done = ""  # the text that ``ids`` stand for
+        done = ""  # the text that ``ids`` encode
         for place, message in enumerate(sample.messages):
             if place < sample.start or message["role"] != "assistant":
                 continue
@@ -67,7 +67,7 @@ class Encoder:
             if not before.startswith(done) or not after.startswith(before):
                 raise TemplateError(
                     "this chat template renders earlier turns differently once others follow, so a token would be "
-                    "learned after a prompt that no session sends; model.chat_template=training keeps them as they are"
+                    "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
                 )
             words, end = self._split(after[len(before) :])
             prompt, answer = self._template.encode(before[len(done) :]), [*self._template.encode(words), end]
@@ -77,14 +77,14 @@ class Encoder:
         return Encoded(ids, learned)
 
     def pair(self, pair: Pair) -> tuple[list[int], list[int], list[int]]:
-        """Ids of the prompt, and of each answer with its end of turn."""
+        """Encode the prompt, the chosen and the rejected answer, each answer with its end-of-turn token."""
         start = len(pair.prompt)
         chosen, rejected = (self.sample(Sample([*pair.prompt, said], start)) for said in (pair.chosen, pair.rejected))
         prompt = chosen.learned.index(True)
         return chosen.ids[:prompt], chosen.ids[prompt:], rejected.ids[prompt:]
 
     def _split(self, text: str) -> tuple[str, int]:
-        """An assistant's words as the template renders them, and the id that ends the turn."""
+        """Split a rendered assistant turn into its text and the id of its end-of-turn token."""
         places = {end: text.find(word) for end, word in self._ends.items() if word and word in text}
         if not places:
             raise TemplateError(

@@ -1,8 +1,8 @@
 """TRL's SFT, reward and DPO trainers, set up from a recipe.
 
-Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing anew; what
-decides a run's course is :class:`~agentrl.supervised.course.Course`, TRL's own schedules are switched off; parameters
-are float32, whatever they are computed in. Sources: Ouyang et al. 2022, arXiv:2203.02155 (SFT and reward model);
+Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing again;
+:class:`~agentrl.supervised.course.Course` decides a run's schedule, TRL's own schedules are switched off; parameters
+are float32 in every compute dtype. Sources: Ouyang et al. 2022, arXiv:2203.02155 (SFT and reward model);
 Rafailov et al. 2023, arXiv:2305.18290 (DPO).
 """
 
@@ -27,46 +27,46 @@ Columns = dict[str, list[Any]]
 
 
 class OnCourse:
-    """For a TRL trainer: its learning rate follows the run's course, and it writes no model card."""
+    """Mixin for a TRL trainer: the learning rate follows the run's :class:`Course`; no model card is written."""
 
     course: Course
     optimizer: Any
     lr_scheduler: Any
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        """The course's factor on the learning rate."""
+        """Returns a scheduler with the course's learning rate factor."""
         if self.lr_scheduler is None:
             course = self.course
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: course.factor(step))
         return self.lr_scheduler
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None: the run's folder says what it is."""
+        """Write no model card: the run's folder describes the model."""
 
 
 class SFT(OnCourse, SFTTrainer):
-    """On ``input_ids`` and ``labels``."""
+    """SFT trainer on the columns ``input_ids`` and ``labels``."""
 
 
 class Reward(OnCourse, RewardTrainer):
-    """On ``chosen_ids`` and ``rejected_ids``."""
+    """Reward model trainer on the columns ``chosen_ids`` and ``rejected_ids``."""
 
 
 class DPO(OnCourse, DPOTrainer):
-    """On ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+    """DPO trainer on the columns ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        return dataset  # encoded already, which this trainer of TRL's has no other way to be told
+        return dataset  # encoded already; this TRL trainer has no option to skip encoding
 
 
 def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> SFT:
-    """Cross-entropy on the learned tokens, averaged over the batch's."""
-    args = SFTConfig(**common, completion_only_loss=False)  # the labels say what is learned
+    """Build the SFT trainer: mean cross-entropy over the tokens of the batch whose loss mask is set."""
+    args = SFTConfig(**common, completion_only_loss=False)  # the labels hold the loss mask
     return SFT(model=_causal(model), args=args, **parts)
 
 
 def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
-    """A score at the last token: -log sigmoid(score of the chosen - score of the rejected)."""
+    """Build the reward model trainer (score at the last token): -log sigmoid(chosen score - rejected score)."""
     scoring = AutoModelForSequenceClassification.from_pretrained(
         str(model), num_labels=1, dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -74,21 +74,21 @@ def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any
 
 
 def dpo(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> DPO:
-    """Against a frozen copy of the model that it starts from."""
+    """Build the DPO trainer; the reference is a frozen copy of the starting model."""
     own = recipe.supervised
     args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type])
     return DPO(model=_causal(model), ref_model=_causal(model).requires_grad_(False), args=args, **parts)
 
 
 def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int, bfloat16: bool) -> dict[str, Any]:
-    """What the three trainers' arguments have in common.
+    """Returns the arguments that the three trainers have in common.
 
     Args:
         recipe: Resolved recipe.
-        output_dir: Where checkpoints go.
-        micro: Lines that a rank computes at one time.
-        total_steps: Steps of the whole training.
-        bfloat16: Compute in bfloat16.
+        output_dir: Folder for checkpoints.
+        micro: Examples per micro-batch of a rank.
+        total_steps: Number of optimizer steps of the whole training.
+        bfloat16: Whether to compute in bfloat16.
     """
     config = recipe.trainer
     return {
@@ -97,7 +97,7 @@ def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int,
         "per_device_eval_batch_size": micro,
         "gradient_accumulation_steps": recipe.supervised.batch_size // (micro * config.nproc),
         "max_steps": total_steps,
-        "max_length": None,  # longer lines are out already
+        "max_length": None,  # longer examples were left out already
         "learning_rate": config.learning_rate,
         "weight_decay": config.weight_decay,
         "adam_beta1": config.adam_beta1,
@@ -119,7 +119,7 @@ def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int,
 
 
 def dataset(columns: Columns) -> Dataset:
-    """Columns of ids as TRL wants them."""
+    """Returns columns of token ids as a ``datasets.Dataset``."""
     return Dataset.from_dict(columns)
 
 

@@ -7,7 +7,7 @@ from agentrl.config.errors import DataError
 from agentrl.config.load import load_recipe
 from agentrl.data.plain import load_folder
 from agentrl.envs.gsm8k import GSM8K, solution
-from agentrl.supervised.examples import Pair, Sample, load_held_out, load_lines, named, pair_of, sample_of
+from agentrl.supervised.examples import Pair, Sample, load_examples, load_held_out, named, pair_of, sample_of
 
 TASK = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24 clips\nso 48+24 = <<48+24=72>>1,072.\n#### 1,072"}
 USER = {"role": "user", "content": "hi"}
@@ -38,7 +38,7 @@ def test_pairs_may_hold_the_prompt_in_each_answer():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ({"messages": [USER]}, "nothing to learn"),
+        ({"messages": [USER]}, "nothing to train on"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "want a role"),
         ({"messages": 3}, "messages is int"),
         ({"prompt": "hi", "completion": {"text": "ho"}}, "completion is dict"),
@@ -66,7 +66,7 @@ def test_a_line_without_pairs_is_refused_with_both_keys(tmp_path: Path):
     path = folder(tmp_path, '{"prompt": "hi", "completion": "ho"}')
     recipe = load_recipe("gsm8k_dpo", ["train_dataset.name=jsonl", f"train_dataset.path={path}", "env.id=arithmetic"])
     with pytest.raises(DataError) as error:
-        load_lines(recipe, recipe.train_dataset)
+        load_examples(recipe, recipe.train_dataset)
     for word in (str(path), "train/0", "trainer.type=dpo", "prompt, chosen and rejected", "env.id=arithmetic"):
         assert word in str(error.value)
 
@@ -75,9 +75,9 @@ def test_a_folder_needs_no_environment_and_no_name(tmp_path: Path):
     path = folder(tmp_path, '{"prompt": "hi", "completion": "ho"}', "", '{"messages": []}'.replace("[]", "[1]"))
     recipe = load_recipe("gsm8k_sft", ["env.id=none", "train_dataset.name=env", f"train_dataset.path={path}"])
     with pytest.raises(DataError, match="train/1"):
-        load_lines(recipe, recipe.train_dataset)
+        load_examples(recipe, recipe.train_dataset)
     one = recipe.train_dataset.model_copy(update={"limit": 1, "shuffle": False})
-    assert load_lines(recipe, one).lines == [Sample([USER, ANSWER], 1)]
+    assert load_examples(recipe, one).examples == [Sample([USER, ANSWER], 1)]
     bare = recipe.model_copy(update={"valid_dataset": type(recipe.valid_dataset)()})
     assert load_held_out(bare) is None
 
@@ -87,10 +87,10 @@ def test_tasks_that_nobody_answers_are_for_the_evaluation_alone(tmp_path: Path):
     lines = [f"train_dataset.path={path}", "train_dataset.name=jsonl"]
     valid = ["env.id=arithmetic", "valid_dataset.name=arithmetic"]
     recipe = load_recipe("gsm8k_sft", [*lines, *valid], device="cpu")
-    assert len(load_lines(recipe, recipe.train_dataset).lines) == 1
+    assert len(load_examples(recipe, recipe.train_dataset).examples) == 1
     assert load_held_out(recipe) is None
     unused = load_recipe("gsm8k_sft", [*lines, *valid, "supervised.evaluate=false"], device="cpu")
-    with pytest.raises(DataError, match=r"env\.id=arithmetic does not say them"):
+    with pytest.raises(DataError, match=r"env\.id=arithmetic cannot supply them"):
         load_held_out(unused)
 
 
@@ -110,7 +110,7 @@ def test_an_unknown_owner_and_name_is_a_dataset_of_the_hub(monkeypatch: pytest.M
     assert named(recipe.valid_dataset).name == "openai/gsm8k"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"someone/pairs.*HF_HUB_OFFLINE is set"):
-        load_lines(recipe, recipe.train_dataset)
+        load_examples(recipe, recipe.train_dataset)
 
 
 def test_gsm8k_says_its_solution_in_its_own_format():
@@ -141,12 +141,12 @@ def test_gsm8k_recipes_give_the_prompt_of_the_environment(tmp_path: Path, monkey
     recipe = load_recipe(
         "gsm8k_sft", ["env.kwargs.examples=1", "agent={id: chat, kwargs: {system: Be brief.}}"], device="cpu"
     )
-    (sample,) = load_lines(recipe, recipe.train_dataset).lines
+    (sample,) = load_examples(recipe, recipe.train_dataset).examples
     assert isinstance(sample, Sample)
     assert sample.messages[:-1] == [{"role": "system", "content": "Be brief."}, *GSM8K(examples=1).prompt(TASK)]
     assert sample.messages[-1]["content"] == "2 + 5 = 7\n#### 7" and sample.start == len(sample.messages) - 1
     pairs = load_recipe("gsm8k_dpo", ["seed=3"], device="cpu")
-    first, again = (load_lines(pairs, pairs.train_dataset).lines for _ in range(2))
+    first, again = (load_examples(pairs, pairs.train_dataset).examples for _ in range(2))
     assert first == again
     other = load_recipe("gsm8k_dpo", ["seed=4"], device="cpu")
-    assert load_lines(other, other.train_dataset).lines != first
+    assert load_examples(other, other.train_dataset).examples != first

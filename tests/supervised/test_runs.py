@@ -153,5 +153,5 @@ def test_lines_without_pairs_are_refused_before_anything_starts(tiny_model: Path
     shutil.copy(tmp_path / "train.jsonl", tmp_path / "test.jsonl")
     result = run("recipe", "run", "gsm8k_dpo", *settings(tiny_model, runs, "no-pairs", tmp_path, "env.id=none"))
     assert result.returncode == 2
-    assert "trainer.type=dpo needs lines with prompt, chosen and rejected" in result.stdout.replace("\n", " ")
+    assert "trainer.type=dpo needs examples with prompt, chosen and rejected" in result.stdout.replace("\n", " ")
     assert "Traceback" not in result.stdout and not (runs / "no-pairs").exists()

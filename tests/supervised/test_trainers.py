@@ -83,7 +83,7 @@ def test_longer_lines_are_left_out_and_counted(tiny_model: Path, tmp_path: Path,
     encoder = Encoder(template)
     columns = encode([Sample(short, 1), Sample(long, 1), Sample(short, 1)], recipe, encoder, what="train")
     assert len(columns) == 2 and columns.left_out == 1 and columns.longest <= 25
-    with pytest.raises(DataError, match=r"no train line fits supervised.max_length=25: the shortest of 1 has \d+"):
+    with pytest.raises(DataError, match=r"no train example fits supervised.max_length=25: the shortest of 1 has \d+"):
         encode([Sample(long, 1)], recipe, encoder, what="train")
 
 

@@ -77,7 +77,7 @@ def _compiled(compiler: list[str]) -> Path:
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on."""
+    """Returns the CPU properties that ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -154,7 +154,7 @@ def _attention_difference(operators: Native, some: Callable[..., Tensor], rows: 
 
 
 def _sampling_difference(operators: Native, some: Callable[..., Tensor], rows: int) -> Tensor:
-    """Of the logprobs; 1 where a token is not the one at the place of the uniform in the cumulative distribution."""
+    """Errors of the logprobs; 1 where a token is not the inverse CDF of its uniform number."""
     logits = some(rows, 300)
     temperatures, greedy = torch.linspace(0.5, 2.0, rows), torch.arange(rows) % 3 == 2
     uniforms = torch.linspace(0.0, 0.999, rows, dtype=torch.float64)

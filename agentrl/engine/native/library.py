@@ -59,8 +59,8 @@ class Native:
 
         Args:
             weight: ``[columns, depth]``; its dtype is one of :attr:`products`.
-            into: Where the panels go.
-            copy: Where the weight itself is copied to in the same pass.
+            into: Buffer for the packed panels.
+            copy: Buffer for a plain copy of the weight.
         """
         columns, depth = weight.shape
         packed = weight.new_empty(-(-columns // self.panel) * self.panel * depth) if into is None else into
@@ -78,7 +78,7 @@ class Native:
         Args:
             inputs: ``[rows, depth]``; the depth is even for bfloat16.
             packed: From :meth:`pack`.
-            columns: Of the weight.
+            columns: Number of columns of the weight.
             bias: ``[columns]``, padded to whole panels.
             mode: ``none``, ``swish``, ``plus`` or ``times`` ``other``.
             other: ``[rows, columns]``.
@@ -123,12 +123,12 @@ class Native:
 
         Args:
             mixed: ``[rows, heads + 2 * kv_heads, dim]``.
-            keys: Of a layer, ``[slots, kv_heads, positions, dim]``.
+            keys: Keys of a layer, ``[slots, kv_heads, positions, dim]``.
             values: The same.
             writes: Slot, position and row of each write.
-            slots: That each row attends to.
-            lengths: How many positions of it.
-            scale: Of the scores.
+            slots: Slot that each row attends to, int64 ``[rows]``.
+            lengths: Number of cached positions that each row attends to.
+            scale: Factor on the scores.
 
         Returns:
             ``[rows, heads * dim]``.

@@ -1,4 +1,4 @@
-"""What a kind of inference server is: how it is asked, how it is started, and what it can do.
+"""Base class of a kind of inference server: its client, its command line, and its capabilities.
 
 Guarantees: whatever differs between kinds stands in one class for each, a :class:`ServerKind`; it is found under the
 name that ``inference.engine`` gives, a registered one or ``path/to/file.py:Class``, and a wrong name is answered with
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What servers of a kind can do; a run that needs more is refused before a process starts.
+    """Capabilities of a kind of server; a run that needs more is refused before a process starts.
 
     The defaults are those of a server that answers in text and does nothing else.
 
@@ -30,12 +30,12 @@ class Capabilities:
             (:meth:`ServerKind.text_client`), for evaluation only.
         token_versions: Its answers tell the policy version of each token. Where they do not, no answer may go on over
             a weight push, which leaves ``weights.pause_mode=abort``.
-        pause_modes: What a push may do to requests in flight.
+        pause_modes: Supported pause modes for requests in flight during a weight push.
         transports: Ways in which it takes new weights.
         adapters: It loads LoRA adapters alone, without the weights beneath them.
         structured_output: It can hold an answer to a JSON schema.
         scoring: It tells the logprobs of tokens that it is given, as a teacher's server must.
-        reasons: Why something is missing, by the attribute's name or by the missing value; refusals quote it.
+        reasons: Reasons for missing capabilities, by attribute name or missing value; refusals quote them.
     """
 
     starts: bool = False
@@ -51,19 +51,19 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """What a run asks of one server that it starts; the server's own flags (``inference.args``) are added to it.
+    """Start options of one server of a run; the server's own flags (``inference.args``) are added to it.
 
     Attributes:
         model: Folder to load, in Hugging Face's format.
         python: Interpreter to start it with.
         port: Port of the loopback interface to listen on; 0 where the kind has no ``ready_path``.
-        ready_file: Where a server of a kind without ``ready_path`` announces itself, as JSON with the key ``url``.
+        ready_file: File that a server without ``ready_path`` writes when ready: JSON with the key ``url``.
         dtype: ``float32`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
         context_length: Prompt and answer together, in tokens.
         max_running: Requests that are decoded together.
         threads: CPU threads; ``None`` for the server's own choice.
-        seed: Of requests that bring none.
+        seed: Seed of requests without one.
     """
 
     model: Path
@@ -80,10 +80,10 @@ class ServerStart:
 
 @dataclass(frozen=True)
 class TextApi:
-    """Where and how an API is asked that takes and gives text.
+    """Address and options of an API that takes and returns text.
 
     Attributes:
-        url: As ``inference.urls`` names it, or the base URL of a server that the run started.
+        url: URL from ``inference.urls``, or the base URL of a server that the run started.
         model: Name of the model there.
         api_key_env: Environment variable that holds the API key.
         timeout: Seconds one request may take.
@@ -104,10 +104,10 @@ class ServerKind:
     :meth:`backend`, and a kind without it :meth:`text_client`.
 
     Attributes:
-        capabilities: What its servers can do.
+        capabilities: Capabilities of its servers.
         package: Python package that holds the server, where that is not agentrl. It is looked for in our interpreter,
             then in ``.venv-<package>`` of the working folder; ``inference.python`` names another place.
-        install: How to install that package, for the message that it is not there.
+        install: Installation advice, shown if the package is missing.
         ready_path: Path that answers 200 once the server takes requests; ``None`` for a server that picks a port
             itself and announces its URL in ``ServerStart.ready_file``.
     """
@@ -122,7 +122,7 @@ class ServerKind:
         raise NotImplementedError(f"{type(self).__name__}.command: a run cannot start such a server")
 
     def env(self, start: ServerStart) -> dict[str, str]:
-        """What the server's environment has beyond ours."""
+        """Environment variables added to this process's own."""
         return {}
 
     def backend(self, url: str, timeout: float) -> Backend:
@@ -134,7 +134,7 @@ class ServerKind:
         raise NotImplementedError(f"{type(self).__name__}.text_client: such a server is asked with token ids")
 
     def more_memory(self, weights: int, token: int, device: str) -> list[tuple[str, int]]:
-        """What a server holds beside its weights and the KV cache of running requests, for the plan of a run.
+        """Memory that a server needs beside weights and the KV cache of running requests, for the dry run.
 
         Args:
             weights: Bytes of the weights.

@@ -35,7 +35,7 @@ class OpenAISession:
 
     @property
     def trajectory(self) -> Trajectory:
-        """What was said, without ids."""
+        """The recorded trajectory, without token ids."""
         return self._trajectory
 
     @property
@@ -80,7 +80,7 @@ class OpenAIClient:
     """Text-only sessions on any OpenAI-compatible API; for evaluation.
 
     Args:
-        api: Where it is; its URL goes up to and including ``/v1``. Local servers need no key.
+        api: Address and options of the API; the URL goes up to and including ``/v1``. Local servers need no key.
     """
 
     def __init__(self, api: TextApi) -> None:
@@ -96,7 +96,7 @@ class OpenAIClient:
 
 
 class OpenAI(ServerKind):
-    """An API of others, found under its URL."""
+    """The kind ``openai``: an API that is running already, named by its URL."""
 
     capabilities = Capabilities(
         structured_output=True,

@@ -176,7 +176,7 @@ class SGLangBackend(Backend):
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare the version and some values with what was sent.
 
-        SGLang takes names that it does not know without a word, so its version proves nothing by itself.
+        SGLang silently ignores unknown parameters, so its version alone proves nothing.
         """
         if await self.version() != manifest.version:
             return ["weight_version"]
@@ -260,5 +260,5 @@ class SGLang(ServerKind):
         return {"HF_HUB_OFFLINE": "1", **threads}
 
     def backend(self, url: str, timeout: float) -> SGLangBackend:
-        """Its native contract."""
+        """Connect through SGLang's native calls."""
         return SGLangBackend(url, timeout)

@@ -162,7 +162,7 @@ class VLLMBackend(Backend):
         self._version = version
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare the version; vLLM refuses names that it does not know, and shows no values under their names."""
+        """Compare the version; vLLM refuses unknown parameters, and cannot report a parameter's values."""
         return [] if await self.version() == manifest.version else ["weight_version"]
 
     async def close(self) -> None:
@@ -236,5 +236,5 @@ class VLLM(ServerKind):
         return env
 
     def backend(self, url: str, timeout: float) -> VLLMBackend:
-        """Its own calls, with or without ``--enable-scale-out``."""
+        """Connect through vLLM's own calls, with or without ``--enable-scale-out``."""
         return VLLMBackend(url, timeout)

@@ -20,7 +20,7 @@ class ParsedCall:
     Attributes:
         name: The tool's name; empty where the text of the call holds none.
         arguments: A JSON object as text; in a malformed call the text that the model wrote.
-        error: Why the call is malformed, in one line that can be shown to the model; ``None`` where it is not.
+        error: One line for the model on why the call is malformed; ``None`` for a valid call.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ToolParser(Protocol):
         """Take an answer apart; never raises.
 
         Args:
-            text: What was sampled, decoded with special tokens, without the token that ends the turn.
+            text: The sampled answer, decoded with special tokens, without the token that ends the turn.
             tools: OpenAI tool schemas: the types of arguments where the format writes them as plain text, and the
                 names that tell a call from other text where the format has no marker.
         """

@@ -70,7 +70,7 @@ def find_llama(text: str, tools: Tools) -> Iterator[Found]:
 
 
 def _tagged(text: str, tag: re.Match[str], known: frozenset[str]) -> Found:
-    """What follows ``<|python_tag|>`` is a call, whatever it is."""
+    """Parses everything after ``<|python_tag|>`` as a call."""
     space = _SPACE.match(text, tag.end())
     start = space.end() if space else tag.end()
     if text.startswith(("{", "["), start):

@@ -38,8 +38,8 @@ class Markup:
             value is text (``true``) or JSON (``false``).
         value_end: Ends a value, as group ``end``; matches also what may not stand in a value.
         call_end: Ends a call.
-        edge: Where a malformed call ends; group ``closing`` is still a part of it.
-        layout: How a call looks, for errors.
+        edge: Pattern for the end of a malformed call; group ``closing`` is still a part of it.
+        layout: Example of a valid call, for error messages.
         padded: Whether a line break after the opening tag and before the closing tag is not the value's.
         takes_json: Whether one JSON object may stand for all arguments.
     """

@@ -60,7 +60,7 @@ def find_pythonic(text: str, tools: Tools) -> Iterator[Found]:
 
 
 def _tagged(text: str, mark: re.Match[str]) -> Found:
-    """What stands between a pair of marks is a list of calls; Llama 4 puts plain text there, too."""
+    """Parses a list of calls between a pair of marks; Llama 4 puts plain text there, too."""
     if mark["mark"] == "<|python_start|>" and _FIRST_NAME.match(text, mark.end()) is None:
         return Found(mark.start(), mark.end())
     closing = _OPENING_MARKS[mark["mark"]]

@@ -18,7 +18,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
     """The value of an argument.
 
     Args:
-        text: What the model wrote between the tags.
+        text: Text between the tags.
         schema: JSON schema of all arguments of the tool.
         name: Name of the argument.
 

@@ -33,7 +33,7 @@ def shown(text: str) -> str:
 
 
 def whose(name: str) -> str:
-    """How an error calls the arguments of a tool."""
+    """Name of a tool's arguments in error messages."""
     return f"the arguments of {shown(name)}" if name else "the arguments"
 
 
@@ -147,7 +147,7 @@ def object_text(value: Any, what: str) -> str:
 
 
 def kind(value: Any) -> str:
-    """How JSON calls the type of a value."""
+    """Name of a value's JSON type."""
     if value is None:
         return "null"
     for types, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
