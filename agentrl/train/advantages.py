@@ -268,7 +268,7 @@ def token_credit(credit: Credit, one: Scored) -> NDArray[np.float64]:
         parts = [_of_turn(value, count) for value, count in zip(credit, counts, strict=True)]
         found = np.concatenate(parts) if parts else np.empty(0)
     if not np.isfinite(found).all():
-        raise ValueError(f"{found[~np.isfinite(found)][0]!r}; want finite numbers")
+        raise ValueError(f"{float(found[~np.isfinite(found)][0])!r}; want finite numbers")
     return found
 
 
