@@ -104,7 +104,7 @@ def test_two_ranks_give_the_parameters_of_one(one_rank: Path, two_ranks: Path) -
 
 def test_every_task_of_a_batch_is_journalled_once(one_rank: Path) -> None:
     records = [json.loads(line) for line in (one_rank / "journal.jsonl").read_text().splitlines()]
-    trained = [(r["step"], r["draw"]) for r in records if r["fate"] == "trained"]
+    trained = [(r["step"], r["draw"]) for r in records if r["outcome"] == "trained"]
     assert [step for step, _ in trained] == [0] * 4 + [1] * 4 + [2] * 4
     assert len({draw for _, draw in trained}) == 12
 
@@ -120,7 +120,7 @@ def test_a_run_resumes_from_its_checkpoint(one_rank: Path, tiny_model: Path, run
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5]
     assert records[4]["train/ratio_deviation_max"] < 1e-4, "the server did not get the resumed weights"
     draws = [json.loads(line) for line in (one_rank / "journal.jsonl").read_text().splitlines()]
-    assert len({r["draw"] for r in draws if r["fate"] == "trained"}) == 20
+    assert len({r["draw"] for r in draws if r["outcome"] == "trained"}) == 20
 
 
 def test_ctrl_c_leaves_no_process_and_no_shared_memory(tiny_model: Path, runs: Path) -> None:

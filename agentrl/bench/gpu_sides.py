@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from agentrl.bench.made_batch import TrainSequence, made_batch
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
-from agentrl.train.lean import keep_less
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.logprobs import LossOf, chunked_loss
+from agentrl.train.memory_saving import use_memory_saving_layers
 from agentrl.train.policy import Policy, shard
 from agentrl.train.row_attention import use_tree_attention
 
@@ -104,7 +104,7 @@ def make_engine(
     model = make_model(size, device)
     use_tree_attention(model)
     if not compiled:
-        keep_less(model)
+        use_memory_saving_layers(model)
     if compiled:
         for layer in model.get_decoder().layers:
             layer.compile(backend="inductor" if device.type == "cuda" else "eager")

@@ -38,7 +38,7 @@ def objective(
 
     Args:
         name: Value of ``trainer.objective``; without one the function is named by its path.
-        formula: Its loss of one token, as ``recipe show`` prints it.
+        formula: Loss of one token, as ``recipe show`` prints it.
         zero_without_advantage: Loss and gradient are 0 wherever the advantage is 0: such tokens are not computed.
         whole_sequences: It looks at several tokens of a sequence, so it has to be given all of them at once.
     """

@@ -203,7 +203,7 @@ def as_bytes(data: Any) -> NDArray[np.uint8]:
 
 
 def from_array(array: NDArray[np.uint8]) -> Any:
-    """What :func:`as_bytes` was given."""
+    """The data that :func:`as_bytes` was given."""
     return json.loads(array.tobytes())
 
 

@@ -25,7 +25,7 @@ class Evaluator:
         recipe: For ``valid_dataset`` and ``eval``.
         workflow: Shared by all episodes.
         client: Model access.
-        journal: Where episodes go.
+        journal: Record that episodes are written to.
     """
 
     def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:

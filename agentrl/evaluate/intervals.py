@@ -15,7 +15,7 @@ def proportion_interval(successes: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a proportion (Wilson 1927).
 
     Args:
-        successes: How many of ``n``.
+        successes: Number of successes among ``n``.
         n: Independent trials.
 
     Returns:

@@ -27,7 +27,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EvalSummary:
-    """What an evaluation found.
+    """Result of an evaluation.
 
     Attributes:
         n: Episodes that were judged.

@@ -8,7 +8,7 @@ def tree_mask(ends: Tensor) -> Tensor:
     """Who may attend to whom.
 
     Args:
-        ends: Of each node of each tree, int64 ``[trees, length]``.
+        ends: int64 ``[trees, length]``, index after each node's last descendant.
 
     Returns:
         True where a query (third axis) may see a key (last axis): ``[trees, 1, length, length]``.

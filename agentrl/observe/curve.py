@@ -92,7 +92,8 @@ def _losses(axis: Any, records: list[Record]) -> None:
     axis.plot(steps, moving_average(values, window), color=_COLOURS[0], linewidth=2.2, label=label)
     held_out = [record for record in records if "eval/loss" in record]
     points = [record["eval/loss"] for record in held_out]
-    axis.plot([r["step"] for r in held_out], points, color=_COLOURS[1], marker="o", label="loss of the held-out lines")
+    label = "loss of the held-out examples"
+    axis.plot([r["step"] for r in held_out], points, color=_COLOURS[1], marker="o", label=label)
     axis.set_title("training", fontsize=10)
     axis.set_ylabel("loss")
 

@@ -191,13 +191,13 @@ def evaluation_line(record: Mapping[str, float]) -> str:
     """One evaluation on one line."""
     names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/lines"}):
+    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/examples"}):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
         parts.append(text)
-    if "eval/lines" in record:
-        parts.append(f"lines {record['eval/lines']:.0f}")
+    if "eval/examples" in record:
+        parts.append(f"examples {record['eval/examples']:.0f}")
     else:
         parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}")
     return "  ".join(parts)

@@ -12,7 +12,7 @@ _LABELS = {
     "accuracy": "test accuracy",
     "format": "format rate",
     "tool_used": "calls a tool well",
-    "pair_accuracy": "pairs told apart",
+    "pair_accuracy": "pair accuracy",
 }
 _SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy", "token_accuracy", "pair_accuracy"}
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
@@ -85,8 +85,8 @@ def _number(value: float) -> str:
 
 
 def _caption(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    if "eval/lines" in after and "eval/n" not in after:
-        return f"{after['eval/lines']:.0f} held-out lines"
+    if "eval/examples" in after and "eval/n" not in after:
+        return f"{after['eval/examples']:.0f} held-out examples"
     counts = [
         f"{when}: {metrics.get('eval/n', 0):.0f} judged, {metrics.get('eval/invalid', 0):.0f} invalid"
         for when, metrics in (("before", before), ("after", after))

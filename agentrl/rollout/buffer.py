@@ -1,4 +1,4 @@
-"""Finished groups on their way to the trainer.
+"""Buffer of finished groups for the trainer.
 
 Guarantees: first in, first out; a batch has exactly the asked number of groups, in the order in which their tasks were
 drawn, so that what an update takes from it does not depend on which of them was finished first; each group leaves once.

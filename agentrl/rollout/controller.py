@@ -47,7 +47,7 @@ class Controller:
         workflow: Shared by all episodes.
         client: Model access.
         weights: Owner of what the servers serve.
-        journal: Where outcomes go.
+        journal: Record of episodes and group outcomes.
         write_metrics: Called with a step and its metrics.
         evaluate: Runs an evaluation at a version and returns its metrics.
         score: Puts a teacher's logprobs into an episode that is over.
@@ -109,7 +109,7 @@ class Controller:
 
         Args:
             step: Trainer steps done.
-            state: What :meth:`checkpoint` gave.
+            state: Result of :meth:`checkpoint`.
             recorded: The record of ``step`` was written after the cut.
         """
         self._tasks.restore(state["tasks"])
@@ -151,12 +151,12 @@ class Controller:
             self._journal.episode(episode)
         good = [e for e in episodes if not e.failed]
         await self._note_failures(episodes)
-        fate = self._filter(good)
-        self.gate.finish(accepted=fate is None)
-        if fate is None:
+        outcome = self._filter(good)
+        self.gate.finish(accepted=outcome is None)
+        if outcome is None:
             await self._buffer.put(Group(draw, Columns.of(good), failed=len(episodes) - len(good)))
         else:
-            kind, reason = fate
+            kind, reason = outcome
             self._tasks.settle(draw)
             self._journal.group(kind, draw=draw, task=task.id, reason=reason)
         self._room.set()

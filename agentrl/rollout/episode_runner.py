@@ -29,11 +29,11 @@ async def run_episode(
 
     Args:
         workflow: Shared by all episodes; holds no state of one.
-        task: What to do.
+        task: Task of the episode.
         client: Model access.
         group_id: Group of the episode.
         index: Position in the group.
-        seed: Of this episode.
+        seed: Seed of this episode.
         timeout: Seconds.
         evaluation: Use the evaluation sampling.
     """

@@ -26,7 +26,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
     """The controller's web application.
 
     Args:
-        controller: What answers.
+        controller: Controller that answers the calls.
         server_pool: Servers that can be listed, added and removed.
         secret: Bearer token that callers must show; empty for none.
     """

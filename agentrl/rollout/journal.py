@@ -1,4 +1,4 @@
-"""What became of every admitted group, appended as it happens.
+"""Append-only record of the outcome of every admitted group.
 
 Guarantees: one line per group and outcome, flushed at once; a resumed run adds a line that voids the records of the
 steps after its checkpoint. Episodes are written beside it as JSON lines, each once.
@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 
 from agentrl.core.episode import Episode
 
-Fate = Literal["trained", "filtered", "failed", "cancelled", "resumed"]
+GroupOutcome = Literal["trained", "filtered", "failed", "cancelled", "resumed"]
 
 
 class Journal:
@@ -26,14 +26,16 @@ class Journal:
         self._with_episodes = episodes
         self._files: dict[str, TextIO] = {}
 
-    def group(self, fate: Fate, *, draw: int, task: str, step: int | None = None, reason: str | None = None) -> None:
+    def group(
+        self, outcome: GroupOutcome, *, draw: int, task: str, step: int | None = None, reason: str | None = None
+    ) -> None:
         """Record a group's end."""
-        record = {"fate": fate, "draw": draw, "task": task, "step": step, "reason": reason}
+        record = {"outcome": outcome, "draw": draw, "task": task, "step": step, "reason": reason}
         self._append("journal.jsonl", json.dumps({k: v for k, v in record.items() if v is not None}))
 
     def resumed(self, step: int) -> None:
         """Void the records of the steps after ``step``."""
-        self._append("journal.jsonl", json.dumps({"fate": "resumed", "step": step}))
+        self._append("journal.jsonl", json.dumps({"outcome": "resumed", "step": step}))
 
     def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> None:
         """Write an episode down."""

@@ -17,7 +17,7 @@ class ServerPool:
 
     Args:
         router: Who gets traffic.
-        weights: What they serve.
+        weights: Weight transaction of these servers.
         connect: Makes a backend for a URL.
     """
 

@@ -85,7 +85,7 @@ def held_out_record(logs: Mapping[str, float], examples: int) -> dict[str, float
     """
     found = {name: float(logs[f"eval_{key}"]) for key, name in NAMES.items() if f"eval_{key}" in logs}
     record = {f"eval/{name}": value for name, value in found.items() if name in _HELD_OUT}
-    record["eval/lines"] = float(examples)
+    record["eval/examples"] = float(examples)
     if "pair_accuracy" in found:
         right = round(found["pair_accuracy"] * examples)
         low, high = proportion_interval(right, examples)

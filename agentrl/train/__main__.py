@@ -19,8 +19,8 @@ from agentrl.core.registry import load
 from agentrl.host.entry import begin, run_arguments
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
-from agentrl.train.lean import keep_less
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.memory_saving import use_memory_saving_layers
 from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
 from agentrl.train.rank import DTYPES, join_group, set_threads
 from agentrl.train.row_attention import choose_attention
@@ -86,7 +86,7 @@ def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch
     dtype = DTYPES[config.dtype]
     module.to(device)
     if not config.compile:
-        keep_less(module.model)
+        use_memory_saving_layers(module.model)
     alone = mesh.size() == 1 and not config.cpu_offload
     if (
         alone

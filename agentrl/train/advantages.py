@@ -31,8 +31,8 @@ class Turn:
 
     Attributes:
         parent: Index of the turn before it on its branch, ``None`` at a root.
-        tokens: How many of its tokens were sampled.
-        reward: Of the environment step that it was the action of, scaled as the recipe says; ``None``: there was none.
+        tokens: Number of its sampled tokens.
+        reward: Reward of the environment step that it was the action of, scaled; ``None`` where there was none.
         values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
         after: The critic's value of what would have followed, where a limit cut the episode off here; else 0.
     """
@@ -46,11 +46,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scored:
-    """What one role of one episode earned.
+    """Rewards of one role of one episode.
 
     Attributes:
         group: Key of the episodes it is compared with: ``(group_id, role)``.
-        reward: Of the whole episode, as the recipe's reward section has the trainer see it.
+        reward: Reward of the whole episode, scaled, shifted and clipped as the recipe's reward section says.
         turns: The messages it sampled, in order; a fork shows in their parents.
         terminated: The task ended by itself; where not, it was truncated by a limit and a value may follow.
     """
@@ -81,7 +81,7 @@ class Scored:
 
 
 class Advantage(Protocol):
-    """What ``trainer.advantage`` names."""
+    """Interface of ``trainer.advantage``."""
 
     def __call__(self, scored: Sequence[Scored], config: "TrainerConfig") -> Sequence[Credit]:
         """The credit of each entry: a number that its tokens share, or one for each turn or token."""
@@ -304,7 +304,7 @@ def group_advantages(
     Args:
         rewards: ``[episodes]`` scalar rewards.
         groups: ``[episodes]`` group key of each, e.g. ``(group_id, role)``.
-        scale: What the centered reward is divided by: ``group``, the group's standard deviation; ``batch``, that of
+        scale: Divisor of the centered reward: ``group``, the group's standard deviation; ``batch``, that of
             all rewards given (LitePPO, Liu et al. 2025, arXiv:2508.08221); ``mean``, the group's mean reward, which
             weighs a task by how rarely it is solved (MaxRL, Tajwar et al. 2026, arXiv:2602.02710); or ``none``, nothing
             (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).

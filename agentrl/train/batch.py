@@ -24,7 +24,7 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """What one trainer step works on.
+    """Input of one trainer step.
 
     Attributes:
         branches: Those that carry gradient.
@@ -49,7 +49,7 @@ class Batch:
     Args:
         columns: Episodes of whole groups.
         config: The trainer section.
-        rewards: How rewards are seen.
+        rewards: Scale, bias and clip of the rewards.
     """
 
     def __init__(self, columns: Columns, config: TrainerConfig, rewards: RewardConfig | None = None) -> None:

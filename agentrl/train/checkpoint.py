@@ -32,11 +32,11 @@ def save_checkpoint(folder: Path, step: int, engine: PolicyLearner, state: dict[
     """Write ``folder/step-N``; a collective over all ranks.
 
     Args:
-        folder: Of the run's checkpoints.
+        folder: Folder of the run's checkpoints.
         step: Steps done.
-        engine: Whose parameters and optimizers are kept, the critic's too, and a reference that moves.
-        state: What else belongs to the cut.
-        keep: How many of the newest checkpoints stay.
+        engine: Learner; its parameters and optimizers are saved, the critic's too, and a reference that moves.
+        state: Plain data saved with it: elapsed seconds and the controller's state.
+        keep: Number of newest checkpoints that stay.
 
     Raises:
         OSError: The disk is full (rank 0); nothing half-written is left.
@@ -83,7 +83,7 @@ _OPTIMIZERS = {"model": "optimizer", "critic": "critic_optimizer"}
 
 
 def _learned(engine: PolicyLearner) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
-    """What learns, by its name in a checkpoint."""
+    """Modules that learn, with their names in a checkpoint and their optimizers."""
     yield "model", engine.policy, engine.optimizer
     if engine.critic is not None:
         yield "critic", engine.critic.critic, engine.critic.optimizer

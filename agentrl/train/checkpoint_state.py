@@ -18,5 +18,5 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What was saved beside the tensors: ``step``, ``elapsed`` and the controller's state."""
+    """State saved beside the tensors: ``step``, ``elapsed`` and the controller's state."""
     return json.loads((checkpoint / STATE_FILE).read_text())

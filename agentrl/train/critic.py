@@ -66,7 +66,7 @@ class ValueLearner:
     Args:
         critic: Sharded or not.
         config: The recipe's trainer section.
-        device: Where micro-batches go.
+        device: Device of the micro-batches.
     """
 
     def __init__(self, critic: Critic, config: TrainerConfig, device: torch.device) -> None:

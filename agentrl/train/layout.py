@@ -26,7 +26,7 @@ ROUND = 5  # binary digits of a round length: at most a sixteenth is filled up
 
 
 class Layout(Protocol):
-    """What the update loop needs to know of a layout."""
+    """Interface of a layout."""
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """Rows of at most ``budget`` tokens each, as far as branches are not longer."""
@@ -130,7 +130,7 @@ class Packed:
         )
 
     def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
-        """What the model's attention takes: ``ends`` of all nodes as blocks, or as tiles."""
+        """The attention mask that ``ends`` of all nodes stand for, as blocks or as tiles."""
         return block_mask(ends) if blocks else TreeTiles(ends)
 
 

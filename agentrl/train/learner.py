@@ -47,7 +47,7 @@ class PolicyLearner:
         policy: Sharded policy.
         reference: Sharded reference policy for the KL term; needed exactly when ``config.kl_coef > 0``.
         config: The recipe's trainer section.
-        device: Where micro-batches go.
+        device: Device of the micro-batches.
         critic: Needed exactly when ``config.advantage`` is ``gae``.
     """
 
@@ -126,7 +126,7 @@ class PolicyLearner:
         return self.config.kl_coef * np.where(trained, work.tokens.sampled["behavior"] - reference, 0.0)
 
     def _work(self, batch: TrainBatch | None) -> Work | None:
-        """What a policy update computes of a batch: nothing while the critic alone learns."""
+        """Work of a policy update: no branches while the critic alone learns."""
         if batch is None:
             return None
         warmup = self.critic is not None and batch.version < self.config.critic_warmup
@@ -143,7 +143,7 @@ class PolicyLearner:
         return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
 
     def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
-        """What the loss needs to know of all tokens first: ``[places]`` proximal logprobs, and which tokens stay."""
+        """Values that the loss needs of all tokens first: ``[places]`` proximal logprobs, and which tokens stay."""
         config = self.config
         if config.proximal != "recomputed" and config.m2_threshold is None:
             return None, None

@@ -128,8 +128,8 @@ class _Head:
         """Logprobs, entropies and log-normalisers of a chunk, ``[rows]`` each; its logits lose their largest.
 
         Args:
-            rows: Of all.
-            logits: Of the chunk; overwritten.
+            rows: Rows of the chunk among all.
+            logits: ``[rows, vocab]`` logits of the chunk; overwritten.
             shifted: Give the normalisers of what is left of the logits.
         """
         logprobs, entropies, normalizers = (logits.new_empty(len(logits)) for _ in range(3))
@@ -152,11 +152,11 @@ class _Head:
         """The gradient of a chunk's ``hidden @ weight.T``, in the dtype of the product, until the next chunk's logits.
 
         Args:
-            rows: Of all.
-            logits: Of the chunk; overwritten.
-            normalizers: Of these logits.
+            rows: Rows of the chunk among all.
+            logits: ``[rows, vocab]`` logits of the chunk; overwritten.
+            normalizers: ``[rows]`` log-normalizers of these logits.
             of_logprobs: Gradient of the logprobs.
-            entropies: Of the chunk.
+            entropies: ``[rows]`` entropies of the chunk.
             of_entropies: Their gradient, or None.
         """
         upstream = of_logprobs / self._temperature
@@ -208,7 +208,7 @@ class _Sums:
                 some.add_(part.t() @ hidden)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Of the hidden states, and of the weight where it has one."""
+        """Gradients of the hidden states, and of the weight where it has one."""
         of_weight = None if self._of_weight is None else self._of_weight.to(self._hidden.dtype)
         return self._of_hidden, of_weight
 

@@ -30,8 +30,8 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
     Args:
         model: Hugging Face causal LM, not sharded yet.
         config: With a rank.
-        seed: Of the adapters' start.
-        base: What the saved adapter names as its base model.
+        seed: Seed of the adapters' initial weights.
+        base: Name of the base model in the saved adapter.
 
     Raises:
         ValueError: A target is no linear layer of the model, or is its head.

@@ -36,7 +36,7 @@ class LossTokens:
 
     Attributes:
         logprobs: Under the current policy, at the sampling temperature; gradients flow through them.
-        entropies: Of the current policy over the whole vocabulary; differentiable as well.
+        entropies: Entropies of the current policy over the whole vocabulary; differentiable as well.
         behavior: Logprobs under the policy that sampled, as the server gave them.
         proximal: Logprobs in the denominator of the importance ratio, see :func:`proximal_logprobs`.
         reference: Logprobs under the reference policy; ``None`` without a KL term in the loss.
@@ -80,7 +80,7 @@ class LossTokens:
 
 
 class Objective(Protocol):
-    """What ``trainer.objective`` names: a surrogate loss for each token.
+    """Interface of ``trainer.objective``: a surrogate loss for each token.
 
     Declare a function of your own with :func:`agentrl.config.declarations.objective` where it needs whole sequences, is
     0 without advantage, or has a formula to show.
@@ -96,7 +96,7 @@ class TokenLosses:
     """Losses of some tokens, ``[tokens]`` each.
 
     Attributes:
-        total: What is summed, before the weight of the aggregation.
+        total: Loss of each token, before the weight of the aggregation.
         acted: bool, where a bound of the objective acted.
         correction: Weights of the mismatch correction; 1 without one.
         kl: Estimate of the KL to the reference; ``None`` without one.
@@ -403,7 +403,7 @@ def token_weight(tokens: int, config: "AlgorithmConfig") -> float:
 
 
 def normalizer(tokens: list[int], config: "AlgorithmConfig") -> float:
-    """What the weighted sum over the global batch is divided by.
+    """Divisor of the weighted sum over the global batch.
 
     Args:
         tokens: Trained tokens of each trajectory of the batch, those without advantage included.

@@ -53,13 +53,13 @@ class TrainedTokens:
 def trained_tokens(
     rows: Sequence[RowArrays], firsts: Sequence[int], tokens: TokenColumns, device: torch.device
 ) -> TrainedTokens:
-    """What some rows train.
+    """The trained tokens of some rows.
 
     Args:
         rows: Rows of a micro-batch.
         firsts: Flat index of each row's first node in the micro-batch.
         tokens: Columns that the rows' tokens are of.
-        device: Where the tensors go.
+        device: Device of the tensors.
     """
 
     def tensor(parts: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:

@@ -42,7 +42,7 @@ class Policy(nn.Module):
         """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; or a loss of them.
 
         Args:
-            batch: Of ``[trained]`` tokens.
+            batch: Micro-batch with ``[trained]`` tokens.
             loss_of: From indices of some trained tokens, and their logprobs and entropies, to their part of the loss.
                 Its gradient is taken while their logits are there, which saves computing these once more.
         """

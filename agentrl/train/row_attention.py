@@ -69,7 +69,7 @@ def block_mask(ends: Tensor) -> BlockMask:
     after the first query, and seen by all where its smallest end lies after the last.
 
     Args:
-        ends: Of each node, int64 ``[length]``; whole blocks.
+        ends: int64 ``[length]``, index after each node's last descendant; whole blocks.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)

@@ -22,7 +22,7 @@ from agentrl.train.rows import Row
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is to be computed of a batch, on rank 0.
+    """Branches and tokens of a batch that are to be computed, on rank 0.
 
     Attributes:
         branches: Branches that train something.
@@ -75,7 +75,7 @@ class Share:
 
         Args:
             layout: Layout of the model.
-            device: Where it computes.
+            device: Device that it computes on.
             compute: From a micro-batch to ``[trained]`` numbers.
         """
         found = torch.zeros(self.places, device=device)
@@ -104,7 +104,7 @@ def plan_shares(work: Work, layout: Layout, budget: int, ranks: int, updates: in
     """The share of each rank, in order.
 
     Args:
-        work: What is to be computed.
+        work: Branches and tokens to compute.
         layout: Layout of the model.
         budget: Tokens of a micro-batch.
         ranks: Number of ranks.

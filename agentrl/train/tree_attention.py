@@ -62,13 +62,14 @@ class Tile:
 
 
 class TreeTiles(BlockMask):
-    """What :func:`tree_attention` computes; a model takes it for a mask.
+    """The schedule of :func:`tree_attention`; a model takes it for a mask.
 
     transformers hands on a mask of four axes and of this type as it is, which is all that is taken from
     :class:`BlockMask`.
 
     Args:
-        ends: Of each node of the forest, see :class:`~agentrl.models.prefix_tree.PrefixTree`.
+        ends: int64 ``[nodes]``, index after each node's last descendant, see
+            :class:`~agentrl.models.prefix_tree.PrefixTree`.
     """
 
     def __init__(self, ends: Tensor) -> None:
@@ -236,12 +237,12 @@ class _Inputs:
         return scores.softmax(-1)
 
     def back(self, folded: Tensor) -> Tensor:
-        """What queries are to ``[blocks * most queries, heads, size]``."""
+        """Queries gathered to ``[blocks * most queries, heads, size]``."""
         count, groups, members, queries = self.shape
         return folded.view(*self.shape, -1).permute(0, 3, 1, 2, 4).reshape(count * queries, groups * members, -1)
 
     def key_back(self, folded: Tensor) -> Tensor:
-        """What keys are to ``[blocks * most keys, key heads, size]`` float32."""
+        """Keys gathered to ``[blocks * most keys, key heads, size]`` float32."""
         count, groups, *_ = self.shape
         return folded.unflatten(0, (count, groups)).transpose(1, 2).float().flatten(0, 1)
 
@@ -257,7 +258,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: TreeTiles, s
         key: ``[length, key heads, size]``; ``heads`` is a multiple.
         value: ``[length, key heads, size]``.
         mask: Who sees whom.
-        scale: Of the scores.
+        scale: Factor on the scores.
 
     Returns:
         ``[length, heads, size]``, differentiable.

@@ -30,7 +30,7 @@ def run_updates(
         module: Policy or critic.
         share: This rank's micro-batches.
         layout: Layout of the model.
-        device: Where it computes.
+        device: Device that it computes on.
         loss_of: From a micro-batch to its part of the global batch's loss, already divided by the normalizer.
         apply: Steps the optimizer; called after each update with whether there was any micro-batch.
     """

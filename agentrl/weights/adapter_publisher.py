@@ -1,4 +1,4 @@
-"""An adapter on its way out: it alone travels, and servers add it to the base weights that they hold.
+"""Publishes an adapter: it alone travels, and servers add it to the base weights that they hold.
 
 Guarantees: the manifest proves both parts. Beside the adapter's own fingerprints it has those of the frozen weights in
 the servers' dtype, computed once: a server whose base is another one is found out.

@@ -1,4 +1,4 @@
-"""Weights on their way out through a process group: no file, no shared disk, the servers anywhere.
+"""Publishes weights through a process group: no file, no shared disk, the servers anywhere.
 
 Guarantees: a version that cannot be broadcast is written to a file instead, and so is one that a joining server waits
 for; all ranks take the same way. The group is made anew when the set of servers changes. Gathering is a collective over
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Members(Protocol):
-    """Where rank 0 learns who takes part."""
+    """Source of the servers that take part, for rank 0."""
 
     def members(self) -> dict[str, Any]:
         """``ranks``: URL of a server -> its ranks; ``by_file``: whether a file is wanted."""
@@ -60,7 +60,7 @@ class Sender:
         self._group: UpdateGroup | None = None
 
     def plan(self, buckets: tuple[tuple[TensorSpec, ...], ...]) -> BroadcastPlan:
-        """What the controller and the servers have to know."""
+        """The plan that the controller and the servers get."""
         starts = itertools.accumulate(self.ranks.values(), initial=1)
         return BroadcastPlan(
             group=self.name,
@@ -96,7 +96,7 @@ class BroadcastPublisher:
     Args:
         files: Publishes in files, when a broadcast will not do.
         members: On rank 0, ``None`` on the others.
-        device: Where the tensors are sent from: over NCCL from CUDA, over gloo from elsewhere.
+        device: Device that the tensors are sent from: over NCCL from CUDA, over gloo from elsewhere.
         seconds: Longest time that a server may be waited for.
     """
 

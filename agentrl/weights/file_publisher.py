@@ -1,4 +1,4 @@
-"""Weights on their way out: gathered parameter by parameter into a safetensors file that servers map.
+"""Publishes weights by file: gathered parameter by parameter into a safetensors file that servers map.
 
 Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is
 written has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
@@ -36,7 +36,7 @@ DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 
 
 class Publisher(Protocol):
-    """What the trainer needs of a way out for its weights."""
+    """Interface that the trainer publishes weights through."""
 
     @property
     def unchanged(self) -> float | None:
@@ -136,7 +136,7 @@ class WeightPublisher:
         )
 
     def manifest(self, version: int, transport: Literal["shm", "disk", "broadcast"], **more: Any) -> WeightManifest:
-        """What is said of a version; ``more`` depends on the transport."""
+        """The manifest of a version; ``more`` depends on the transport."""
         return WeightManifest(
             version=version,
             transport=transport,

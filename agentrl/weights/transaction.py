@@ -26,7 +26,7 @@ class WeightPushError(RuntimeError):
 
 @dataclass
 class Committed:
-    """What the servers hold.
+    """The version that the servers hold.
 
     Attributes:
         version: Policy version.
@@ -42,8 +42,8 @@ class WeightTransaction:
 
     Args:
         router: All servers.
-        initial: What they were started with.
-        mode: What happens to requests in flight.
+        initial: Version that the servers were started with.
+        mode: Treatment of requests in flight, see ``weights.pause_mode``.
         lease_seconds: Longest time a push may take.
     """
 
@@ -59,7 +59,7 @@ class WeightTransaction:
         self._filed.set()
 
     async def members(self) -> dict[str, Any]:
-        """What a trainer has to know before it broadcasts; servers that come later wait for its push.
+        """Servers and ranks that take part in a broadcast; servers that come later wait for its push.
 
         Returns:
             ``ranks``: URL of a server -> its ranks; ``by_file``: whether the next version must stand in a file.
@@ -119,7 +119,7 @@ class WeightTransaction:
             self._lock.release()
 
     def _file(self) -> str | None:
-        """Where a server that joins can load the committed version now."""
+        """Folder from which a server that joins can load the committed version now; None where there is none."""
         return self.committed.path if self._filed.is_set() else None
 
     async def _until_filed(self) -> None:

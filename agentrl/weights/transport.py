@@ -75,7 +75,7 @@ def _free() -> int:
 
 
 def costs(nbytes: int, servers: int, folder: Path) -> dict[str, str]:
-    """What a push of ``nbytes`` costs on each way, in words."""
+    """Costs of a push of ``nbytes`` for each transport, in words."""
     size, held = f"{nbytes / 1e6:,.0f} MB", f"{2 * nbytes / 1e6:,.0f} MB"
     readers = "one server" if servers == 1 else f"each of {servers} servers"
     return {

@@ -100,7 +100,7 @@ class Harness:
         if self.judged.is_set():
             assert await self.controller.ready(1.0)
 
-    def fates(self) -> list[dict[str, object]]:
+    def outcomes(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
 
 
@@ -153,7 +153,7 @@ async def test_a_batch_of_failures_stops_the_run_with_their_reason(tiny_model: P
     with pytest.raises(RolloutError, match=r"(?s)100% of the latest 6 episodes failed.*prices\.csv"):
         await harness.controller.next_batch(0)
     await settle()
-    assert {f["fate"] for f in harness.fates()} == {"failed"}
+    assert {f["outcome"] for f in harness.outcomes()} == {"failed"}
     await harness.controller.close()
 
 
@@ -166,7 +166,8 @@ async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: 
     batch = await harness.controller.next_batch(0)
     assert len({e.reward for e in episodes_of(batch)}) > 1
     assert any(
-        f == {"fate": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"} for f in harness.fates()
+        f == {"outcome": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"}
+        for f in harness.outcomes()
     )
     await harness.controller.close()
 
@@ -178,9 +179,9 @@ async def test_the_final_version_ends_all_rollouts_and_accounts_for_them(tiny_mo
     await harness.publish(1, final=True)
     assert harness.controller.finished.is_set()
     assert harness.evaluated == [0, 1]
-    fates = harness.fates()
-    assert [f["fate"] for f in fates if f["fate"] == "trained"] == ["trained"] * 2
-    assert len({f["draw"] for f in fates}) == len(fates), "a draw with two fates"
+    outcomes = harness.outcomes()
+    assert [f["outcome"] for f in outcomes if f["outcome"] == "trained"] == ["trained"] * 2
+    assert len({f["draw"] for f in outcomes}) == len(outcomes), "a draw with two outcomes"
     await harness.controller.close()
 
 
@@ -204,7 +205,7 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
     for step in (1, 2):
         seen += [e.task_id for e in episodes_of(await second.controller.next_batch(step))[::3]]
         await second.publish(step + 1)
-    trained = [f["task"] for f in first.fates() if f["fate"] == "trained"]
+    trained = [f["task"] for f in first.outcomes() if f["outcome"] == "trained"]
     assert sorted(trained) == [t.id for t in TASKS], "the epoch, each task once"
     assert sorted(seen) == sorted(trained[2:])
     await second.controller.close()

@@ -25,10 +25,10 @@ SMOLLM2 = {
     "tie_word_embeddings": True,
 }
 PARAMETERS = 134_515_008
-BEFORE = {"step": 0, "eval/loss": 0.7, "eval/margin": 0.0, "eval/lines": 16.0}
+BEFORE = {"step": 0, "eval/loss": 0.7, "eval/margin": 0.0, "eval/examples": 16.0}
 STEP = {"step": 1, "train/loss": 0.65, "train/pair_accuracy": 0.75, "train/margin": 0.1, "train/tokens": 500.0}
 SHARE = {"eval/pair_accuracy": 0.75, "eval/pair_accuracy_low": 0.51, "eval/pair_accuracy_high": 0.9}
-AFTER = {"step": 1, "eval/loss": 0.6, "eval/margin": 0.2, "eval/lines": 16.0, **SHARE}
+AFTER = {"step": 1, "eval/loss": 0.6, "eval/margin": 0.2, "eval/examples": 16.0, **SHARE}
 
 
 def test_the_plan_has_no_controller_and_counts_the_reference_model():
@@ -57,7 +57,7 @@ def test_steps_and_held_out_lines_are_one_line_each():
         console.print(view.render())
     shown = out.getvalue()
     assert "step 1/100  loss 0.650  pair_accuracy 0.750  margin 0.100  tokens 500" in shown
-    assert "evaluation at step 1  loss 0.600  margin 0.200  pair_accuracy 0.750 [0.510, 0.900]  lines 16" in shown
+    assert "evaluation at step 1  loss 0.600  margin 0.200  pair_accuracy 0.750 [0.510, 0.900]  examples 16" in shown
     assert "invalid" not in shown, "nothing was sampled"
     assert "loss ▁" in shown
 
@@ -66,8 +66,8 @@ def test_the_table_and_the_picture_need_no_episodes(tmp_path: Path):
     out = io.StringIO()
     Console(file=out, width=120).print(summary_table(BEFORE, AFTER))
     shown = out.getvalue()
-    assert "pairs told apart" in shown and "75.0% [51.0%, 90.0%]" in shown and "not measured" in shown
-    assert "16 held-out lines" in shown and "judged" not in shown
+    assert "pair accuracy" in shown and "75.0% [51.0%, 90.0%]" in shown and "not measured" in shown
+    assert "16 held-out examples" in shown and "judged" not in shown
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(record) + "\n" for record in (BEFORE, STEP, AFTER)))
     assert draw_curve(metrics, tmp_path / "loss.png", "x")

@@ -1,4 +1,4 @@
-"""RMS norms and gated MLPs that keep less for the backward pass, in place of a model's own.
+"""Memory-saving RMS norms and gated MLPs: they keep less for the backward pass than a model's own.
 
 Guarantees: the same rounding step by step, so the results are the model's own to the last bits; a module is replaced
 only where it gives the same result on a trial input. What is left out, a norm's float32 copy and the products inside an
@@ -69,7 +69,7 @@ def _mlp(module: Any, states: Tensor) -> Tensor:
     return _GatedDown.apply(gate, up, module.down_proj.weight)  # type: ignore[return-value]
 
 
-def keep_less(model: nn.Module) -> int:
+def use_memory_saving_layers(model: nn.Module) -> int:
     """Replace what can be replaced, in place; nothing is compiled or sharded yet.
 
     Args:
@@ -80,15 +80,15 @@ def keep_less(model: nn.Module) -> int:
     """
     replaced = 0
     for module in model.modules():
-        lean = _lean(module)
-        if lean is not None and _agree(module, lean):
-            module.forward = lean
+        replacement = _replacement(module)
+        if replacement is not None and _agree(module, replacement):
+            module.forward = replacement
             replaced += 1
     return replaced
 
 
-def _lean(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """What would stand in for a module, by its shape."""
+def _replacement(module: Any) -> Callable[[Tensor], Tensor] | None:
+    """Replacement for a module, chosen by its attributes; None where there is none."""
     if len(inspect.signature(module.forward).parameters) != 1:
         return None  # a norm with a gate, an expert with its router's weights
     if isinstance(getattr(module, "weight", None), Tensor) and isinstance(
@@ -102,10 +102,10 @@ def _lean(module: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 @torch.no_grad()
-def _agree(module: Any, lean: Callable[[Tensor], Tensor]) -> bool:
+def _agree(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
     weight = module.weight if hasattr(module, "weight") else module.down_proj.weight
     width = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIAL_ROWS, width, generator=generator).to(weight)
-    own, found = module(states), lean(states)
+    own, found = module(states), replacement(states)
     return own.shape == found.shape and bool((own - found).abs().max() <= TOLERANCE * own.abs().max())

@@ -21,7 +21,7 @@ from transformers import (
 
 from agentrl.launch.dry_run import model_shape
 from agentrl.models.prefix_tree import PrefixTree
-from agentrl.train.lean import keep_less
+from agentrl.train.memory_saving import use_memory_saving_layers
 from agentrl.train.row_attention import use_tree_attention
 from agentrl.train.tree_attention import TreeTiles
 
@@ -66,7 +66,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 def test_results_and_gradients_are_the_models_own(name: str, dtype: torch.dtype) -> None:
     own = make_model(name, dtype)
     lean = copy.deepcopy(own)
-    assert keep_less(lean) == MODELS[name][2]
+    assert use_memory_saving_layers(lean) == MODELS[name][2]
     wanted, found = gradients(own), gradients(lean)
     assert wanted.keys() == found.keys()
     # bfloat16: sums in another order round to a neighbour; the loss is then the same to some thousandths.
@@ -102,7 +102,7 @@ def test_half_is_kept_and_the_plan_says_how_much() -> None:
     model = make_model("llama", torch.bfloat16, hidden_size=128, intermediate_size=384, head_dim=32)
     use_tree_attention(model)
     before = kept(model, 400)
-    keep_less(model)
+    use_memory_saving_layers(model)
     now = kept(model, 400)
     assert now < 0.6 * before
     shape = model_shape(model.config.to_dict())
@@ -111,7 +111,7 @@ def test_half_is_kept_and_the_plan_says_how_much() -> None:
 
 def test_frozen_weights_get_no_gradient_and_pass_one_on() -> None:
     model = make_model("llama").requires_grad_(False)
-    keep_less(model)
+    use_memory_saving_layers(model)
     model.get_input_embeddings().requires_grad_(True)
     found = gradients(model)
     assert found.keys() == {"out", "model.embed_tokens.weight"} or found.keys() == {"out", "lm_head.weight"}
@@ -141,5 +141,5 @@ class Gated(Doubled):
 def test_what_only_looks_alike_is_left_alone(kind: type[Doubled]) -> None:
     module = kind()
     before = module.forward
-    assert keep_less(module) == 0
+    assert use_memory_saving_layers(module) == 0
     assert module.forward == before
