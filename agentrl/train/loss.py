@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from agentrl.config.algorithm import AlgorithmConfig
 
-
 # --- What a loss may look at -------------------------------------------------------------------------------------
 
 
@@ -144,13 +143,9 @@ PROXIMAL_FORMULAS = {
 
 
 def proximal_logprobs(
-    config: "AlgorithmConfig",
-    logprobs: "Tensor",
-    behavior: "Tensor",
-    versions: "Tensor",
-    version: int,
+    config: "AlgorithmConfig", logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int,
     recomputed: "Tensor | None",
-) -> "Tensor":
+) -> "Tensor":  # fmt: skip
     """Logprobs in the denominator of the importance ratio, as ``trainer.proximal`` says.
 
     Args:
@@ -195,7 +190,6 @@ GSPO = preset(
     __name__, "gspo", "Zheng et al. 2025, arXiv:2507.18071", ratio="sequence", clip_eps=3e-4, clip_eps_high=4e-4
 )
 
-
 # --- Objectives ---------------------------------------------------------------------------------------------------
 
 
@@ -223,13 +217,9 @@ def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
 
 GRPO = preset(__name__, "grpo", "Shao et al. 2024, arXiv:2402.03300")
 DAPO = preset(
-    __name__,
-    "dapo",
-    "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
-    clip_eps_high=0.28,
-    aggregation="token",
-    mask_truncated=True,
-)
+    __name__, "dapo", "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
+    clip_eps_high=0.28, aggregation="token", mask_truncated=True,
+)  # fmt: skip
 
 
 @objective(
@@ -321,15 +311,9 @@ def correction_weights(tokens: LossTokens) -> "Tensor":
 
 
 DECOUPLED = preset(
-    __name__,
-    "decoupled",
-    "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
-    proximal="recomputed",
-    correction="truncate",
-    correction_cap=5.0,
-    minibatches=4,
-    aggregation="token",
-)
+    __name__, "decoupled", "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
+    proximal="recomputed", correction="truncate", correction_cap=5.0, minibatches=4, aggregation="token",
+)  # fmt: skip
 
 
 def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float) -> "Tensor":
@@ -354,14 +338,9 @@ def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float)
 
 
 M2PO = preset(
-    __name__,
-    "m2po",
-    "Zheng et al. 2025, arXiv:2510.01161",
-    objective="policy_gradient",
-    m2_threshold=0.04,
-    aggregation="token",
-)
-
+    __name__, "m2po", "Zheng et al. 2025, arXiv:2510.01161",
+    objective="policy_gradient", m2_threshold=0.04, aggregation="token",
+)  # fmt: skip
 
 # --- KL to a reference policy -------------------------------------------------------------------------------------
 
