@@ -90,4 +90,4 @@ def test_a_served_teacher_that_is_not_there_is_one_message(tiny_model: Path, tea
     more = (f"teacher.model={teacher}", "teacher.urls=[http://127.0.0.1:9]")
     result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "nobody", *DISTILL, *more))
     assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
-    assert "a teacher server does not score: http://127.0.0.1:9/generate: ClientConnectorError" in result.stdout
+    assert "the teacher does not score: http://127.0.0.1:9/generate: ClientConnectorError" in result.stdout

@@ -91,7 +91,7 @@ async def test_each_failure_is_typed_has_no_reward_and_keeps_its_reason(template
         return llm.session().chat.completions.create(messages=[{"role": "user", "content": "x" * 600}])
 
     cases = [
-        (await episode_of(template, Scripted(hang), timeout=0.01), StopReason.TIMEOUT, "not done within 0.01 s"),
+        (await episode_of(template, Scripted(hang), timeout=0.01), StopReason.TIMEOUT, "no end within 0.01 s"),
         (await episode_of(template, Scripted(broken)), StopReason.ENVIRONMENT_ERROR, "KeyError: 'price'"),
         (await episode_of(template, Scripted(refused), script=fail), StopReason.INFERENCE_ERROR, "http://fake is gone"),
         (await episode_of(template, Scripted(overflow)), StopReason.CONTEXT_OVERFLOW, "does not fit"),

@@ -75,7 +75,7 @@ async def test_weights_are_not_pushed_while_a_version_is_evaluated(tiny_model: P
     await settle()
     assert harness.evaluated == [0] and harness.backend.requests, "rollouts go on beside the first evaluation"
     assert not await harness.controller.ready(0.0)
-    with pytest.raises(RolloutError, match="cannot publish version 1 while version 0 is evaluated"):
+    with pytest.raises(RolloutError, match="version 0 is being evaluated: version 1 has to wait"):
         await harness.controller.publish(harness.manifest(1))
     assert not [name for name, _ in harness.backend.calls if name == "load"]
     harness.judged.set()

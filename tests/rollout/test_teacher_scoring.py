@@ -72,7 +72,7 @@ async def test_an_episode_that_failed_is_not_scored_and_one_that_cannot_be_has_f
 async def test_a_teacher_that_does_not_answer_is_told_at_the_start() -> None:
     teacher, backend = make_teacher()
     backend.dead = True
-    with pytest.raises(InferenceError, match="a teacher server does not score: http://teacher is dead"):
+    with pytest.raises(InferenceError, match="the teacher does not score: http://teacher is dead"):
         await teacher.start()
     backend.dead = False
     await teacher.close()

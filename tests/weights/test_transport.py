@@ -40,7 +40,7 @@ def test_auto_goes_by_where_the_servers_stand_and_what_they_take(
 
 @pytest.mark.parametrize(("transports", "files_only"), [((), False), (("shm",), False), (("broadcast",), True)])
 def test_servers_that_no_way_reaches_are_refused(transports: tuple[Transport, ...], files_only: bool) -> None:
-    with pytest.raises(ValueError, match=r"weights\.transport=auto: no transport reaches the servers"):
+    with pytest.raises(ValueError, match=r"weights\.transport=auto finds no way to the servers"):
         choose("auto", transports, (THERE,), nbytes=0, files_only=files_only)
 
 
