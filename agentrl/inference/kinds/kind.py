@@ -28,7 +28,7 @@ class Capabilities:
         token_logprobs: It takes token ids and gives those that it samples, each with its logprob
             (:meth:`ServerKind.backend`), which training needs; else it is asked in text
             (:meth:`ServerKind.text_client`), for evaluation only.
-        token_versions: Its answers tell the policy version of each token. Where they do not, no answer may go on over
+        token_versions: Answers tell the policy version of each token. Where they do not, no answer may go on over
             a weight push, which leaves ``weights.pause_mode=abort``.
         pause_modes: Supported pause modes for requests in flight during a weight push.
         transports: Ways in which it takes new weights.
