@@ -39,7 +39,7 @@ def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Names of what was measured, without ``eval/``, bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid", "lines")]
+    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid", "examples")]
 
 
 def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:

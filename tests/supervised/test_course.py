@@ -84,6 +84,6 @@ def test_the_share_of_pairs_has_its_interval():
     assert record["eval/pair_accuracy"] == 0.75
     assert record["eval/pair_accuracy_low"] == pytest.approx(0.505, abs=1e-3), "Wilson, 12 of 16"
     assert record["eval/pair_accuracy_high"] == pytest.approx(0.898, abs=1e-3)
-    assert set(record) == {f"eval/{name}" for name in ("loss", "margin", "lines")} | {
+    assert set(record) == {f"eval/{name}" for name in ("loss", "margin", "examples")} | {
         f"eval/pair_accuracy{end}" for end in ("", "_low", "_high")
     }
