@@ -2,9 +2,9 @@
 
 Measured on 64 episodes of 8,192 tokens, 8 to a group with a prompt of 512, and packed rows: CPU seconds of this process
 (one thread), so that waiting does not count. The controller's part (columns of each group, the batch as bytes) is in
-rank 0's figure. The ranks of a larger world take turns in this process: what rank 0 packs for them, they unpack. The
-attention's mask, which is made of a micro-batch's ``ends`` on the device, is not in it: blocks (computed on the card
-where there is one) and tiles (a CPU's) are figures of their own.
+rank 0's figure. The ranks of a larger world take turns in this process: rank 0 packs their shares, they unpack them.
+Attention masks are the blocks that a GPU's attention takes, here computed on the CPU thread (with a GPU the GPU does
+it); the tiles that a CPU's attention takes are a figure of their own.
 """
 
 import gc
@@ -75,7 +75,8 @@ def run(
         of the batch; ``cpu_per_million_tokens_8``, the same of rank 0 with 8 ranks; ``cpu_per_million_tokens_of_8``,
         any other of the 8 at most; ``wire_bytes_per_token``; ``peak_over_columns``, the most memory beside the columns
         on rank 0 over their size; and the parts ``controller_s``, ``batch_s`` (advantages and rows) and
-        ``micro_batches_s``, for each million tokens; ``block_mask_s`` and ``cpu_tiles_s``, the attention's mask.
+        ``micro_batches_s``, for each million tokens; ``block_mask_s``, the masks' share of ``micro_batches_s``; and
+        ``cpu_tiles_s``, what masks for attention on a CPU take instead.
     """
     import torch
 
@@ -96,24 +97,24 @@ def _measure(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     wire = concatenate([Columns.of(group) for group in groups]).to_bytes(step=0)
     controller = clock.lap()
     columns, _ = Columns.from_bytes(wire)
-    (share,) = plan_shares(_work(columns), plain, BUDGET, 1)
+    (share,) = plan_shares(_work(columns), blocks, BUDGET, 1)
     batch = clock.lap()
-    _micro_batches(share, plain)
-    micro_batches = clock.lap()
     _micro_batches(share, blocks)
-    in_blocks = clock.lap()
+    micro_batches = clock.lap()
+    _micro_batches(share, plain)
+    unmasked = clock.lap()
     _micro_batches(share, tiles)
     in_tiles = clock.lap()
 
     others: list[float] = []
     rank0 = 0.0
-    for rank, part in enumerate(plan_shares(_work(columns), plain, BUDGET, RANKS)):
+    for rank, part in enumerate(plan_shares(_work(columns), blocks, BUDGET, RANKS)):
         if rank == 0:
-            _micro_batches(part, plain)
+            _micro_batches(part, blocks)
             continue
         data = pack(part)
         rank0 += clock.lap()
-        _micro_batches(unpack(data), plain)
+        _micro_batches(unpack(data), blocks)
         others.append(clock.lap())
     millions = len(columns.token_ids) / 1e6
     return {
@@ -125,8 +126,8 @@ def _measure(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
         "controller_s": controller / millions,
         "batch_s": batch / millions,
         "micro_batches_s": micro_batches / millions,
-        "block_mask_s": (in_blocks - micro_batches) / millions,
-        "cpu_tiles_s": (in_tiles - micro_batches) / millions,
+        "block_mask_s": (micro_batches - unmasked) / millions,
+        "cpu_tiles_s": (in_tiles - unmasked) / millions,
     }
 
 

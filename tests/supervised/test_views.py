@@ -68,7 +68,9 @@ def test_the_table_and_the_picture_need_no_episodes(tmp_path: Path):
     shown = out.getvalue()
     assert "pair accuracy" in shown and "75.0% [51.0%, 90.0%]" in shown and "not measured" in shown
     assert "16 held-out examples" in shown and "judged" not in shown
-    assert not any(line.split("│")[1:2] == ["examples"] for line in shown.replace(" ", "").splitlines()), "a count is no row"
+    assert not any(line.split("│")[1:2] == ["examples"] for line in shown.replace(" ", "").splitlines()), (
+        "a count is no row"
+    )
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(record) + "\n" for record in (BEFORE, STEP, AFTER)))
     assert draw_curve(metrics, tmp_path / "loss.png", "x")

@@ -82,6 +82,15 @@ def test_blocks_say_what_the_dense_mask_says(seed: int) -> None:
     assert torch.equal((partial + full).bool(), tiles.any(-1).any(-1)), "and none is computed that nothing sees"
     nodes = torch.arange(len(ends))
     assert torch.equal(mask.mask_mod(nodes, nodes, nodes[:, None], nodes[None, :]), dense)
+    torchs = BlockMask.from_kv_blocks(
+        mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices, BLOCK_SIZE=BLOCK
+    )
+    for name in ("q", "full_q"):  # the backward pass takes keys' lists of queries
+        counts, own = (getattr(made, f"{name}_num_blocks") for made in (torchs, mask))
+        assert torch.equal(counts, own)
+        for key in range(blocks):
+            listed = [getattr(made, f"{name}_indices")[0, 0, key, : own[0, 0, key]] for made in (torchs, mask)]
+            assert torch.equal(*listed)
 
 
 def test_positions_start_anew_in_each_row() -> None:
