@@ -49,3 +49,31 @@ def test_a_kind_by_its_path_samples_takes_weights_and_scores(tiny_model: Path, t
     assert (tmp_path / "scored.txt").is_file()
     assert json.loads((tmp_path / "own" / "config.json").read_text())["inference"]["engine"] == mine
     assert processes_of(tmp_path) == []
+
+
+TEXT_KIND = """
+from dataclasses import replace
+from agentrl.inference.kinds.embedded import Embedded
+from agentrl.inference.kinds.kind import Capabilities
+from agentrl.inference.kinds.openai import OpenAIClient
+
+class Text(Embedded):
+    capabilities = Capabilities(starts=True)
+
+    def text_client(self, api):
+        return OpenAIClient(replace(api, url=f"{api.url}/v1"))
+"""
+
+
+def test_a_kind_that_takes_text_alone_is_started_and_evaluated(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.py").write_text(TEXT_KIND)
+    settings = ["inference.engine=text.py:Text", "trainer.type=null", "eval.tasks=3"]
+    result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "text", *settings), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    lines = (tmp_path / "text" / "eval-episodes.jsonl").read_text().splitlines()
+    nodes = [json.loads(line)["trajectories"]["assistant"]["nodes"] for line in lines]
+    assert len(nodes) == 3
+    assert all(node["token_ids"] == [] and node["message"]["content"] is not None for turn in nodes for node in turn)
+    assert processes_of(tmp_path) == []
+    trained = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "t", settings[0]), cwd=tmp_path)
+    assert trained.returncode == 2 and "needs token ids and logprobs" in trained.stdout

@@ -64,9 +64,11 @@ def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> 
     """Print a recipe as it would run here: every key, its value and its meaning, and the objective as a formula."""
     from agentrl.config.render import render
     from agentrl.config.supervised import SUPERVISED, objective
+    from agentrl.launch.server_checks import check_servers
     from agentrl.train.formula import formula
 
     recipe = _load(name, overrides, config)
+    check_servers(recipe)
     typer.echo(render(recipe), nl=False)
     lines = objective(recipe) if recipe.trainer.type in SUPERVISED else formula(recipe.trainer)
     if recipe.trainer.type is not None:

@@ -49,6 +49,7 @@ def test_a_shown_recipe_loads_again(capsys):
         (("recipe", "run", "gsm8k_gpro"), "did you mean 'gsm8k_grpo'"),
         (("recipe", "run", "gsm8k_grpo", "trainer.lerning_rate=1"), "did you mean 'trainer.learning_rate'"),
         (("recipe", "run", "gsm8k_grpo", "--config", "no.yaml"), "cannot read no.yaml"),
+        (("recipe", "show", "gsm8k_grpo", "inference.engine=wrong"), "Known: embedded, openai, sglang, vllm"),
         (("eval", "gsm8"), "did you mean 'gsm8k'"),
         (("eval", "gsm8k", "--base-url", "http://h/v1"), "--base-url needs --model"),
         (("bench", "nothing"), "no benchmark 'nothing'"),
