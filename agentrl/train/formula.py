@@ -1,4 +1,4 @@
-"""The objective of a trainer section as a formula that a person can check against the papers; no torch."""
+"""Writes the loss of a trainer section as a formula to compare with the papers; does not import torch."""
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.declarations import find_preset, formula_of
@@ -13,7 +13,7 @@ _DIVISORS = {
 
 
 def formula(trainer: AlgorithmConfig) -> list[str]:
-    """Lines of the objective that is minimised."""
+    """Returns the lines that describe the minimised loss."""
     length = trainer.aggregation_length or "sampling.max_new_tokens"
     aggregation = AGGREGATION_FORMULAS[trainer.aggregation].format(length=length)
     factors = ""
