@@ -85,8 +85,8 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
 def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> Any:
     """Moves a policy or a critic to its device, and shards and compiles it as the recipe says.
 
-    A single rank is sharded only for ``cpu_offload``, or for computing in another dtype than float32; on a CPU without
-    ``compile`` and ``gradient_checkpointing``, :func:`compute_in` does the latter with fewer copies.
+    A single rank is sharded with FSDP2 only for ``cpu_offload`` or for a compute dtype other than float32. For such a
+    dtype on a CPU, without ``compile`` and ``gradient_checkpointing``, :func:`compute_in` makes fewer copies.
     """
     dtype = DTYPES[config.dtype]
     module.to(device)

@@ -345,7 +345,7 @@ def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon
     if scale == "mean":
         if min(values) < 0:
             raise ValueError(
-                f"trainer.scale_rewards=mean needs rewards of at least 0, and there is one of {min(values):g}"
+                f"trainer.scale_rewards=mean needs rewards of at least 0, but one reward is {min(values):g}"
             )
         return mean
     return _deviation(values) + epsilon

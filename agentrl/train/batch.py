@@ -63,9 +63,9 @@ class Batch:
         self._last = {branch.trajectory: index for index, branch in enumerate(self.branches)}
 
     def asked_values(self) -> list[Branch]:
-        """Branches with the places at which the critic's values are needed.
+        """Returns the branches whose trained tokens need values of the critic.
 
-        The last branch of a truncated episode has one more at its end, for the bootstrap value.
+        The last branch of a truncated episode has one more position at its end, for the bootstrap value.
         """
         return [
             replace(branch, bootstrap=self.tokens.total + branch.trajectory)

@@ -90,7 +90,9 @@ class ControllerClient:
         try:
             response = self._http.post(path, json=body, timeout=timeout or self._http.timeout)
         except httpx.HTTPError as error:
-            raise ControllerError(f"controller {self._http.base_url}{path}: {error or type(error).__name__}") from error
+            raise ControllerError(
+                f"cannot reach the controller at {self._http.base_url}{path}: {error or type(error).__name__}"
+            ) from error
         if response.status_code != 200:
             raise ControllerError(f"controller {path} answered {response.status_code}: {response.text[:2000]}")
         return response

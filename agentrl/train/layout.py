@@ -130,7 +130,7 @@ class Packed:
         )
 
     def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
-        """The attention mask that ``ends`` of all nodes stand for, as blocks or as tiles."""
+        """Makes the attention mask of the forest with these ``ends``, as blocks or as tiles."""
         return block_mask(ends) if blocks else TreeTiles(ends)
 
 

@@ -34,7 +34,7 @@ from agentrl.train.shares import Share, Work, distribute
 from agentrl.train.token_sums import TokenSums
 from agentrl.train.update_loop import run_updates
 
-# Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
+# Averaged over a step's updates: gradient norm (0 for a skipped update), fractions of skipped and non-finite updates.
 _OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
 
 
@@ -147,7 +147,7 @@ class PolicyLearner:
         return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
 
     def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
-        """Values that the loss needs of all tokens first: ``[places]`` proximal logprobs, and which tokens stay."""
+        """Computes ``[places]`` proximal logprobs and the second-moment mask, each ``None`` if not needed."""
         config = self.config
         if config.proximal != "recomputed" and config.m2_threshold is None:
             return None, None
@@ -211,7 +211,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _follow(self, version: int) -> None:
-        """Move a reference that is not frozen; ``version`` is the policy's now."""
+        """Updates a reference that is not frozen; ``version`` is the policy's version after the step."""
         config = self.config
         if self.reference is None or config.reference == "frozen":
             return

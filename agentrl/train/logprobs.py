@@ -75,7 +75,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _differentiated(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums") -> Tensor:
-    """The loss of all chunks; their gradients go to ``sums``. The head's memory is free when this returns."""
+    """Returns the loss of all chunks and adds their gradients to ``sums``; frees the head's buffers on return."""
     total = weight.new_zeros((), dtype=torch.float32)
     for rows in head.chunks():
         logits = head.logits(rows)

@@ -45,7 +45,9 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
     }
     targets = set(config.lora_targets) or linear
     if unknown := sorted(targets - linear):
-        raise ValueError(f"trainer.lora_targets={unknown}: the model's linear layers are {', '.join(sorted(linear))}")
+        raise ValueError(
+            f"trainer.lora_targets={unknown} are no linear layers of the model; it has {', '.join(sorted(linear))}"
+        )
     made = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.lora_rank,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from agentrl.config.algorithm import AlgorithmConfig
 
-
 # --- Inputs of a loss --------------------------------------------------------------------------------------------
 
 
@@ -32,14 +31,14 @@ class LossTokens:
 
     Attributes:
         logprobs: Logprobs under the current policy at the sampling temperature; differentiable.
-        entropies: Entropies of the current policy in nats; differentiable.
+        entropies: Entropies of the current policy over the whole vocabulary, in nats; differentiable.
         behavior: Logprobs under the behavior policy, as the server gave them.
         proximal: Logprobs in the denominator of the importance ratio, see :func:`proximal_logprobs`.
         reference: Logprobs under the reference policy; ``None`` without a KL term in the loss.
         teacher: Logprobs under the teacher; ``None`` without one.
         advantages: Advantage of each token.
         versions: int64, version of the behavior policy.
-        mask: bool, false for tokens that the second-moment mask leaves out (:func:`second_moment_mask`).
+        mask: bool, false for tokens that :func:`second_moment_mask` leaves out.
         sequences: int64, number of the token's sequence (a branch of an episode), unique in the batch.
         turns: int64, number of the token's turn in its trajectory.
         version: Policy version that the step starts from.
@@ -78,8 +77,8 @@ class LossTokens:
 class Objective(Protocol):
     """A surrogate loss for each token, which ``trainer.objective`` selects.
 
-    Declare your own with :func:`agentrl.config.declarations.objective` if it needs all tokens of a sequence at once
-    (``whole_sequences``; others may get any part of a micro-batch), is 0 for a zero advantage, or has a formula to show.
+    Declare your own with :func:`agentrl.config.declarations.objective` if it is 0 for a zero advantage, has a formula
+    to show, or needs all tokens of a sequence at once (``whole_sequences``; others may get any part of a micro-batch).
     """
 
     def __call__(self, tokens: LossTokens) -> "tuple[Tensor, Tensor]":
@@ -115,7 +114,7 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
     if loss.shape != tokens.logprobs.shape or acted.shape != tokens.logprobs.shape:
         raise ValueError(
             f"trainer.objective={config.objective} gave shapes {tuple(loss.shape)} and {tuple(acted.shape)} "
-            f"for {len(tokens.logprobs)} tokens: want a loss, and whether a bound acted, for each token"
+            f"for {len(tokens.logprobs)} tokens: want a loss and a bool (whether a bound acted) for each token"
         )
     correction = correction_weights(tokens)
     loss = (loss * correction).masked_fill(~tokens.mask, 0.0)
@@ -134,23 +133,24 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
 
 PROXIMAL_FORMULAS = {
     "behavior": "pi_behavior(t)",
-    "recomputed": "pi_proximal(t), the policy that the step starts from, computed anew",
-    "log_linear": "pi_proximal(t), guessed between behavior and current policy by their versions",
+    "recomputed": "pi_proximal(t), recomputed with the policy that the step starts from",
+    "log_linear": "pi_proximal(t), interpolated between behavior and current policy by version",
 }
 
 
 def proximal_logprobs(
-    config: "AlgorithmConfig",
-    logprobs: "Tensor",
-    behavior: "Tensor",
-    versions: "Tensor",
-    version: int,
+    config: "AlgorithmConfig", logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int,
     recomputed: "Tensor | None",
-) -> "Tensor":
+) -> "Tensor":  # fmt: skip
     """Returns the logprobs in the denominator of the importance ratio, as ``trainer.proximal`` says.
 
-    Arguments are as in :class:`LossTokens`; ``recomputed`` are the logprobs under the policy that the step starts from,
-    which ``proximal=recomputed`` needs.
+    Args:
+        config: The recipe's trainer section.
+        logprobs: ``[tokens]`` logprobs under the current policy.
+        behavior: ``[tokens]`` logprobs under the behavior policy.
+        versions: int64 ``[tokens]`` versions of the behavior policy.
+        version: Policy version that the step starts from.
+        recomputed: ``[tokens]`` logprobs under that version; needed with ``proximal=recomputed``.
     """
     if config.proximal == "recomputed":
         assert recomputed is not None
@@ -163,7 +163,7 @@ def proximal_logprobs(
 def log_linear_proximal(logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int) -> "Tensor":
     """Interpolates logprobs by version between behavior and current policy (AReaL, Fu et al. 2025, arXiv:2505.24298).
 
-    The current policy counts as version ``version + 1``. Arguments are as in :class:`LossTokens`.
+    The current policy counts as version ``version + 1``. Arguments are those of :func:`proximal_logprobs`.
     """
     share = (version - versions) / (version + 1 - versions)
     return behavior + share.clamp(min=0) * (logprobs.detach() - behavior)
@@ -185,7 +185,6 @@ GSPO = preset(
     __name__, "gspo", "Zheng et al. 2025, arXiv:2507.18071", ratio="sequence", clip_eps=3e-4, clip_eps_high=4e-4
 )
 
-
 # --- Objectives ---------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +199,10 @@ def _clip_formula(config: "AlgorithmConfig") -> str:
 
 @objective("clip", formula=_clip_formula, zero_without_advantage=True)
 def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """PPO's clipped surrogate, negated (Schulman et al. 2017, arXiv:1707.06347, eq. 7); ``clip_eps_high`` is DAPO's."""
+    """PPO's clipped surrogate, negated (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+
+    With ``clip_eps_high`` it is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476).
+    """
     low, high = _bounds(tokens.config)
     ratio, advantage = tokens.ratio, tokens.advantage
     unclipped = -advantage * ratio
@@ -210,13 +212,9 @@ def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
 
 GRPO = preset(__name__, "grpo", "Shao et al. 2024, arXiv:2402.03300")
 DAPO = preset(
-    __name__,
-    "dapo",
-    "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
-    clip_eps_high=0.28,
-    aggregation="token",
-    mask_truncated=True,
-)
+    __name__, "dapo", "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
+    clip_eps_high=0.28, aggregation="token", mask_truncated=True,
+)  # fmt: skip
 
 
 @objective(
@@ -238,7 +236,10 @@ def dual_clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
     zero_without_advantage=True,
 )
 def cispo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """Policy gradient times the detached, bounded ratio: no gradient is clipped (MiniMax, arXiv:2506.13585, eq. 4)."""
+    """Policy gradient times the detached ratio, bounded from above (MiniMax 2025, arXiv:2506.13585, eq. 4).
+
+    Unlike with :func:`clip`, every token keeps a gradient.
+    """
     ratio, (_, high) = tokens.ratio.detach(), _bounds(tokens.config)
     return -ratio.clamp(max=high) * tokens.advantage * tokens.logprobs, ratio > high
 
@@ -270,7 +271,7 @@ SAPO = preset(__name__, "sapo", "Gao et al. 2025, arXiv:2511.20347", objective="
 
 @objective("policy_gradient", formula="-r_t A", zero_without_advantage=True)
 def policy_gradient(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """Negated ratio times advantage without a bound; REINFORCE for a ratio of 1 (Williams 1992)."""
+    """Ratio times advantage without a bound, negated; REINFORCE if the ratio is 1 (Williams 1992)."""
     ratio = tokens.ratio
     return -ratio * tokens.advantage, ratio.detach() < 0
 
@@ -299,27 +300,23 @@ def correction_weights(tokens: LossTokens) -> "Tensor":
 
 
 DECOUPLED = preset(
-    __name__,
-    "decoupled",
-    "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
-    proximal="recomputed",
-    correction="truncate",
-    correction_cap=5.0,
-    minibatches=4,
-    aggregation="token",
-)
+    __name__, "decoupled", "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
+    proximal="recomputed", correction="truncate", correction_cap=5.0, minibatches=4, aggregation="token",
+)  # fmt: skip
 
 
 def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float) -> "Tensor":
-    """Masks the largest squared log ratios until the mean of the others is at most ``threshold`` (M2PO).
+    """Masks the tokens with the largest squared log ratios until the mean of the others is at most ``threshold``.
+
+    M2PO, Zheng et al. 2025, arXiv:2510.01161.
 
     Args:
-        proximal: Logprobs of all tokens of the global batch under the policy that the step starts from.
-        behavior: Logprobs under the behavior policies.
+        proximal: ``[tokens]`` logprobs of the whole global batch under the policy that the step starts from.
+        behavior: ``[tokens]`` logprobs under the behavior policy.
         threshold: Largest mean squared log ratio of the kept tokens.
 
     Returns:
-        ``[tokens]`` bool, true for tokens that are kept.
+        ``[tokens]`` bool, true for kept tokens.
     """
     squares = (proximal - behavior).double().square()
     ordered, order = squares.sort(stable=True)
@@ -330,14 +327,9 @@ def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float)
 
 
 M2PO = preset(
-    __name__,
-    "m2po",
-    "Zheng et al. 2025, arXiv:2510.01161",
-    objective="policy_gradient",
-    m2_threshold=0.04,
-    aggregation="token",
-)
-
+    __name__, "m2po", "Zheng et al. 2025, arXiv:2510.01161",
+    objective="policy_gradient", m2_threshold=0.04, aggregation="token",
+)  # fmt: skip
 
 # --- KL to a reference policy -------------------------------------------------------------------------------------
 
@@ -346,8 +338,8 @@ def kl_divergence(logprobs: "Tensor", reference: "Tensor", estimator: str, gradi
     """Estimates the KL to the reference policy from one sample per token (Schulman 2020: k1, k2, k3).
 
     Args:
-        logprobs: Logprobs under the policy; differentiable.
-        reference: Logprobs under the reference policy.
+        logprobs: ``[tokens]`` logprobs under the current policy; differentiable.
+        reference: ``[tokens]`` logprobs under the reference policy.
         estimator: ``k1``, the log ratio; ``k2``, half its square; ``k3``, nonnegative and of low variance.
         gradient: ``plain`` or ``weighted``, the estimator's own gradient; ``unbiased``, the gradient of k2, whose
             expectation is the gradient of the KL (that of k1 is 0, that of k3 belongs to another divergence).
@@ -379,7 +371,12 @@ def token_weight(tokens: int, config: "AlgorithmConfig") -> float:
 
 
 def normalizer(tokens: list[int], config: "AlgorithmConfig") -> float:
-    """Returns the loss's divisor; ``tokens`` is each trajectory's number of trained tokens, zero advantages included."""
+    """Returns the divisor of the loss's weighted sum over the global batch.
+
+    Args:
+        tokens: Number of trained tokens of each trajectory of the batch, also of tokens with a zero advantage.
+        config: The recipe's trainer section.
+    """
     trained = [count for count in tokens if count]
     if config.aggregation == "token":
         return float(max(sum(trained), 1))

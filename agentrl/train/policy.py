@@ -63,7 +63,7 @@ class Policy(nn.Module):
 
 
 def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
-    """The loss of the tokens that the distinct predictions of a chunk are of."""
+    """Makes the loss of a chunk of distinct predictions: the loss of all trained tokens that have one of them."""
     predictions, order = batch.trained.sort(stable=True)
     starts = torch.arange(0, len(batch.targets) + chunk, chunk, device=predictions.device)
     edges = torch.searchsorted(predictions, starts).tolist()
@@ -179,7 +179,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
 
 
 class _AsItIs(nn.Module):
-    """Calls a module's own forward pass, whatever it was replaced by."""
+    """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

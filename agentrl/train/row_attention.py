@@ -52,8 +52,8 @@ def use_tree_attention(model: Any) -> None:
     model.set_attn_implementation(ATTENTION)  # only logs if it cannot
     if not is_packed(model):
         raise ValueError(
-            f"{type(model).__name__} has an attention of its own, which cannot be exchanged: packed rows "
-            "(trainer.attention) are not for it; set trainer.attention=padded"
+            f"trainer.attention=packed: the attention of {type(model).__name__} cannot be replaced, so its rows "
+            "cannot be packed; set trainer.attention=padded"
         )
 
 
@@ -88,7 +88,7 @@ def block_mask(ends: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of key blocks per query block ``[1, 1, queries]``, and ``[1, 1, queries, keys]`` their order."""
+    """Returns each query block's number of key blocks ``[1, 1, queries]``, and their order ``[1, 1, queries, keys]``."""
     order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
@@ -107,7 +107,7 @@ def _attend(
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if unknown or options.get("dropout"):
         raise ValueError(
-            f"packed rows do not know {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
+            f"packed rows do not support {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
             "set trainer.attention=padded"
         )
     scale = options.get("scaling")

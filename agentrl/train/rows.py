@@ -137,7 +137,7 @@ def build_rows(
 def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:
     for message, trained in zip(branch.messages, branch.trained, strict=True):
         first, end = tokens.starts[message], tokens.starts[message + 1]
-        if first < end:  # a message without tokens says nothing about the first one
+        if first < end:  # messages without tokens are skipped
             return trained and bool(tokens.loss_mask[first])
     return False
 
@@ -177,7 +177,7 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         length = grown
     source, target = np.concatenate(sources), np.concatenate(targets)
     trained = np.arange(len(source), dtype=np.int32)
-    if repeats:  # some predictions may be of two branches
+    if repeats:  # two branches may have the same prediction
         _, first, places = np.unique(source.astype(np.int64) << 32 | target, return_index=True, return_inverse=True)
         trained = places.astype(np.int32)
         source, target = source[first], target[first]

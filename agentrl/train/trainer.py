@@ -150,7 +150,7 @@ class Trainer:
         return engine.update(made, plan["learning_rate"])
 
     def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
-        """Keep a batch whose gradient was not finite, and stop after several in a row.
+        """Saves a batch whose gradient was not finite, and stops training after several such steps in a row.
 
         Raises:
             TrainingStopped: The gradient was not finite in ``trainer.max_nonfinite`` consecutive steps.

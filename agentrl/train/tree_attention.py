@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-QUERIES = 128  # most tokens of a block; a longer chain is cut into several blocks, each of which sees the previous ones
+QUERIES = 128  # most tokens of a block; a longer chain is cut into several, and each sees the previous ones
 SMALL = 64  # a subtree of at most so many tokens is one block, with a mask inside
 TILE = 200_000  # scores of one head that are computed together, so that they stay in the cache
 HIDDEN = -1e30  # bias of a masked key; finite, so that a fully masked row does not give NaN
@@ -100,9 +100,7 @@ class TreeTiles(BlockMask):
 def blocks(ends: Sequence[int]) -> list[Block]:
     """Cuts a forest into blocks; every node is in exactly one."""
     found: list[Block] = []
-    waiting: list[tuple[int, int, tuple[range, ...]]] = [
-        (0, len(ends), ())
-    ]  # subtrees of siblings, and the siblings' path
+    waiting: list[tuple[int, int, tuple[range, ...]]] = [(0, len(ends), ())]  # sibling subtrees, and their path
     while waiting:
         start, end, path = waiting.pop()
         first = node = start  # small neighboring subtrees from ``first`` on are one block
@@ -128,8 +126,8 @@ def blocks(ends: Sequence[int]) -> list[Block]:
 
 
 def _cut(ordered: Sequence[Block]) -> list[list[Block]]:
-    """Neighbours that share a tile, the longest block first, with the fewest padded scores."""
-    # A tile more costs about as much as so many scores of one head more.
+    """Cuts sorted blocks into tiles with the lowest total cost: padded scores, and a fixed cost per tile."""
+    # Cost of one more tile, in scores of one head.
     one_more = 8_000
     least = [0] * (len(ordered) + 1)
     ends = [0] * len(ordered)
