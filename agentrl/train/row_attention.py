@@ -88,7 +88,7 @@ def block_mask(ends: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each query block's number of key blocks ``[1, 1, queries]``, and their order ``[1, 1, queries, keys]``."""
+    """Returns each query block's number of key blocks ``[1, 1, queries]`` and their order ``[1, 1, queries, keys]``."""
     order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
