@@ -28,9 +28,7 @@ class AdapterConfig(Section):
     lora_rank: Positive | None = Field(
         default=None, description="Train adapters of this rank and freeze the weights (LoRA); null: train all weights."
     )
-    lora_alpha: float = Field(
-        default=32.0, gt=0, description="LoRA scale: adapters are multiplied by lora_alpha / lora_rank."
-    )
+    lora_alpha: float = Field(default=32.0, gt=0, description="Adapters are multiplied by lora_alpha / lora_rank.")
     lora_targets: Names = Field(
         default=(),
         description="Linear layers that get an adapter, e.g. [q_proj, v_proj]; []: all but the head.",

@@ -77,8 +77,8 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
         yield f"supervised.batch_size={own.batch_size} is not a multiple of trainer.nproc={recipe.trainer.nproc}"
     if evaluates(recipe) and recipe.inference.urls:
         yield (
-            f"inference.urls: trainer.type={kind} evaluates the trained model on a server that it starts itself; remove "
-            "inference.urls, or set supervised.evaluate=false"
+            f"inference.urls: trainer.type={kind} evaluates the trained model on a server that it starts itself; "
+            "remove inference.urls, or set supervised.evaluate=false"
         )
 
 

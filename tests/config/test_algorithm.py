@@ -70,7 +70,7 @@ def test_the_constant_of_dr_grpo_is_the_longest_answer() -> None:
 
 def test_the_formula_names_every_part_that_acts() -> None:
     shown = "\n".join(formula(TrainerConfig(preset="dapo", kl_coef=0.01, entropy_coef=0.1, minibatches=2)))
-    for part in ("clamp(r_t, 0.8, 1.28)", "0.01 * k3", "- 0.1 * H_t", "tokens of the batch", "cut off", "2503.14476"):
+    for part in ("clamp(r_t, 0.8, 1.28)", "0.01 * k3", "- 0.1 * H_t", "tokens of the batch", "truncated", "2503.14476"):
         assert part in shown, shown
     assert "reference = the starting policy" in shown and "2 updates" in shown
     decoupled = "\n".join(formula(TrainerConfig(preset="decoupled")))
