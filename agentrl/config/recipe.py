@@ -101,7 +101,7 @@ class InferenceConfig(Section):
     )
     python: str | None = Field(
         default=None,
-        description="Python interpreter or virtual environment of the server, e.g. .venv-sglang; null: ours.",
+        description="Interpreter of the server; null: ours, or .venv-sglang/bin/python (by package) here.",
     )
     urls: tuple[str, ...] = Field(
         default=(), description="URLs of running servers, which agentrl does not start or stop."
@@ -142,7 +142,7 @@ class RolloutConfig(Section):
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
     episode_timeout: Seconds = 300.0
     max_failure_rate: float = Field(
-        default=0.5, gt=0, le=1, description="Fraction of failed episodes in a batch above which the run stops."
+        default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
     )
     skip_uniform_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal, and sample more."

@@ -201,7 +201,7 @@ def test_a_token_that_is_masked_has_no_loss_however_far_its_policies_are_apart()
 
 
 def test_an_objective_that_gives_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="want a loss, and whether a bound acted"):
+    with pytest.raises(ValueError, match="want a loss and a bool"):
         token_losses(flat(TrainerConfig(), LOGP, PROX), lambda tokens: (tokens.logprobs.sum(), tokens.mask))
 
 
