@@ -1,7 +1,7 @@
-"""The objective as orthogonal choices, and the published algorithms as presets over them.
+"""The recipe's keys that define the loss: independent choices, and presets for published algorithms.
 
-Guarantees: a preset only fills in what is not set; every choice can be changed by itself; choices that contradict each
-other are refused with both keys named, before anything starts.
+Guarantees: a preset sets only keys that are not set explicitly; every choice can be changed by itself; choices that
+contradict each other are refused before anything starts, with both keys named.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ Level = Literal["token", "sequence"]
 
 
 class AlgorithmConfig(Section):
-    """The objective. A preset fills in what is not set."""
+    """The loss. A preset sets the keys that are not set explicitly."""
 
     preset: str = Field(
-        default="grpo", description="A published combination of the choices below, or the path of your own."
+        default="grpo", description="Published algorithm that sets the keys below, or the path of your own preset."
     )
     advantage: str = Field(
         default="group",
-        description="group, leave_one_out, reward, turns (returns of each turn, relative to the group's), gae (with a "
-        "critic: PPO), none (the teacher alone, no reward), or a path: the function that gives advantages.",
+        description="Advantage function: group, leave_one_out, reward, turns (returns of each turn, relative to the "
+        "group's), gae (with a critic: PPO), none (only the teacher, no reward), or a path.",
     )
     discount: float = Field(
         default=1.0, gt=0, le=1, description="Discount factor: per turn (advantage=turns), per token (gae)."
@@ -39,8 +39,8 @@ class AlgorithmConfig(Section):
     critic_warmup: int = Field(default=0, ge=0, description="First trainer steps, in which only the critic is updated.")
     scale_rewards: RewardScale = Field(
         default="group",
-        description="Divide centered rewards by the standard deviation of the group or the batch, by the group's mean "
-        "(MaxRL), or by nothing (none).",
+        description="Divisor of centered rewards: the standard deviation of the group or the batch, the group's mean "
+        "(MaxRL), or none.",
     )
     whiten: Literal["none", "batch"] = Field(
         default="none",
@@ -55,14 +55,14 @@ class AlgorithmConfig(Section):
     )
     proximal: Literal["behavior", "recomputed", "log_linear"] = Field(
         default="behavior",
-        description="Denominator of the importance ratio: the behavior policy, the one that the step starts from (one "
-        "more forward pass), or an estimate of that one from the tokens' versions.",
+        description="Denominator of the importance ratio: the behavior policy, the policy that the step starts from "
+        "(one more forward pass), or an estimate of it from the tokens' versions.",
     )
     minibatches: Positive = Field(
         default=1, description="Optimizer updates per batch, each over a share of its groups."
     )
     clip_eps: float = Field(default=0.2, gt=0, lt=1)
-    clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; clip_eps where null.")
+    clip_eps_high: float | None = Field(default=None, gt=0, description="Upper clip range; null: clip_eps.")
     dual_clip: float = Field(
         default=3.0, gt=1, description="Upper bound of the importance ratio for negative advantages."
     )
@@ -77,34 +77,34 @@ class AlgorithmConfig(Section):
     )
     correction: Literal["none", "weight", "truncate", "mask"] = Field(
         default="none",
-        description="Weigh tokens by the proximal over the behavior probability: as it is, at most correction_cap, or "
-        "not at all above it.",
+        description="Multiply the loss by the probability ratio of proximal and behavior policy: as is (weight), at "
+        "most correction_cap (truncate), or 0 above correction_cap (mask).",
     )
     correction_level: Level = Field(
-        default="token", description="Level of the correction: weight of a token, or the product over its sequence."
+        default="token", description="Level of the correction: ratio of a token, or the product over its sequence."
     )
     correction_cap: float = Field(default=2.0, ge=1)
     aggregation: Literal["token", "sequence", "constant", "sum"] = Field(
         default="sequence",
-        description="Mean over all tokens, mean over sequences of their means, or sum over tokens and mean over "
-        "sequences, divided by a constant (aggregation_length) or not.",
+        description="Mean over all tokens (token), mean of the sequences' means (sequence), or mean of the sequences' "
+        "sums, divided by aggregation_length (constant) or not (sum).",
     )
     aggregation_length: Positive | None = Field(
-        default=None, description="For aggregation=constant; sampling.max_new_tokens where null."
+        default=None, description="Divisor for aggregation=constant; null: sampling.max_new_tokens."
     )
-    mask_truncated: bool = Field(default=False, description="Do not train on episodes that were cut off (DAPO).")
+    mask_truncated: bool = Field(default=False, description="Do not train on truncated episodes (DAPO).")
     kl_coef: float = Field(
         default=0.0, ge=0, description="Coefficient of the KL to a reference policy; 0: no reference model."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_gradient: Literal["unbiased", "weighted", "plain"] = Field(
         default="unbiased",
-        description="Gradient of the KL itself on fresh samples (k2's), of the estimator weighed by the ratio "
-        "(unbiased for older samples too, but noisier), or of the estimator.",
+        description="Gradient of the KL on fresh samples (that of k2), of the estimator weighted by the importance "
+        "ratio (unbiased for older samples too, but noisier), or of the estimator.",
     )
     kl_in: Literal["loss", "reward"] = Field(
         default="loss",
-        description="A term of the loss, or taken off the reward before the advantage (k1 of the answer).",
+        description="Place of the KL: a term of the loss, or subtracted from the reward before the advantage (k1).",
     )
     reference: Literal["frozen", "ema", "reset"] = Field(
         default="frozen",
@@ -126,7 +126,7 @@ class AlgorithmConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def fill_from_preset(cls, data: Any) -> Any:
-        """Defaults of the preset, below what is set."""
+        """Sets the preset's values for keys that are not set."""
         if not isinstance(data, dict):
             return data
         try:
@@ -136,19 +136,19 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def check_algorithm(self) -> Self:
-        """Refuse choices that contradict each other."""
+        """Refuses choices that contradict each other."""
         given = self.model_fields_set
         if self.correction != "none" and self.proximal == "behavior":
             raise ValueError(
-                f"trainer.correction={self.correction} weighs by the proximal over the behavior policy, and with "
-                "trainer.proximal=behavior they are the same: it could not act; use proximal=recomputed or log_linear"
+                f"trainer.correction={self.correction} has no effect with trainer.proximal=behavior: proximal and "
+                "behavior policy are the same; use trainer.proximal=recomputed or log_linear"
             )
         if self.m2_threshold is not None and self.proximal == "log_linear":
             raise ValueError(
-                "trainer.m2_threshold needs real log ratios: trainer.proximal=log_linear only guesses them"
+                "trainer.m2_threshold needs exact log ratios: trainer.proximal=log_linear only estimates them"
             )
         if self.ratio == "sequence" and self.objective == "cispo":
-            raise ValueError("trainer.objective=cispo weighs each token's own logprob: trainer.ratio must be token")
+            raise ValueError("trainer.objective=cispo weights each token's logprob: trainer.ratio must be token")
         if self.kl_coef == 0:
             for key in ("kl_in", "reference"):
                 if key in given and getattr(self, key) != type(self).model_fields[key].default:
@@ -161,22 +161,25 @@ class AlgorithmConfig(Section):
             raise ValueError(problem)
         if self.advantage == "gae" and self.scale_rewards != "none":
             raise ValueError(
-                f"trainer.advantage=gae has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; use none "
-                "(whiten=batch brings all advantages to one scale)"
+                f"trainer.advantage=gae has no groups: trainer.scale_rewards={self.scale_rewards} has no effect; use "
+                "none (trainer.whiten=batch brings all advantages to one scale)"
             )
         if self.advantage == "reward" and self.scale_rewards in ("group", "mean"):
             raise ValueError(
-                f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} cannot act; "
+                f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} has no effect; "
                 "use none or batch"
             )
         for problem in self._distilled():
             raise ValueError(problem)
         if self.advantage == "leave_one_out" and self.scale_rewards == "mean":
-            raise ValueError("trainer.advantage=leave_one_out: trainer.scale_rewards=mean divides by another baseline")
+            raise ValueError(
+                "trainer.advantage=leave_one_out cannot have trainer.scale_rewards=mean: the group's mean is not its "
+                "baseline"
+            )
         return self
 
     def _distilled(self) -> Iterator[str]:
-        """Settings that contradict a teacher, or the lack of any reward."""
+        """Yields contradictions with a teacher or with ``advantage=none``."""
         if self.distill_coef > 0 and self.ratio == "sequence":
             yield (
                 f"trainer.distill_coef={self.distill_coef:g} gives each token its own advantage, which "
@@ -185,17 +188,17 @@ class AlgorithmConfig(Section):
         if self.advantage != "none":
             return
         if self.distill_coef == 0:
-            yield "trainer.advantage=none leaves nothing to learn with trainer.distill_coef=0"
+            yield "trainer.advantage=none gives no advantages with trainer.distill_coef=0"
         if self.scale_rewards != "none":
             yield (
-                f"trainer.advantage=none looks at no reward: trainer.scale_rewards={self.scale_rewards} cannot act; "
+                f"trainer.advantage=none ignores rewards: trainer.scale_rewards={self.scale_rewards} has no effect; "
                 "use none"
             )
         if self.kl_coef > 0 and self.kl_in == "reward":
-            yield "trainer.advantage=none looks at no reward: trainer.kl_in=reward cannot act; use loss"
+            yield "trainer.advantage=none ignores rewards: trainer.kl_in=reward has no effect; use loss"
 
     def _idle(self, given: set[str]) -> Iterator[str]:
-        """Settings that have no effect with this advantage."""
+        """Yields settings that have no effect with this advantage."""
         for keys, advantages in (
             (("discount",), ("turns", "gae")),
             (("gae_lambda", "critic_learning_rate", "critic_clip", "critic_warmup"), ("gae",)),

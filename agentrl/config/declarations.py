@@ -1,6 +1,6 @@
-"""What a part of the objective says of itself, beside its function: its name, its line of the formula, its presets.
+"""Declares the parts of the loss: the name, the formula and the presets of objectives and advantages.
 
-Guarantees: declaring imports nothing heavy, so ``recipe show`` prints formulas without torch; a declared function stays
+Guarantees: declaring does not import torch, so ``recipe show`` can print formulas without it; a declared function stays
 a plain function.
 """
 
@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 from agentrl.core.registry import load, register, registered
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Formula = Callable[[Any], str]  # from the trainer's section to a line of text
+Formula = Callable[[Any], str]  # trainer section -> line of text
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published combination of choices.
+    """A published algorithm as values of the trainer section.
 
     Attributes:
         source: Paper or report.
-        settings: Values of the trainer's section that it sets.
+        settings: Key -> value that the preset sets in the trainer section.
     """
 
     source: str
@@ -34,13 +34,13 @@ def objective(
     zero_without_advantage: bool = False,
     whole_sequences: bool = False,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare a function as an objective, see :class:`agentrl.train.loss.Objective`.
+    """Declares a function as an objective, see :class:`agentrl.train.loss.Objective`.
 
     Args:
         name: Value of ``trainer.objective``; without one the function is named by its path.
         formula: Loss of one token, as ``recipe show`` prints it.
-        zero_without_advantage: Loss and gradient are 0 wherever the advantage is 0: such tokens are not computed.
-        whole_sequences: It looks at several tokens of a sequence, so it has to be given all of them at once.
+        zero_without_advantage: Whether loss and gradient are 0 for an advantage of 0; such tokens are not computed.
+        whole_sequences: Whether the function needs all trained tokens of a sequence at once.
     """
 
     def declare(function: FunctionT) -> FunctionT:
@@ -55,11 +55,11 @@ def objective(
 
 
 def advantage(name: str | None = None, *, formula: str | Formula = "") -> Callable[[FunctionT], FunctionT]:
-    """Declare a function as an advantage, see :class:`agentrl.train.advantages.Advantage`.
+    """Declares a function as an advantage, see :class:`agentrl.train.advantages.Advantage`.
 
     Args:
         name: Value of ``trainer.advantage``; without one the function is named by its path.
-        formula: The advantage, as ``recipe show`` prints it.
+        formula: Formula of the advantage, as ``recipe show`` prints it.
     """
 
     def declare(function: FunctionT) -> FunctionT:
@@ -73,33 +73,33 @@ def advantage(name: str | None = None, *, formula: str | Formula = "") -> Callab
 
 
 def preset(module: str, name: str, source: str, **settings: Any) -> Preset:
-    """Declare a preset; assign it to ``NAME`` in capitals, in the module named.
+    """Declares a preset, which must be assigned to its name in capitals in ``module``.
 
     Args:
         module: ``__name__`` of the module.
         name: Value of ``trainer.preset``.
         source: Paper or report.
-        settings: Values of the trainer's section that it sets.
+        settings: Keys and values that the preset sets in the trainer section.
     """
     register(name, f"{module}:{name.upper()}", kind="preset")
     return Preset(source, settings)
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by its name, or by the path of one of your own (``file.py:NAME``).
+    """Finds a preset by name, or by the path of your own (``file.py:NAME``).
 
     Raises:
-        LookupError: There is none.
+        LookupError: There is no such preset.
     """
     return load("preset", name)
 
 
 def preset_names() -> list[str]:
-    """Names of all declared presets, sorted."""
+    """Returns the names of all declared presets, sorted."""
     return registered("preset")
 
 
 def formula_of(kind: Any, name: str, config: Any) -> str:
-    """The declared formula of an objective or an advantage; empty where it declares none."""
+    """Returns the declared formula of an objective or an advantage; empty if it declares none."""
     formula = getattr(load(kind, name), "formula", "")
     return str(formula(config) if callable(formula) else formula)

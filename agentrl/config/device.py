@@ -1,6 +1,6 @@
-"""Chooses the device of a run when the recipe leaves it open.
+"""Chooses the device of a run if the recipe does not set it.
 
-Guarantees: no torch import, no process started, the same answer every time on one machine.
+Guarantees: does not import torch or start a process; gives the same answer every time on one machine.
 """
 
 import os
@@ -11,7 +11,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def detect_device(devices: Path = Path("/dev")) -> Device:
-    """``cuda`` where an NVIDIA GPU is present and visible, else ``cpu``.
+    """Returns ``cuda`` if an NVIDIA GPU is present and visible, else ``cpu``.
 
     Args:
         devices: Folder of the device files, where the NVIDIA driver puts ``nvidia0``, ``nvidia1``, ...

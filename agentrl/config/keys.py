@@ -1,7 +1,7 @@
-"""The dotted names of all recipe keys, and the nearest one to a name that does not exist.
+"""Lists the dotted names of all recipe keys, and suggests the nearest one for an unknown key.
 
-Guarantees: derived from the recipe's models, so the list cannot go stale; keys below an open mapping (``env.kwargs``)
-are accepted as they are, since only the component that receives them knows them.
+Guarantees: keys are derived from the recipe's models, so the list is always current; any key below an open mapping
+(``env.kwargs``) is accepted, because only the component that receives the mapping knows its keys.
 """
 
 import functools
@@ -18,7 +18,7 @@ from agentrl.core.registry import nearest
 
 @functools.cache
 def fields() -> dict[str, FieldInfo]:
-    """Every dotted key of a recipe, sections included, with its pydantic field, in the order of the models."""
+    """Returns every dotted key of a recipe, sections included, with its pydantic field, in the order of the models."""
     return dict(_walk(Recipe, ""))
 
 
@@ -31,13 +31,13 @@ def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, ``None`` where it holds a value."""
+    """Returns the section class that a field holds, or ``None`` if it holds a value."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def choices(field: FieldInfo) -> tuple[Any, ...]:
-    """The types and literals a field may hold, unions taken apart."""
+    """Returns the types and literals that a field may hold, with unions split."""
     annotation = field.annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
@@ -45,7 +45,7 @@ def choices(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def dotted_keys() -> list[str]:
-    """Every key that can be set, ``trainer`` and ``trainer.learning_rate`` alike."""
+    """Returns every key that can be set, for example ``trainer`` and ``trainer.learning_rate``."""
     return list(fields())
 
 
@@ -64,7 +64,7 @@ def is_known(key: str) -> bool:
 
 
 def unknown_key(key: str) -> str:
-    """The sentence that answers an unknown key, with the nearest valid one where there is one."""
+    """Returns the error message for an unknown key, with the nearest valid key if there is one."""
     last = key.rpartition(".")[2]
     same = [known for known in fields() if known.rpartition(".")[2] == last]
     if len(same) == 1:
@@ -73,7 +73,7 @@ def unknown_key(key: str) -> str:
 
 
 def unknown_keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A sentence for each key of nested ``data`` that no section knows."""
+    """Returns an error message for each unknown key of nested ``data``."""
     found: list[str] = []
     for name, value in data.items():
         key = f"{prefix}{name}"

@@ -1,9 +1,8 @@
-"""Loads a recipe's name, a file and ``key=value`` arguments into one validated :class:`~agentrl.config.recipe.Recipe`.
+"""Loads a recipe file, a config file and ``key=value`` overrides into a :class:`~agentrl.config.recipe.Recipe`.
 
 Guarantees: the order is fixed (recipe file, its ``on_cpu`` or ``on_gpu`` part, ``--config`` file, overrides; later
-wins); every problem that can be seen is told at once, in one :class:`~agentrl.config.errors.ConfigError`;
-``launch.device`` of the result is ``cpu`` or ``cuda``, never ``auto``. Keys of the device part that is not used are
-checked too.
+values win); all problems are reported at once, in one :class:`~agentrl.config.errors.ConfigError`; ``launch.device`` of
+the result is ``cpu`` or ``cuda``, never ``auto``. Keys of the unused device part are checked too.
 """
 
 import json
@@ -24,25 +23,31 @@ from agentrl.core.registry import nearest
 __all__ = ["ConfigError", "detect_device", "dotted_keys", "find_recipe", "load_recipe", "recipe_names", "recipe_of_run"]
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
-_NAMES = ("env.id", "agent.id", "workflow.id", "train_dataset.name", "valid_dataset.name")  # each beside its kwargs
+_NAMES = (
+    "env.id",
+    "agent.id",
+    "workflow.id",
+    "train_dataset.name",
+    "valid_dataset.name",
+)  # have kwargs
 _PARTS: dict[Device, str] = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
 
 def recipe_folders() -> list[Path]:
-    """Folders that are searched for a recipe's name: ``recipes`` of the working folder, then the shipped ones."""
+    """Returns the folders searched for recipes: ``recipes`` of the working folder, then the shipped recipes."""
     return [Path("recipes"), _SHIPPED]
 
 
 def recipe_names() -> list[str]:
-    """Names of all recipes that can be found, sorted."""
+    """Returns the names of all recipes that can be found, sorted."""
     return sorted({file.stem for folder in recipe_folders() for file in folder.glob("*.yaml")})
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file of a recipe.
+    """Finds the file of a recipe by name or path.
 
     Raises:
-        ConfigError: There is none; the message names the nearest and the places looked in.
+        ConfigError: There is no such recipe; the message has the nearest name and the searched folders.
     """
     if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path:
         path = Path(name_or_path).expanduser()
@@ -66,16 +71,16 @@ def load_recipe(
     config_file: str | None = None,
     device: Device | None = None,
 ) -> Recipe:
-    """Build the recipe of a run.
+    """Builds the recipe of a run.
 
     Args:
-        name_or_path: A recipe's name or a YAML file; ``None`` when ``config_file`` holds everything.
+        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` is complete.
         overrides: ``a.b=value`` texts; the value is YAML.
-        config_file: A YAML file merged over the recipe.
-        device: Choose the device part; by default ``launch.device``, and where that is ``auto`` what the machine has.
+        config_file: YAML file that is merged over the recipe.
+        device: Device whose part of the recipe is used; by default ``launch.device``, and for ``auto`` the machine's.
 
     Raises:
-        ConfigError: With every problem found.
+        ConfigError: The recipe has problems; the message lists all of them.
     """
     if name_or_path is None and config_file is None:
         raise ConfigError(f"name a recipe ({', '.join(recipe_names())}) or give --config FILE")
@@ -109,16 +114,16 @@ def load_recipe(
 
 
 def recipe_of_run(run_dir: Path) -> Recipe:
-    """The resolved recipe of a run, as its processes read it."""
+    """Loads the resolved recipe of a run from the run's folder."""
     return Recipe.model_validate_json((run_dir / "config.json").read_text())
 
 
 def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` without the arguments of components that ``layer`` replaces by others: they were meant for the old ones.
+    """Returns ``data`` without the ``kwargs`` of components that ``layer`` replaces, which belong to the old ones.
 
     Args:
-        data: The settings so far.
-        layer: The settings to merge over them.
+        data: Settings so far.
+        layer: Settings to merge over ``data``.
     """
     result = dict(data)
     for name in _NAMES:
@@ -130,18 +135,18 @@ def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) ->
 
 
 def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:
-    """Nested plain data as a recipe.
+    """Validates nested plain data as a recipe.
 
     Args:
         data: Parsed YAML.
-        wrong: Problems found already, told together with those found here.
+        wrong: Problems found earlier, which are reported with those found here.
 
     Raises:
-        ConfigError: With every problem.
+        ConfigError: There are problems; the message lists all of them.
     """
     found = list(wrong)
     try:
-        # Strict JSON: true is no number and "5" no whole number, while a list may fill a tuple.
+        # Strict JSON mode: true is not accepted as a number nor "5" as an int, but a list is accepted for a tuple.
         recipe = Recipe.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         found += [problem for problem in problems(error) if not any(problem in known for known in found)]
@@ -154,7 +159,7 @@ def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:
 
 
 def _read_layer(path: Path, wrong: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """A file as its keys and its device parts; unknown keys go to ``wrong`` with the file's name, and out."""
+    """Reads a file's keys and its device parts; appends a message for each unknown key to ``wrong``."""
     base = read_file(path)
     parts: dict[str, dict[str, Any]] = {}
     for name in _PARTS.values():
@@ -171,7 +176,7 @@ def _read_layer(path: Path, wrong: list[str]) -> tuple[dict[str, Any], dict[str,
 def _wanted_device(
     layers: Sequence[tuple[Mapping[str, Any], Any]], settings: Sequence[tuple[str, Any]]
 ) -> Device | None:
-    """``launch.device`` as the last layer or override sets it; ``None`` where they leave it open."""
+    """Returns ``launch.device`` as the last layer or override sets it; ``None`` if none sets it."""
     wanted: Any = "auto"
     for base, _ in layers:
         launch = base.get("launch")
@@ -182,4 +187,4 @@ def _wanted_device(
             wanted = value
         elif key == "launch" and isinstance(value, Mapping):
             wanted = value.get("device", wanted)
-    return wanted if wanted in ("cpu", "cuda") else None  # anything else is validation's to refuse
+    return wanted if wanted in ("cpu", "cuda") else None  # validation refuses other values

@@ -1,6 +1,6 @@
 """Parses ``key=value`` texts and YAML files into nested mappings.
 
-Guarantees: a value means the same in a file and on the command line; merging changes none of its inputs.
+Guarantees: a value means the same in a file and on the command line; merging does not change its inputs.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from agentrl.config.keys import choices, fields, is_known, unknown_key
 from agentrl.config.yaml12 import read_yaml, write_yaml
 
 _KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "true or false"),  # before int, which bool is
+    (bool, "true or false"),  # before int, because a bool is an int
     (int, "a whole number"),
     (float, "a decimal number"),
     (str, "text"),
@@ -22,10 +22,10 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A YAML file as a mapping.
+    """Reads a YAML file as a mapping.
 
     Raises:
-        ConfigError: The file cannot be read, is not YAML or not a mapping.
+        ConfigError: The file cannot be read, is not YAML or is not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -40,10 +40,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``a.b=value`` as key and value.
+    """Parses ``a.b=value`` into key and value.
 
     Raises:
-        ConfigError: No ``=``, no key, an unknown key, or a value that is not YAML.
+        ConfigError: The text has no ``=`` or no key, the key is unknown, or the value is not YAML.
     """
     key, equals, raw = text.partition("=")
     key = key.strip()
@@ -55,12 +55,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     value = read_yaml(raw, f"the value of {key}")
     field = fields().get(key)
     if field is not None and str in choices(field) and isinstance(value, bool | int | float):
-        value = raw.strip()  # a run may be called 7
+        value = raw.strip()  # e.g. a run with the name 7
     return key, value
 
 
 def set_key(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of ``data`` with the dotted ``key`` set; what it held before is replaced."""
+    """Returns a copy of ``data`` with the dotted ``key`` set; an earlier value is replaced."""
     first, _, rest = key.partition(".")
     result = dict(data)
     inner = result.get(first)
@@ -69,7 +69,7 @@ def set_key(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``base`` with ``over`` laid on it: mappings key by key, everything else replaced."""
+    """Returns a copy of ``base`` with ``over`` merged in: mappings key by key, other values are replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -78,7 +78,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(value: Any) -> str:
-    """A value and its kind in a user's words, e.g. ``'fast' (text)``."""
+    """Describes a value with its kind for a user, e.g. ``'fast' (text)``."""
     if value is None:
         return "null"
     kind = next((name for kind, name in _KINDS if isinstance(value, kind)), type(value).__name__)

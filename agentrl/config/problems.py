@@ -1,6 +1,6 @@
-"""Translates pydantic's errors for a user.
+"""Translates pydantic's errors into messages for a user.
 
-Guarantees: every problem is told at once, each with its key, the value it had, what is allowed and what the key means.
+Guarantees: all problems are reported at once, each with its key, the value, the allowed values and the key's meaning.
 """
 
 import types
@@ -24,13 +24,13 @@ _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at 
 
 
 def problems(error: ValidationError) -> list[str]:
-    """One line per problem in ``error``."""
+    """Returns one line per problem in ``error``."""
     return [_problem(dict(item)) for item in error.errors(include_url=False)]
 
 
 def _problem(item: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "value_error":  # one of our own checks, of a section or of the whole: it says what is wrong
+    if item["type"] == "value_error":  # raised by our validators, whose message is complete
         text = str(item["ctx"]["error"])
         return text if key.partition(".")[0] in text else f"{key}: {text}"
     if not key:
@@ -44,8 +44,8 @@ def _problem(item: Mapping[str, Any]) -> str:
 
 
 def allowed(key: str) -> str:
-    """Description of a key's valid values, e.g. ``a number, greater than 0``."""
-    field = fields().get(key) or fields().get(key.rpartition(".")[0])  # an item of a list has no field of its own
+    """Describes a key's valid values, e.g. ``a number, greater than 0``."""
+    field = fields().get(key) or fields().get(key.rpartition(".")[0])  # a list item belongs to its list's field
     if field is None:
         return "something else"
     section = section_of(field)

@@ -1,7 +1,7 @@
 """The typed configuration of a run.
 
-Guarantees: every key a user can set stands here, with its unit; a key that nobody reads cannot be set; a value outside
-its range, or a combination that cannot work, is refused when the model is built, before any process starts.
+Guarantees: every key that a user can set is a field of these models, with its unit; unknown keys are refused; a value
+outside its range, or a combination that cannot work, is refused when the recipe is built, before any process starts.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -25,8 +25,8 @@ class ModelConfig(Section):
     name: str = Field(description="Local folder, Hugging Face id, or a model that an installed package ships.")
     chat_template: str | None = Field(
         default=None,
-        description="Instead of the model's own: a Jinja file, chatml_tools (ours, ChatML with tools for models whose "
-        "own has none), or training (TRL's, which keeps earlier turns).",
+        description="Replaces the model's template: a Jinja file, chatml_tools (ours: ChatML with tools, for models "
+        "whose template has none), or training (TRL's, which keeps earlier turns).",
     )
 
 
@@ -55,29 +55,29 @@ class ComponentConfig(Section):
 
 
 class RewardConfig(Section):
-    """Reward function of whole episodes, and the scaling that the trainer sees; logs keep the unscaled reward."""
+    """Reward function of whole episodes, and the scaling for the trainer; logs keep the unscaled reward."""
 
     id: str | None = Field(
         default=None,
-        description="A function that judges whole episodes instead of the environment: (task, messages, reward) -> "
+        description="Function that replaces the environment's reward of whole episodes: (task, messages, reward) -> "
         "reward, or (reward, metrics).",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    scale: float = Field(default=1.0, description="The trainer sees scale * reward + bias, then clipped; not 0.")
+    scale: float = Field(default=1.0, description="The trainer gets scale * reward + bias, then clipped; not 0.")
     bias: float = 0.0
-    clip: tuple[float, float] | None = Field(default=None, description="Lowest and highest reward the trainer sees.")
+    clip: tuple[float, float] | None = Field(default=None, description="Lowest and highest reward for the trainer.")
 
     @model_validator(mode="after")
     def check_clip(self) -> Self:
-        """Refuse bounds in the wrong order, and a scale that makes all rewards alike."""
+        """Refuses bounds in the wrong order, and a scale of 0."""
         if self.scale == 0:
-            raise ValueError("reward.scale=0 makes all rewards alike: nothing would be learned")
+            raise ValueError("reward.scale=0 makes all rewards equal: nothing would be learned")
         if self.clip is not None and self.clip[0] >= self.clip[1]:
             raise ValueError(f"reward.clip={list(self.clip)}: want the lower bound first")
         return self
 
     def seen(self, reward: float) -> float:
-        """The reward as the trainer sees it."""
+        """Returns the scaled and clipped reward that the trainer gets."""
         value = self.scale * reward + self.bias
         return value if self.clip is None else min(max(value, self.clip[0]), self.clip[1])
 
@@ -97,34 +97,38 @@ class InferenceConfig(Section):
 
     engine: str = Field(
         default="embedded",
-        description="Kind of server: embedded, sglang, vllm, openai, or one of your own, path/to/file.py:Class.",
+        description="Kind of server: embedded, sglang, vllm, openai, or your own, path/to/file.py:Class.",
     )
     python: str | None = Field(
         default=None,
-        description="Interpreter that the server runs in; by default ours, else e.g. .venv-sglang here.",
+        description="Interpreter of the server; null: ours, or .venv-sglang/bin/python (by package) here.",
     )
-    urls: tuple[str, ...] = Field(default=(), description="Servers that run already; never started or stopped by us.")
+    urls: tuple[str, ...] = Field(
+        default=(), description="URLs of running servers, which agentrl does not start or stop."
+    )
     servers: Positive = 1
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
     api_key_env: str = Field(default="OPENAI_API_KEY", description="Environment variable that holds the API key.")
     dtype: DType = "auto"
     max_running: Positive = Field(default=64, description="Requests decoded together in one server.")
-    context_length: Positive = Field(default=1024, description="Prompt and answer together, in tokens.")
+    context_length: Positive = Field(
+        default=1024, description="Longest sequence in tokens, prompt and answer together."
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a server; all cores by default.")
     niceness: int = Field(
-        default=10, ge=0, le=19, description="Scheduling niceness of a server on CPU beside a trainer."
+        default=10, ge=0, le=19, description="Niceness of a server that shares the CPU with a trainer."
     )
     args: tuple[str | int | float, ...] = Field(default=(), description="The server's own flags, passed through.")
     history: Literal["append", "branch"] | None = Field(
         default=None,
-        description="Where the chat template rewrites earlier turns: keep what was sampled, or render each turn anew.",
+        description="If the chat template rewrites earlier turns: keep the sampled tokens, or render each turn again.",
     )
-    tool_parser: str | None = Field(default=None, description="Tool-call format; found in the chat template by itself.")
+    tool_parser: str | None = Field(default=None, description="Tool-call format; null: detected in the chat template.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template, e.g. enable_thinking."
     )
-    probe_seconds: Seconds = Field(default=5.0, description="Between two health probes of a server.")
-    patience: Seconds = Field(default=60.0, description="Longest wait for a server when all are gone.")
+    probe_seconds: Seconds = Field(default=5.0, description="Seconds between health probes of a server.")
+    patience: Seconds = Field(default=60.0, description="Longest wait in seconds if no server is reachable.")
     start_timeout: Seconds = 180.0
     request_timeout: Seconds = 600.0
 
@@ -132,13 +136,13 @@ class InferenceConfig(Section):
 class RolloutConfig(Section):
     """Rollout: groups, concurrency and limits of episodes."""
 
-    batch_size: Positive = Field(default=8, description="Groups (tasks) a trainer step consumes.")
+    batch_size: Positive = Field(default=8, description="Groups (tasks) per trainer step.")
     group_size: Positive = Field(default=8, description="Episodes per task.")
-    max_staleness: int = Field(default=1, ge=0, description="Trainer steps a batch's admission may run ahead.")
+    max_staleness: int = Field(default=1, ge=0, description="Trainer steps that sampling may be ahead of training.")
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
     episode_timeout: Seconds = 300.0
     max_failure_rate: float = Field(
-        default=0.5, gt=0, le=1, description="Share of failures in a batch that stops the run."
+        default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
     )
     skip_uniform_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal, and sample more."
@@ -149,21 +153,21 @@ class EvalConfig(Section):
     """Evaluation on the validation tasks."""
 
     every: int = Field(default=10, ge=0, description="Trainer steps between evaluations; 0: only before and after.")
-    tasks: Positive | None = Field(default=128, description="Validation tasks used; null for all.")
+    tasks: Positive | None = Field(default=128, description="Number of validation tasks; null: all.")
     samples: Positive = Field(default=1, description="Episodes per task.")
 
 
 class TrainerConfig(AdapterConfig, AlgorithmConfig):
-    """The optimisation. Times are wall-clock seconds, lengths are tokens."""
+    """The optimisation. Times are in wall-clock seconds, lengths in tokens."""
 
     type: str | None = Field(
-        default="grpo", description="grpo, sft, rm, dpo, or a trainer's path; null: no training, evaluate."
+        default="grpo", description="grpo, sft, rm, dpo, or a trainer's path; null: only evaluate."
     )
     nproc: Positive = Field(default=1, description="torchrun ranks.")
     total_steps: Positive = 100
     epochs: Positive | None = Field(default=None, description="Stop after so many passes over the training tasks.")
     time_budget: Seconds | None = Field(
-        default=None, description="Stop training after so many seconds; paces the schedule."
+        default=None, description="Seconds after which training stops; the learning-rate schedule follows it."
     )
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=2, ge=0)
@@ -175,21 +179,20 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     adam_epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_nonfinite: Positive = Field(
-        default=5, description="Steps in a row with a gradient that is not finite, after which the run stops."
+        default=5, description="Consecutive steps with a non-finite gradient after which the run stops."
     )
     dtype: DType = Field(
-        default="auto", description="Compute type; parameters are float32. auto: bfloat16 where it is native."
+        default="auto", description="Compute dtype; parameters are float32. auto: bfloat16 if it is native."
     )
     tokens_per_microbatch: Positive = Field(
-        default=1024, description="Budget of a micro-batch, padding included; a GPU wants 8192 or more."
+        default=1024, description="Token budget of a micro-batch, padding included; 8192 or more on a GPU."
     )
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",
-        description="Rows of a micro-batch padded, with a dense mask, or end to end, with attention to what each token "
-        "may see alone. auto: packed where the model's attention can be exchanged,"
-        " but for layers that are compiled on a CPU.",
+        description="Rows of a micro-batch: padded with a dense mask, or packed end to end with sparse attention. "
+        "auto: packed if the model's attention can be replaced, except for layers compiled on a CPU.",
     )
-    logprob_chunk: Positive = Field(default=256, description="Tokens whose logits exist at one time.")
+    logprob_chunk: Positive = Field(default=256, description="Number of tokens whose logits exist at one time.")
     gradient_checkpointing: bool = False
     compile: bool = Field(
         default=False, description="torch.compile of the decoder layers; the first step takes minutes."
@@ -199,12 +202,12 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of each rank; cores / nproc by default.")
     save_every: int = Field(
-        default=0, ge=0, description="Trainer steps between checkpoints; 0: by time and at the end only."
+        default=0, ge=0, description="Trainer steps between checkpoints; 0: only by time and at the end."
     )
     save_seconds: Seconds | None = Field(default=600.0, description="Seconds between checkpoints; null: never by time.")
     save_epochs: Positive | None = None
     keep_checkpoints: Positive = 1
-    batch_timeout: Seconds = Field(default=1800.0, description="Longest wait for one batch before the run is stopped.")
+    batch_timeout: Seconds = Field(default=1800.0, description="Longest wait for one batch, after which the run stops.")
 
 
 class WeightsConfig(Section):
@@ -213,21 +216,23 @@ class WeightsConfig(Section):
     transport: Literal["auto", "shm", "disk", "broadcast"] = Field(
         default="auto",
         description="Shared memory, files that the servers can read, or a process group (gloo, NCCL) with the servers. "
-        "auto: shared memory where it fits and all servers stand on this host; for others the group, or the disk.",
+        "auto: shared memory if it fits and all servers are on this host; else the process group, or files.",
     )
     pause_mode: Literal["retract", "in_place", "abort"] = Field(
         default="retract",
-        description="Requests in flight during a push: recompute their cache, keep it (cheap on a CPU), or resubmit.",
+        description="Running requests during a push: recompute their KV cache, keep it (cheap on a CPU), or resubmit.",
     )
     lease_seconds: Seconds = Field(default=120.0, description="A push longer than this is rolled back.")
 
 
 class LaunchConfig(Section):
-    """The device, the folder and the watch over a run's processes."""
+    """The device, the folder and the supervision of a run's processes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
-    heartbeat_timeout: Seconds = Field(default=600.0, description="A silent trainer is given up after so many seconds.")
+    heartbeat_timeout: Seconds = Field(
+        default=600.0, description="Seconds without a trainer's heartbeat after which the run stops."
+    )
 
 
 class LoggingConfig(Section):
@@ -235,7 +240,7 @@ class LoggingConfig(Section):
 
     tensorboard: bool = True
     episodes: bool = True
-    live: bool = Field(default=True, description="A live view in a terminal; one line a step elsewhere.")
+    live: bool = Field(default=True, description="Live view in a terminal; one line per step elsewhere.")
 
 
 class Recipe(Section):
@@ -264,7 +269,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def check_combinations(self) -> Self:
-        """Refuse combinations that cannot work; the message names both keys."""
+        """Refuses combinations that cannot work; the message names both keys."""
         if self.sampling.max_new_tokens >= self.inference.context_length:
             raise ValueError(
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
@@ -278,7 +283,7 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
-            object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # frozen for everybody else
+            object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # the model is frozen
         if self.rollout.group_size < 2 and self.trainer.advantage in ("group", "leave_one_out", "turns"):
             raise ValueError(
                 f"trainer.advantage={self.trainer.advantage} compares episodes of one task: rollout.group_size must be "
@@ -286,7 +291,7 @@ class Recipe(Section):
             )
         if self.rollout.batch_size % self.trainer.minibatches:
             raise ValueError(
-                f"rollout.batch_size={self.rollout.batch_size} groups cannot be shared out to "
+                f"rollout.batch_size={self.rollout.batch_size} is not a multiple of "
                 f"trainer.minibatches={self.trainer.minibatches}"
             )
         if self.sampling.temperature == 0:

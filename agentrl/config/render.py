@@ -1,7 +1,7 @@
-"""A recipe as YAML that a person reads and that loads again.
+"""Writes a recipe as YAML for people to read and for loading again.
 
-Guarantees: :func:`render` of a recipe, read back, is the same recipe; with comments every described key carries its
-description.
+Guarantees: reading the output of :func:`render` gives the same recipe; with comments, each key that has a description
+is followed by it.
 """
 
 from pydantic import BaseModel
@@ -13,11 +13,11 @@ _WIDTH = 44  # column at which comments start
 
 
 def render(recipe: Recipe, comments: bool = True) -> str:
-    """The recipe as YAML text.
+    """Writes a recipe as YAML text.
 
     Args:
-        recipe: The recipe to render.
-        comments: Put each field's description behind it.
+        recipe: Recipe to write.
+        comments: Whether each field's description follows it as a comment.
     """
     return "\n".join(_lines(recipe, "", comments)) + "\n"
 

@@ -1,6 +1,6 @@
-"""SFT, reward models and DPO: what they need beside the trainer section, and what has no meaning to them.
+"""The recipe's section for SFT, reward models and DPO, and its contradictions with other settings.
 
-Guarantees: a key that such a trainer would not read is refused with both keys named, before anything starts.
+Guarantees: a key that such a trainer does not read is refused before anything starts, with both keys named.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
 
 SUPERVISED = ("sft", "rm", "dpo")
-"""Values of trainer.type that learn from examples, not from episodes: TRL's SFT, reward and DPO trainers."""
+"""Values of trainer.type that train on examples instead of episodes: TRL's SFT, reward and DPO trainers."""
 
 NO_ENV = "none"
-"""env.id where no environment is named; the lines must hold the texts then."""
+"""Value of env.id without an environment; the dataset's lines must then hold the texts."""
 
 _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "rollout": ("batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups"),
@@ -34,15 +34,15 @@ _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only"
 
 
 class SupervisedConfig(Section):
-    """For trainer.type=sft, rm and dpo, which learn from the examples of a dataset."""
+    """For trainer.type=sft, rm and dpo, which train on the examples of a dataset."""
 
     batch_size: Positive = Field(default=8, description="Examples per trainer step, over all ranks.")
     max_length: Positive = Field(
         default=1024,
-        description="Tokens of an example, prompt and completion; longer ones are left out and counted.",
+        description="Longest example in tokens, prompt and completion; longer ones are left out and counted.",
     )
     completion_only: bool = Field(
-        default=True, description="sft: train on the completion and its end of turn alone, or on the prompt too."
+        default=True, description="sft: train only on the completion with its end of turn; false: also on the prompt."
     )
     beta: float = Field(default=0.1, gt=0, description="dpo: coefficient beta of the KL to the starting policy.")
     loss_type: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down"] = Field(
@@ -54,7 +54,7 @@ class SupervisedConfig(Section):
 
 
 def contradictions(recipe: "Recipe") -> Iterator[str]:
-    """Contradictions between this section and other settings."""
+    """Yields contradictions between this section and other settings."""
     kind, own = recipe.trainer.type, recipe.supervised
     if kind not in SUPERVISED:
         if kind is not None and recipe.env.id == NO_ENV:
@@ -66,7 +66,7 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
                 yield f"supervised.{name} does nothing with trainer.type=grpo: it is for {', '.join(SUPERVISED)}"
         return
     if recipe.env.id == NO_ENV and recipe.train_dataset.name == "env" and recipe.train_dataset.path is None:
-        yield f"trainer.type={kind} has nothing to learn from: set train_dataset.name or train_dataset.path, or env.id"
+        yield f"trainer.type={kind} has no examples: set train_dataset.name, train_dataset.path or env.id"
     for section, names in _FOR_EPISODES.items():
         for name in _changed(getattr(recipe, section), names):
             yield f"{section}.{name} does nothing with trainer.type={kind}, which learns from examples"
@@ -74,21 +74,21 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
         if _FOR_ONE[name] != kind:
             yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"
     if own.batch_size % recipe.trainer.nproc:
-        yield f"supervised.batch_size={own.batch_size} cannot be shared out to trainer.nproc={recipe.trainer.nproc}"
+        yield f"supervised.batch_size={own.batch_size} is not a multiple of trainer.nproc={recipe.trainer.nproc}"
     if evaluates(recipe) and recipe.inference.urls:
         yield (
-            f"inference.urls: trainer.type={kind} evaluates what it trained, on a server that it starts itself; take "
-            "that key out, or set supervised.evaluate=false"
+            f"inference.urls: trainer.type={kind} evaluates the trained model on a server that it starts itself; "
+            "remove inference.urls, or set supervised.evaluate=false"
         )
 
 
 def evaluates(recipe: "Recipe") -> bool:
-    """Whether the environment's held-out tasks are run before and after such a training."""
+    """Returns whether the environment's held-out tasks are evaluated before and after such a training."""
     return recipe.supervised.evaluate and recipe.trainer.type in ("sft", "dpo") and recipe.env.id != NO_ENV
 
 
 def objective(recipe: "Recipe") -> list[str]:
-    """Lines of what is minimised, as a formula."""
+    """Returns the formula of the minimised loss, as lines."""
     own, kind = recipe.supervised, recipe.trainer.type
     if kind == "sft":
         over = "of the completions and their ends of turn" if own.completion_only else "of the lines"
@@ -110,6 +110,6 @@ def objective(recipe: "Recipe") -> list[str]:
 
 
 def _changed(section: Section, names: tuple[str, ...]) -> Iterator[str]:
-    """Names whose values are not the section's defaults; what a file merely repeats is no contradiction."""
+    """Yields the names whose values differ from the section's defaults."""
     fresh: Any = type(section)()
     return (name for name in names if getattr(section, name) != getattr(fresh, name))

@@ -1,7 +1,7 @@
-"""On-policy distillation: the teacher, its servers, and what cannot work together with it.
+"""The recipe's teacher section for on-policy distillation, and its contradictions with other settings.
 
-Guarantees: a teacher that nothing asks, or a distillation without one, is refused with both keys named, before
-anything starts.
+Guarantees: a teacher without distillation, or distillation without a teacher, is refused before anything starts, with
+both keys named.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ class TeacherConfig(Section):
 
     model: str | None = Field(
         default=None,
-        description="Teacher model, named as model.name is; it must have the policy's tokenizer. null: no teacher.",
+        description="Teacher model, in the form of model.name, with the policy's tokenizer; null: no teacher.",
     )
-    engine: str = Field(default="embedded", description="Kind of server, as inference.engine.")
+    engine: str = Field(default="embedded", description="Kind of the teacher's server, see inference.engine.")
     urls: tuple[str, ...] = Field(
-        default=(), description="Servers of the teacher that run already; by default one is started."
+        default=(), description="URLs of running servers of the teacher; by default its servers are started."
     )
     servers: Positive = 1
-    python: str | None = Field(default=None, description="Interpreter of its servers, as inference.python.")
+    python: str | None = Field(default=None, description="Interpreter of the teacher's servers, see inference.python.")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_running: Positive = Field(default=16, description="Sequences scored together in one server.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a server; all cores by default.")
@@ -35,9 +35,9 @@ class TeacherConfig(Section):
 
 
 def as_teacher(recipe: "Recipe") -> "Recipe":
-    """The recipe as the start of the teacher's servers reads it: ``inference`` is theirs.
+    """Returns the recipe for starting the teacher's servers: its ``inference`` section has the teacher's settings.
 
-    Their context is one token longer than the policy's: a server wants room to sample after what it scores.
+    The context is one token longer than the policy's, because a server needs room to sample after the scored text.
     """
     own = recipe.teacher
     changes = {name: getattr(own, name) for name in type(own).model_fields if name != "model"}
@@ -46,14 +46,14 @@ def as_teacher(recipe: "Recipe") -> "Recipe":
 
 
 def teacher_contradictions(recipe: "Recipe") -> Iterator[str]:
-    """Contradictions between the teacher and other settings of a recipe that trains on episodes."""
+    """Yields contradictions between the teacher and other settings of a recipe that trains on episodes."""
     teacher, trainer = recipe.teacher, recipe.trainer
     coef = f"trainer.distill_coef={trainer.distill_coef:g}"
     if teacher.urls and teacher.model is None:
-        yield "teacher.urls needs teacher.model, too: its tokenizer is compared with the policy's"
+        yield "teacher.urls needs teacher.model too: its tokenizer is compared with the policy's"
     elif trainer.distill_coef > 0 and teacher.model is None:
-        yield f"{coef} needs a teacher: set teacher.model=NAME, and teacher.urls=[URL] where it is served already"
+        yield f"{coef} needs a teacher: set teacher.model=NAME, and teacher.urls=[URL] if its servers run already"
     elif trainer.distill_coef == 0 and teacher.model is not None:
         yield f"teacher.model={teacher.model} does nothing with {coef}"
     if trainer.advantage == "none" and recipe.rollout.skip_uniform_groups:
-        yield "rollout.skip_uniform_groups drops groups by their rewards, which trainer.advantage=none does not look at"
+        yield "rollout.skip_uniform_groups drops groups by their rewards, which trainer.advantage=none ignores"

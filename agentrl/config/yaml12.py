@@ -1,7 +1,7 @@
-"""YAML text with the scalars of YAML 1.2: what a reader expects of ``1e-5``, ``on`` and ``010``.
+"""Reads and writes YAML 1.2, in which ``1e-5`` is a number, ``on`` is text and ``010`` is ten.
 
-Guarantees: the same rules in files and on the command line; what :func:`write_yaml` writes, :func:`read_yaml` reads
-back; dates stay text, so that a recipe holds what JSON can hold; a repeated key is an error.
+Guarantees: the same rules hold in files and on the command line; :func:`read_yaml` reads back what :func:`write_yaml`
+writes; dates stay text, so that a recipe is JSON data; a repeated key is an error.
 """
 
 import io
@@ -33,9 +33,9 @@ def read_yaml(text: str, source: str) -> Any:
     """
     try:
         return _yaml().load(text)
-    except (YAMLError, ValueError) as error:  # ValueError: the library takes -_ for a number
+    except (YAMLError, ValueError) as error:  # ValueError: the library parses -_ as a number
         if isinstance(error, MarkedYAMLError):
-            error.note = None  # advice on how to switch the library's check off
+            error.note = None  # drops the library's advice to turn off its check
         raise ConfigError(f"{source} is not valid YAML: {str(error).strip()}") from error
 
 

@@ -1,7 +1,7 @@
 """The agent contract: an agent maps observations to actions.
 
-Guarantees: an agent sees a chat client in ``openai``'s shape and nothing of the training; the same agent runs under
-evaluation against any server.
+Guarantees: an agent gets a chat client with ``openai``'s interface and does not depend on training, so the same agent
+also runs in an evaluation and against any server.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from agentrl.core.episode import Message
 class Chat(Protocol):
     """The part of ``openai.AsyncOpenAI`` that agents use: ``await chat.completions.create(messages=...)``.
 
-    Unset sampling arguments are the recipe's. The reply is an ``openai`` ``ChatCompletion``.
+    Sampling arguments that are not given come from the recipe. The reply is an ``openai`` ``ChatCompletion``.
     """
 
     @property
@@ -29,8 +29,8 @@ class Agent(ABC):
         self.llm = llm
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:  # noqa: B027
-        """Begin a new episode."""
+        """Begins a new episode."""
 
     @abstractmethod
     async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
-        """Answer the new messages with one assistant message."""
+        """Answers the observation's new messages with one assistant message."""

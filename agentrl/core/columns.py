@@ -1,8 +1,8 @@
-"""Finished episodes as columns: what a trainer needs of them, in arrays instead of objects, and as bytes.
+"""Stores the training data of finished episodes as arrays (columns) and serializes it to bytes.
 
-Guarantees: :meth:`Columns.of` and :meth:`Columns.to_episodes` are each other's inverse, but that messages stay behind
-and logprobs are float32; tokens keep the order of episodes, roles, messages and positions; the bytes are a safetensors
-file, nothing is pickled; a reward that is missing stays missing (NaN in a column, ``None`` in a record).
+Guarantees: :meth:`Columns.to_episodes` inverts :meth:`Columns.of`, except that messages are dropped and logprobs are
+float32; tokens keep the order of episodes, roles, messages and positions; the bytes are a safetensors file, nothing is
+pickled; a missing reward stays missing (NaN in a column, ``None`` in a record).
 """
 
 import json
@@ -30,13 +30,13 @@ class EpisodeRecord(EpisodeBase):
 
 
 class TrajectoryRange(NamedTuple):
-    """Which messages one role of one episode has.
+    """Range of the messages of one role in one episode.
 
     Attributes:
         episode: Index of the episode.
         role: Name of the role.
-        first: Index of its first message among all messages.
-        end: Index after its last.
+        first: Index of the role's first message among all messages.
+        end: Index after the role's last message.
     """
 
     episode: int
@@ -51,17 +51,17 @@ class Columns:
 
     Attributes:
         episodes: One record for each episode.
-        parents: int32 ``[messages]``, index of the message before it within its trajectory; -1 at a root.
+        parents: int32 ``[messages]``, index of the previous message within its trajectory; -1 for a first message.
         sizes: int32 ``[messages]``, number of tokens.
         finish: uint8 ``[messages]``, index into :data:`FINISH_REASONS`.
-        rewards: float64 ``[messages]``, reward of the environment step that the message was the action of; NaN where
-            there was none.
+        rewards: float64 ``[messages]``, reward of the environment step whose action the message was; NaN without a
+            reward.
         scored: bool ``[messages]``, whether a teacher scored the message.
         token_ids: int32 ``[tokens]``.
         loss_mask: bool ``[tokens]``, whether the policy sampled the token.
         logprobs: float32 ``[sampled]``, behavior logprobs.
         versions: int32 ``[sampled]``, policy version that sampled the token.
-        teacher_logprobs: float32 ``[sampled]``, 0 where no teacher scored the message; ``[0]`` where none scored any.
+        teacher_logprobs: float32 ``[sampled]``, 0 for messages that no teacher scored; ``[0]`` if none was.
     """
 
     episodes: tuple[EpisodeRecord, ...]
@@ -78,7 +78,7 @@ class Columns:
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> "Columns":
-        """The columns of some episodes."""
+        """Converts episodes to columns."""
         nodes = [node for one in episodes for trajectory in one.trajectories.values() for node in trajectory.nodes]
         mask = _joined([node.loss_mask for node in nodes], np.bool_)
         taught = any(node.teacher_logprobs for node in nodes)
@@ -99,11 +99,11 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns; records do not count."""
+        """Size of all columns in bytes, without the records."""
         return sum(getattr(self, name).nbytes for name in COLUMNS)
 
     def trajectories(self) -> Iterator[TrajectoryRange]:
-        """The roles of all episodes, in the order of their messages."""
+        """Yields the message range of each role of each episode, in order."""
         first = 0
         for index, record in enumerate(self.episodes):
             for role, count in record.roles.items():
@@ -111,21 +111,21 @@ class Columns:
                 first += count
 
     def token_starts(self) -> NDArray[np.int64]:
-        """``[messages + 1]`` index of each message's first token, and the number of tokens."""
+        """Returns ``[messages + 1]``: index of each message's first token, then the number of tokens."""
         return _starts(self.sizes)
 
     def sampled_counts(self) -> NDArray[np.int64]:
-        """``[messages]`` number of sampled tokens."""
+        """Returns ``[messages]``: number of sampled tokens of each message."""
         before = _starts(self.loss_mask)
         starts = self.token_starts()
         return before[starts[1:]] - before[starts[:-1]]
 
     def sampled_starts(self) -> NDArray[np.int64]:
-        """``[messages + 1]`` index of each message's first sampled token, and the number of sampled tokens."""
+        """Returns ``[messages + 1]``: index of each message's first sampled token, then the number of them."""
         return _starts(self.sampled_counts())
 
     def to_episodes(self) -> list[Episode]:
-        """The episodes, with empty messages."""
+        """Converts the columns back to episodes, with empty messages."""
         tokens, sampled = self.token_starts(), self.sampled_starts()
         trajectories: list[dict[str, Trajectory]] = [{} for _ in self.episodes]
         for found in self.trajectories():
@@ -160,7 +160,7 @@ class Columns:
         )
 
     def to_bytes(self, **more: Any) -> bytes:
-        """A safetensors file with one tensor a column, and the records beside ``more`` as JSON in one of bytes."""
+        """Writes safetensors: one tensor per column, and one with the records and ``more`` as JSON bytes."""
         from safetensors.numpy import save
 
         said = {"episodes": [record.model_dump(mode="json") for record in self.episodes], "more": more}
@@ -168,7 +168,7 @@ class Columns:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "tuple[Columns, dict[str, Any]]":
-        """Columns and ``more`` of :meth:`to_bytes`."""
+        """Reads the columns and ``more`` that :meth:`to_bytes` wrote."""
         from safetensors.numpy import load
 
         arrays = load(data)
@@ -180,7 +180,7 @@ COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "episod
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Columns of all episodes of some parts, in order."""
+    """Concatenates columns; episodes keep their order."""
     taught = any(len(part.teacher_logprobs) for part in parts)
 
     def column(name: str) -> NDArray[Any]:
@@ -198,12 +198,12 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
 
 
 def as_bytes(data: Any) -> NDArray[np.uint8]:
-    """Plain data as JSON in an array of bytes, to travel among tensors."""
+    """Encodes plain data as JSON in an array of bytes, so that it fits among tensors."""
     return np.frombuffer(json.dumps(data).encode(), np.uint8)
 
 
 def from_array(array: NDArray[np.uint8]) -> Any:
-    """The data that :func:`as_bytes` was given."""
+    """Decodes the array of :func:`as_bytes`."""
     return json.loads(array.tobytes())
 
 

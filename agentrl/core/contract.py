@@ -1,7 +1,7 @@
 """Validates what an environment's ``reset`` and ``step``, and a reward function, return.
 
-Guarantees: a wrong 5-tuple, reward or info is an error that names the class, the method and its line, says what came
-and what is wanted; nothing is converted silently.
+Guarantees: a wrong 5-tuple, reward or info raises an error that names the class, the method and its line, the returned
+value and the expected one; wrong values are never converted silently.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
-    """``result`` of ``env.reset`` if it is ``(observation, info)``.
+    """Returns ``result`` of ``env.reset`` if it is ``(observation, info)``.
 
     Raises:
-        TypeError: It is not.
+        TypeError: ``result`` is no such pair.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"{where(env, 'reset')} returned {_what(result)}; want (observation, info)")
@@ -27,10 +27,10 @@ def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
 
 
 def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """``result`` of ``env.step`` if it is Gymnasium's 5-tuple; its reward is not looked at.
+    """Returns ``result`` of ``env.step`` if it is Gymnasium's 5-tuple; the reward is not checked.
 
     Raises:
-        TypeError: It is not.
+        TypeError: ``result`` is no such tuple.
     """
     place = where(env, "step")
     if not isinstance(result, tuple) or len(result) != 5:
@@ -39,17 +39,17 @@ def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[s
     if not isinstance(observation, list | tuple):
         raise TypeError(f"{place} returned observation={observation!r}; want a list of messages, [] at the end")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if type(value).__name__ not in ("bool", "bool_"):  # numpy's bool is one too
+        if type(value).__name__ not in ("bool", "bool_"):  # also accepts numpy's bool
             raise TypeError(f"{place} returned {name}={value!r}, a {type(value).__name__}; want a bool")
     return observation, reward, bool(terminated), bool(truncated), checked_info(info, place)
 
 
 def checked_reward(reward: Any, env: object) -> float:
-    """``reward`` of ``env.step`` as a float.
+    """Returns the ``reward`` of ``env.step`` as a float.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is not finite.
+        TypeError: ``reward`` is not a number.
+        ValueError: ``reward`` is not finite.
     """
     return finite(reward, where(env, "step"))
 
@@ -58,14 +58,14 @@ def checked_judgement(reward: Any, function: Any) -> float:
     """Returns a reward function's result as a float.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is not finite.
+        TypeError: ``reward`` is not a number.
+        ValueError: ``reward`` is not finite.
     """
     return finite(reward, source_of(function))
 
 
 def source_of(function: Any) -> str:
-    """``name (file.py:12)`` of a function, method, partial, or object with ``__call__``."""
+    """Returns ``name (file.py:12)`` for a function, method, partial, or object with ``__call__``."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -77,7 +77,7 @@ def source_of(function: Any) -> str:
 
 
 def finite(value: Any, place: str, what: str = "reward") -> float:
-    """``value`` as a float.
+    """Returns ``value`` as a float if it is a finite number.
 
     Args:
         value: The returned value.
@@ -85,8 +85,8 @@ def finite(value: Any, place: str, what: str = "reward") -> float:
         what: Description of the expected value, for the error message.
 
     Raises:
-        TypeError: It is no number; a bool is none.
-        ValueError: It is not finite.
+        TypeError: ``value`` is not a number, or is a bool.
+        ValueError: ``value`` is not finite.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         kind, hint = type(value).__name__, f", float({value!r})" if isinstance(value, bool) else ""
@@ -97,10 +97,10 @@ def finite(value: Any, place: str, what: str = "reward") -> float:
 
 
 def checked_info(info: Any, place: str) -> dict[str, Any]:
-    """``info`` if it is a dict whose ``metrics`` are numbers.
+    """Returns ``info`` if it is a dict whose ``metrics`` are numbers.
 
     Raises:
-        TypeError: It is not.
+        TypeError: ``info`` is no dict, or its ``metrics`` are not finite numbers by name.
     """
     if not isinstance(info, dict):
         raise TypeError(f"{place} returned info={info!r}; want a dict")
@@ -109,10 +109,10 @@ def checked_info(info: Any, place: str) -> dict[str, Any]:
 
 
 def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
-    """``metrics`` if they are numbers by name.
+    """Returns ``metrics`` as floats if it is a dict of finite numbers.
 
     Raises:
-        TypeError: They are not.
+        TypeError: ``metrics`` is no dict of finite numbers by name.
     """
     if not isinstance(metrics, dict) or not all(
         isinstance(name, str) and isinstance(value, Real) and math.isfinite(value) for name, value in metrics.items()
@@ -122,7 +122,7 @@ def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
 
 
 def where(env: object, method: str) -> str:
-    """``Class.method (file.py:12)``: where the innermost environment's method is written."""
+    """Returns ``Class.method (file.py:12)`` for a method of the innermost environment."""
     owner = type(getattr(env, "unwrapped", env))
     function = getattr(owner, method, None)
     return source_of(function) if inspect.isfunction(function) else f"{owner.__name__}.{method}"

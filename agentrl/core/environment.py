@@ -1,7 +1,7 @@
 """The environment contract: the async twin of ``gymnasium.Env``.
 
-Guarantees for callers: ``reset`` comes first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or
-``truncated`` the next call is ``reset``; ``close`` may be called at any time, more than once.
+Contract: ``reset`` is called first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or ``truncated`` the
+next call is ``reset``; ``close`` may be called at any time, and more than once.
 """
 
 import copy
@@ -21,7 +21,7 @@ ObservationT = TypeVar("ObservationT")
 ActionT = TypeVar("ActionT")
 Info = dict[str, Any]
 
-_TASKS: dict[tuple[type, str], list[dict[str, Any]]] = {}  # of each class and split: environments are made per episode
+_TASKS: dict[tuple[type, str], list[dict[str, Any]]] = {}  # by class and split; environments are made per episode
 
 
 class Environment(ABC, Generic[ObservationT, ActionT]):
@@ -32,11 +32,11 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     Attributes:
         observation_space: Gymnasium space of observations.
         action_space: Gymnasium space of actions.
-        spec: Id and arguments it was made with; ``None`` unless :func:`agentrl.make` made it.
-        reward_range: Lowest and highest reward of one step; the checker holds rewards to it.
+        spec: Id and arguments of the environment; ``None`` unless :func:`agentrl.make` made it.
+        reward_range: Lowest and highest reward of one step; ``agentrl env check`` tests rewards against it.
         dataset: Source of the tasks when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
         dataset_kwargs: Arguments of a registered dataset.
-        split: The part of it that is drawn from.
+        split: Split of the dataset that tasks are drawn from.
         chosen_task: Latest result of :meth:`choose_task`.
     """
 
@@ -54,27 +54,27 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ObservationT, Info]:
-        """Start an episode.
+        """Starts an episode.
 
         Args:
-            seed: Makes the episode reproducible.
-            options: The task: one dataset line. Without it, :meth:`choose_task` draws one.
+            seed: Seed of the episode's random numbers.
+            options: Task of the episode, one line of the dataset; without it, :meth:`choose_task` draws one.
 
         Returns:
-            The first observation and info.
+            First observation and info.
         """
 
     @abstractmethod
     async def step(self, action: ActionT) -> tuple[ObservationT, float, bool, bool, Info]:
-        """Act once.
+        """Takes one action.
 
         Returns:
-            Observation, reward of this step, terminated (the task's own end), truncated (a limit outside the task),
-            info.
+            Observation, reward of this step, terminated (the task ended), truncated (a limit outside the task ended the
+            episode), info.
         """
 
     async def close(self) -> None:
-        """Free whatever the environment holds."""
+        """Frees the environment's resources."""
 
     @property
     def unwrapped(self) -> "Environment[Any, Any]":
@@ -83,7 +83,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
     @property
     def np_random(self) -> "np.random.Generator":
-        """Random numbers of this environment; :meth:`choose_task` seeds them."""
+        """Random number generator of this environment; :meth:`choose_task` seeds it."""
         if self._np_random is None:
             self._seed(None)
         assert self._np_random is not None
@@ -95,14 +95,14 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         self._np_random, _ = np_random(seed)
 
     def choose_task(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        """The task of an episode: ``options``, or one drawn from ``dataset``; for the first line of ``reset``.
+        """Returns the task of an episode: ``options``, or one drawn from ``dataset``; call it first in ``reset``.
 
         Args:
-            seed: Seeds :attr:`np_random`; ``None`` goes on where the last episode ended.
+            seed: Seed of :attr:`np_random`; ``None`` continues its sequence from the previous episode.
             options: The ``options`` of ``reset``; ``None`` and an empty dict mean that no task was given.
 
         Raises:
-            NoTasksError: No options, and the class has no ``dataset``.
+            NoTasksError: There are no options, and the class has no ``dataset``.
         """
         if seed is not None:
             self._seed(seed)
@@ -115,10 +115,10 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
     @classmethod
     def own_tasks(cls, split: str) -> list[dict[str, Any]]:
-        """Tasks of the class's ``dataset``, read once in a process.
+        """Returns the tasks of the class's ``dataset``, which is read once per process.
 
         Raises:
-            NoTasksError: The class has no ``dataset``, or not this split.
+            NoTasksError: The class has no ``dataset``, or the dataset has no such split.
         """
         if (cls, split) not in _TASKS:
             _TASKS[cls, split] = cls.read_tasks(split)[0]
@@ -126,13 +126,13 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
 
     @classmethod
     def read_tasks(cls, split: str) -> tuple[list[dict[str, Any]], str]:
-        """Like :meth:`own_tasks`, with a sentence that says where they come from."""
+        """Reads the tasks of :meth:`own_tasks`, and returns them with a description of their source."""
         if cls.dataset is None:
             raise NoTasksError(
-                f"{cls.__name__}.reset needs options, the task to put to the model: the class has no dataset to draw "
+                f"{cls.__name__}.reset needs options, the task of the episode: the class has no dataset to draw one "
                 "from"
             )
-        owner = next(base for base in cls.__mro__ if "dataset" in vars(base))  # a file lies beside who names it
+        owner = next(base for base in cls.__mro__ if "dataset" in vars(base))  # its file's folder is the base of paths
         module = sys.modules.get(owner.__module__)
         file = getattr(module, "__file__", None)
         return tasks_of(cls.dataset, split, cls.dataset_kwargs, folder=Path(file).parent if file else None)

@@ -1,8 +1,8 @@
-"""Episodes as data: what was said, what was sampled, what it was worth, and why it ended.
+"""Episodes as data: messages, sampled tokens, rewards, and the reason for the end.
 
-Guarantees: an episode is plain JSON data and holds nothing of the process that made it. Messages form a graph: a shared
-history is stored once, a branch is a node whose parent has another child. Each node's per-token lists have equal
-length. A reward that is missing is ``None``, never 0; an episode that failed carries its reason and no reward.
+Guarantees: an episode is plain JSON data and refers to nothing in the process that made it. Messages form a graph: a
+shared history is stored once, and a fork is a node with several children. Each node's per-token lists have equal
+length. A missing reward is ``None``, never 0; a failed episode has a stop reason and no reward.
 """
 
 from enum import StrEnum
@@ -20,11 +20,11 @@ NOT_SAMPLED = -1
 class StopReason(StrEnum):
     """Reason why an episode ended."""
 
-    TERMINATED = "terminated"  # the environment said so
-    TRUNCATED = "truncated"  # the environment's or the workflow's limit
+    TERMINATED = "terminated"  # the environment returned terminated=True
+    TRUNCATED = "truncated"  # a limit of the environment or the workflow was reached
     CONTEXT_OVERFLOW = "context_overflow"  # the next prompt does not fit the context
-    TIMEOUT = "timeout"  # the episode's own deadline
-    ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward raised
+    TIMEOUT = "timeout"  # the episode's deadline passed
+    ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward function raised
     AGENT_ERROR = "agent_error"  # the agent raised
     INFERENCE_ERROR = "inference_error"  # the server refused, or could not be reached
 
@@ -41,7 +41,7 @@ FAILURES = frozenset(
 
 
 class Record(BaseModel):
-    """Base of the data that is written down or sent: unknown keys refused."""
+    """Base of data that is stored or sent; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,16 +50,16 @@ class Node(Record):
     """One message in a trajectory, with its tokens.
 
     Attributes:
-        parent: Index of the node before it, ``None`` at a root.
+        parent: Index of the previous node, ``None`` for a root.
         message: The message in OpenAI's shape.
-        token_ids: ``[tokens]`` ids as the engine saw or sampled them; empty where the server gives none.
-        loss_mask: ``[tokens]`` 1 where the policy sampled the token.
+        token_ids: ``[tokens]`` ids as the engine read or sampled them; empty if the server returns none.
+        loss_mask: ``[tokens]`` 1 for tokens that the policy sampled, else 0.
         logprobs: ``[tokens]`` behavior logprob, ``log_softmax(logits / T)``; 0.0 where the mask is 0.
         versions: ``[tokens]`` policy version that sampled the token, :data:`NOT_SAMPLED` where the mask is 0.
-        finish_reason: For a sampled message, the server's reason: ``stop``, ``length`` or ``abort``.
-        reward: Reward of the environment step that this message was the action of; ``None`` where there was none.
+        finish_reason: Finish reason of a sampled message, as the server gave it: ``stop``, ``length`` or ``abort``.
+        reward: Reward of the environment step whose action this message was; ``None`` without one.
         teacher_logprobs: ``[tokens]`` logprob of each sampled token under the teacher, 0.0 where the mask is 0; empty
-            where no teacher was asked.
+            if no teacher scored the message.
     """
 
     parent: int | None
@@ -74,7 +74,7 @@ class Node(Record):
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
-        """Refuse per-token lists of different lengths."""
+        """Refuses per-token lists of different lengths."""
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(f"token_ids, loss_mask, logprobs and versions differ in length: {sorted(lengths)}")
@@ -84,12 +84,12 @@ class Node(Record):
 
 
 class Trajectory(Record):
-    """Everything one role said and heard in an episode, as a graph of messages."""
+    """All messages that one role read or sampled in an episode, as a graph."""
 
     nodes: list[Node] = []
 
     def path(self, index: int) -> list[int]:
-        """Indices from the root to ``index``, both included."""
+        """Returns the indices from the root to ``index``, both included."""
         chain: list[int] = []
         step: int | None = index
         while step is not None:
@@ -98,17 +98,17 @@ class Trajectory(Record):
         return chain[::-1]
 
     def leaves(self) -> list[int]:
-        """Indices of the nodes that no node continues."""
+        """Returns the indices of the nodes without children."""
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
 
 class Task(Record):
-    """One task: a row of a dataset.
+    """A task: one row of a dataset.
 
     Attributes:
         id: Stable name of the task inside its dataset, e.g. ``train/17``.
-        data: The row itself; environments read it as ``options``.
+        data: The row; environments get it as ``options``.
     """
 
     id: str
@@ -116,16 +116,16 @@ class Task(Record):
 
 
 class EpisodeBase(Record):
-    """Everything of one attempt at one task but what was said.
+    """An episode without its messages: task, seed, reward, metrics and stop reason.
 
     Attributes:
-        group_id: Names the episodes that share a task for their advantage baseline.
-        reward: Sum of the step rewards; ``None`` where the episode failed or the reward is missing.
-        metrics: Numbers the environment reported (``accuracy``, ``format``), logged apart.
-        drift: Distance of the stored ids from what the chat template would render (``special``, ``text``); empty where
-            it was not measured.
+        group_id: Name of the group: the episodes of one task, which share an advantage baseline.
+        reward: Sum of the step rewards; ``None`` if the episode failed or the reward is missing.
+        metrics: Numbers that the environment reported (``accuracy``, ``format``), logged separately from the reward.
+        drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
+            empty if it was not measured.
         stop_reason: Reason why the episode ended.
-        error: The failure with its traceback, where ``stop_reason`` is one.
+        error: Error message with traceback, if ``stop_reason`` is a failure.
     """
 
     group_id: str
@@ -146,10 +146,10 @@ class EpisodeBase(Record):
 
 
 class Episode(EpisodeBase):
-    """One attempt at one task.
+    """An episode: one attempt at one task.
 
     Attributes:
-        trajectories: Role -> its messages and tokens.
+        trajectories: Role -> messages and tokens of the role.
     """
 
     trajectories: dict[str, Trajectory] = {}

@@ -1,7 +1,7 @@
-"""Our environments under Gymnasium's ids: ``gymnasium.make("agentrl/GSM8K-v0")`` after ``import agentrl``.
+"""Registers environments with Gymnasium: ``gymnasium.make("agentrl/GSM8K-v0")`` works after ``import agentrl``.
 
-Guarantees: importing agentrl does not import gymnasium, and the order of the two imports does not matter: where
-gymnasium's registry is loaded already it is told at once, otherwise whenever it is loaded.
+Guarantees: importing agentrl does not import gymnasium, and the order of the two imports does not matter. If
+gymnasium's registry is loaded already, environments are registered at once, else as soon as it is loaded.
 """
 
 import importlib.util
@@ -13,26 +13,26 @@ from types import ModuleType
 
 NAMESPACE = "agentrl"
 _REGISTRY = "gymnasium.envs.registration"
-_ID = re.compile(r"[\w.-]+-v\d+")  # what gymnasium takes as a name after the namespace
+_ID = re.compile(r"[\w.-]+-v\d+")  # names that gymnasium accepts after the namespace
 
 
 def announce(id: str) -> None:
-    """Tell gymnasium of one environment, where its registry is loaded."""
+    """Registers one environment with gymnasium if gymnasium's registry is loaded."""
     registration = sys.modules.get(_REGISTRY)
     if registration is None or not hasattr(registration, "register") or not _ID.fullmatch(id):
-        return  # gymnasium knows ids with a version only
+        return  # gymnasium accepts only ids with a version
     full = f"{NAMESPACE}/{id}"
-    registration.registry.pop(full, None)  # registered anew, without gymnasium's warning
+    registration.registry.pop(full, None)  # avoids gymnasium's warning about a second registration
     registration.register(
         id=full, entry_point="agentrl.envkit.gymnasium_bridge:GymnasiumBridge", kwargs={"agentrl_env": id}
     )  # fmt: skip
 
 
 def announce_all(ids: Callable[[], Iterable[str]]) -> None:
-    """Tell gymnasium of all environments now, and whenever its registry is loaded.
+    """Registers all environments with gymnasium now, and again when gymnasium's registry is loaded.
 
     Args:
-        ids: Gives the ids of the registered environments.
+        ids: Function that returns the ids of the registered environments.
     """
     if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch(ids))
@@ -41,9 +41,10 @@ def announce_all(ids: Callable[[], Iterable[str]]) -> None:
 
 
 class _Watch:
-    """Finds nothing itself; has the loader of gymnasium's registry call us after it.
+    """Import hook that registers the environments after gymnasium's registry is loaded.
 
-    No subclass of ``importlib.abc.MetaPathFinder``: importing that takes longer than all the rest of this.
+    It is no subclass of ``importlib.abc.MetaPathFinder``, because importing that takes longer than the rest of this
+    module.
     """
 
     def __init__(self, ids: Callable[[], Iterable[str]]) -> None:
@@ -55,7 +56,7 @@ class _Watch:
     ) -> ModuleSpec | None:
         if fullname != _REGISTRY or self._asking:
             return None
-        self._asking = True  # the others are asked through the same door
+        self._asking = True  # find_spec below calls this hook again
         try:
             spec = importlib.util.find_spec(fullname)
         finally:

@@ -1,7 +1,7 @@
-"""Environments in ``./envs`` of the working folder, found without running their code.
+"""Finds environments in ``./envs`` of the working folder without running their code.
 
-Guarantees: files are parsed, never imported here; a class counts where one of its bases ends in a name that an
-environment's class has, or is such a class of the same file.
+Guarantees: files are parsed, never imported; a class is an environment if a base has the name of one of agentrl's
+environment classes, or is an environment of the same file.
 """
 
 from pathlib import Path
@@ -16,16 +16,16 @@ _BASES = {"Environment", "LanguageEnvironment", "SingleTurnEnvironment", "ToolEn
 
 
 def local_files() -> list[Path]:
-    """Python files in ``./envs``, sorted; private ones and tests left out."""
+    """Returns the Python files in ``./envs``, sorted, without private files and tests."""
     if not FOLDER.is_dir():
         return []
     return sorted(file for file in FOLDER.glob("*.py") if not file.name.startswith(("_", "test_")))
 
 
 def classes_in(file: Path) -> list[str]:
-    """Names of the environment classes that a file defines, in their order; where it has ``make_env``, only that.
+    """Returns the environment classes that a file defines, in order; only ``make_env`` if it has that function.
 
-    Empty where the file cannot be read or parsed; :func:`check_syntax` says why.
+    The list is empty if the file cannot be read or parsed; :func:`check_syntax` raises the error.
     """
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
@@ -39,15 +39,15 @@ def classes_in(file: Path) -> list[str]:
             if bases & (_BASES | set(found)):
                 found.append(node.name)
         elif isinstance(node, ast.FunctionDef) and node.name == MAKER:
-            return [MAKER]  # it wraps the file's classes
+            return [MAKER]  # make_env wraps the file's classes
     return found
 
 
 def check_syntax(file: Path) -> None:
-    """Raises an error with the line where a file cannot be parsed.
+    """Raises an error with the line number if a file cannot be parsed.
 
     Raises:
-        LookupError: The file is not valid Python.
+        LookupError: The file is not valid Python or cannot be read.
     """
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
@@ -60,7 +60,7 @@ def check_syntax(file: Path) -> None:
 
 
 def names_in(file: Path) -> list[str] | None:
-    """Names that a file binds outside its functions and classes; ``None`` where these cannot be known."""
+    """Returns the names that a file binds at module level; ``None`` if they cannot be known without running it."""
     import ast  # only here: agentrl is imported often, files are parsed rarely
 
     tree = _parsed(file)

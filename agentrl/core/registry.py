@@ -1,9 +1,9 @@
-"""Extension by name: ids for environments, agents, workflows and more, a path to a class, or a file in ``./envs``.
+"""Registry: finds environments, agents, workflows and more by id, by the path of a class, or in ``./envs``.
 
-Guarantees: registering imports nothing; a name that is not known is answered with the nearest that is. Ids follow
-Gymnasium's convention (``Name-v0``, ``entry_point="module:Class"``); ``name`` in any case is the newest version of
-``Name``. A path (``envs/mine.py:MyEnv``) needs no registration, nor does the only environment in ``./envs/mine.py``,
-which ``mine`` finds.
+Guarantees: registering imports nothing; the error for an unknown name suggests the nearest known name. Ids follow
+Gymnasium's convention (``Name-v0``, ``entry_point="module:Class"``); ``name`` in upper or lower case means the newest
+version of ``Name``. A path (``envs/mine.py:MyEnv``) needs no registration; the only environment in ``./envs/mine.py``
+is also found as ``mine``.
 """
 
 import difflib
@@ -31,7 +31,7 @@ class Spec:
     """An entry of the registry.
 
     Attributes:
-        id: The full id.
+        id: Full id.
         entry_point: ``module:attribute`` or ``file.py:attribute``.
         kwargs: Default arguments of the class.
     """
@@ -42,22 +42,22 @@ class Spec:
 
 
 _SPECS: dict[str, dict[str, Spec]] = {kind: {} for kind in get_args(Kind)}
-_PROVIDERS: dict[str, list[str]] = {}  # kind -> modules that were not asked yet
+_PROVIDERS: dict[str, list[str]] = {}  # kind -> modules to import for more ids
 
 
 def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, Any] | None = None) -> None:
-    """Give a class or function a name that recipes and :func:`agentrl.make` can use.
+    """Gives a class or function an id for recipes and :func:`agentrl.make`.
 
-    An environment is also known to ``gymnasium.make`` then, as ``agentrl/<id>``, where its id ends in ``-v<number>``.
+    An environment whose id ends in ``-v<number>`` is also registered with ``gymnasium.make``, as ``agentrl/<id>``.
 
     Args:
-        id: The name; environments follow Gymnasium's ``Name-v0``.
+        id: New id; environments follow Gymnasium's ``Name-v0``.
         entry_point: ``module:attribute``; imported on first use.
         kind: Kind of component: environment, agent, workflow and so on.
         kwargs: Default arguments of the class.
 
     Raises:
-        ValueError: The entry point or the kind is none.
+        ValueError: The entry point has another form, or the kind is unknown.
     """
     if not isinstance(entry_point, str) or ":" not in entry_point:
         raise ValueError(f"entry_point={entry_point!r} must look like 'module:Class'")
@@ -69,13 +69,13 @@ def register(id: str, entry_point: str, kind: Kind = "env", kwargs: dict[str, An
 
 
 def provide(module: str, *kinds: Kind) -> None:
-    """Name a module that registers ids of some kinds when it is imported: when one of these kinds is asked for."""
+    """Names a module that registers ids of some kinds; it is imported when one of these kinds is first looked up."""
     for kind in kinds:
         _PROVIDERS.setdefault(kind, []).append(module)
 
 
 def registered(kind: Kind) -> list[str]:
-    """All ids of a kind, sorted."""
+    """Returns all ids of a kind, sorted."""
     return sorted(_known(kind))
 
 
@@ -86,7 +86,7 @@ def _known(kind: Kind) -> dict[str, Spec]:
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """``", did you mean 'x'?"`` for the closest of ``names``, or an empty string."""
+    """Returns ``", did you mean 'x'?"`` for the closest of ``names``, or an empty string."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -120,7 +120,7 @@ def spec_of(kind: Kind, id: str) -> Spec:
 
 
 def load(kind: Kind, id: str) -> Any:
-    """The class or function behind an id or a path.
+    """Imports the class or function of an id or a path.
 
     Raises:
         LookupError: The id is unknown, the file does not exist, or it has no such attribute.
@@ -134,10 +134,10 @@ def load(kind: Kind, id: str) -> Any:
 
 
 def require(kind: Kind, id: str) -> None:
-    """Check that there is such a thing without importing it.
+    """Checks that an id or a path exists without importing it.
 
     Raises:
-        LookupError: The id is unknown, the file does not exist, or nothing of this name stands in it.
+        LookupError: The id is unknown, the file does not exist, or the file does not define the name.
     """
     module, _, attribute = spec_of(kind, id).entry_point.rpartition(":")
     if module.endswith(".py"):
@@ -149,7 +149,7 @@ def require(kind: Kind, id: str) -> None:
 
 
 def _full_id(kind: Kind, id: str) -> str | None:
-    """The registered id that is meant: itself, or the newest version of a name in any case."""
+    """Returns the registered id for an id, or for a name in any case (its newest version); ``None`` if unknown."""
     specs = _known(kind)
     if id in specs:
         return id
@@ -164,7 +164,7 @@ def _full_id(kind: Kind, id: str) -> str | None:
 
 
 def _local(id: str) -> str | None:
-    """``file.py:Class`` of an environment in ``./envs``, by the file's name or the class's.
+    """Returns ``file.py:Class`` of an environment in ``./envs``, by the name of its file or its class.
 
     Raises:
         LookupError: The file has several environments, or several files have one of this name.
@@ -187,7 +187,7 @@ def _local(id: str) -> str | None:
             )
     found = [f"{file}:{one}" for file in files for one in classes_in(file) if one.lower() == name.lower()]
     if len(found) > 1:
-        raise LookupError(f"environment {id!r} stands in several files, say which: {', '.join(found)}")
+        raise LookupError(f"environment {id!r} is in several files, say which: {', '.join(found)}")
     return found[0] if found else None
 
 
@@ -195,7 +195,7 @@ def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise LookupError(f"no file {path} (looked in {path.resolve().parent})")
     name = f"agentrl_user_{path.stem}_{abs(hash(path.resolve()))}"
-    with _IMPORTING:  # another thread must not see half of a module
+    with _IMPORTING:  # another thread must not see a partly run module
         return sys.modules[name] if name in sys.modules else _run_file(path, name)
 
 
@@ -214,5 +214,5 @@ def _run_file(path: Path, name: str) -> Any:
         raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
     finally:
         if not is_loaded:
-            del sys.modules[name]  # else the half of it that ran would be found the next time
+            del sys.modules[name]  # else the partly run module would be found the next time
     return module

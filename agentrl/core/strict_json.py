@@ -1,7 +1,7 @@
-"""JSON from a model, read strictly.
+"""Parses JSON from a model strictly.
 
-Guarantees: what the JSON standard leaves open is refused: a key that an object has twice, of which it is not known
-which value is meant, and ``NaN`` and ``Infinity``. The error is one short line.
+Guarantees: repeated keys of an object (it is unclear which value is meant), ``NaN`` and ``Infinity`` are refused. The
+error is one short line.
 """
 
 import json
@@ -15,13 +15,13 @@ def strict_json(text: str) -> Any:
 
     Raises:
         ValueError: The text is not JSON (:class:`json.JSONDecodeError`), repeats a key or has a number that JSON lacks.
-        RecursionError: It is nested too deep.
+        RecursionError: The JSON is nested too deep.
     """
     return json.loads(text, object_pairs_hook=unique, parse_constant=_refuse_constant)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keys and values as a dict.
+    """Returns key-value pairs as a dict.
 
     Raises:
         ValueError: A key is repeated.

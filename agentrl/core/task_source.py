@@ -1,7 +1,7 @@
-"""The tasks of an environment, from its ``dataset`` attribute.
+"""Reads the tasks of an environment from its ``dataset`` attribute.
 
-Guarantees: the same line and split give the same tasks in the same order; a task is a dict; training never sees what
-is held out. A plain list, or a ``.jsonl`` file, is split by position: every fifth line is held out as ``test``.
+Guarantees: the same source and split give the same tasks in the same order; a task is a dict; a held-out task is never
+in the ``train`` split. A list or a ``.jsonl`` file is split by position: every fifth line is held out as ``test``.
 """
 
 import json
@@ -13,19 +13,19 @@ from agentrl.core.registry import load
 
 Lines = Sequence[Mapping[str, Any]]
 Source: TypeAlias = str | Lines | Mapping[str, Lines]
-"""A registered dataset, ``file.py:function``, a ``.jsonl`` file, a list of tasks, or one for each split."""
+"""A registered dataset, ``file.py:function``, a ``.jsonl`` file, a list of tasks, or a list for each split."""
 
 HELD_OUT = 5  # every fifth line: a small list keeps most of its tasks for training
 
 
 class NoTasksError(ValueError):
-    """An environment has no tasks of its own, or not in this split."""
+    """An environment has no dataset, or the dataset has no tasks in a split."""
 
 
 def tasks_of(
     source: Source, split: str, kwargs: Mapping[str, Any] | None = None, *, folder: Path | None = None
 ) -> tuple[list[dict[str, Any]], str]:
-    """The tasks of a split.
+    """Reads the tasks of a split.
 
     Args:
         source: See :data:`Source`.
@@ -34,7 +34,7 @@ def tasks_of(
         folder: Base folder of a relative ``.jsonl`` path that is not found from the working folder.
 
     Returns:
-        Tasks in order, and a sentence that says where they come from.
+        Tasks in order, and a description of their source.
 
     Raises:
         NoTasksError: The split is empty or unknown.
@@ -75,7 +75,7 @@ def _find(source: str, folder: Path | None) -> Path:
 
 def _read(path: Path) -> list[Any]:
     found: list[Any] = []
-    with path.open(encoding="utf-8-sig", newline="\n") as lines:  # other line ends may stand inside of a text
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:  # other line ends may be inside a JSON string
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:

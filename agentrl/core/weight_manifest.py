@@ -1,7 +1,7 @@
-"""The manifest of a weight push, and the checksums by which a server proves that it has loaded the weights.
+"""The manifest of a weight push, and the fingerprints that show whether a server has loaded the weights.
 
-Guarantees: a manifest is plain data (JSON); the bytes it speaks of travel beside it as safetensors files, on tmpfs or
-on disk. Fingerprints are computed from the bytes alone, so trainer and server agree without sharing code for tensors.
+Guarantees: a manifest is plain data (JSON); the weights are in separate safetensors files, on tmpfs or on disk.
+Fingerprints depend only on the bytes, so trainer and server need no common code for tensors.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 WINDOW = 16 * 1024  # bytes read at the head, the middle and the tail of a tensor: 13 MB for a model of 272 tensors
-SAMPLED = 8  # values of a parameter that a manifest shows
+SAMPLED = 8  # values per parameter in a manifest
 WEIGHTS_FILE = "model.safetensors"
 SHM = Path("/dev/shm")
 SHM_PREFIX = "agentrl-weights-"  # followed by the owner's process id
 
 
 class TensorSpec(BaseModel):
-    """A tensor that is going to be broadcast: its Hugging Face name and its shape."""
+    """Hugging Face name and shape of a tensor to broadcast."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,11 +37,11 @@ class BroadcastPlan(BaseModel):
         address: Host on which the sender's store listens.
         port: TCP port of the sender's store.
         backend: ``gloo`` or ``nccl``.
-        world_size: Ranks of the group: the sender, then those of each server.
-        offsets: URL of a server -> its first rank in the group.
+        world_size: Number of ranks of the group: the sender, then the ranks of each server.
+        offsets: URL of a server -> first rank of the server in the group.
         join: Whether the servers have to join first.
-        leave: Name of an earlier group that they may still be in.
-        buckets: Tensors in the order in which they are sent; a server takes one bucket at a time.
+        leave: Name of an earlier group that the servers may still be in.
+        buckets: Tensors in sending order; a server receives one bucket at a time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,19 +58,19 @@ class BroadcastPlan(BaseModel):
 
 
 class WeightManifest(BaseModel):
-    """One published policy version.
+    """Manifest of a published policy version.
 
     Attributes:
-        version: Policy version the bytes belong to (trainer steps done).
+        version: Policy version, which is the number of trainer steps done.
         transport: ``shm`` for a tmpfs folder of this host, ``disk`` for any other folder, ``broadcast`` for no folder.
         path: Folder that holds ``model.safetensors``, readable by the servers; empty with ``broadcast``.
         dtype: Element type of every tensor, by its safetensors name (``F32``, ``BF16``, ``F16``).
         nbytes: Total size of the tensors in bytes.
-        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out; none
+        fingerprints: Hugging Face parameter name -> :func:`fingerprint` of its bytes. Tied copies are left out; empty
             with ``broadcast``.
-        samples: Hugging Face parameter name -> its first :data:`SAMPLED` values, of some parameters; for servers that
-            can show values and no fingerprints.
-        broadcast: Exactly with ``broadcast``.
+        samples: Hugging Face parameter name -> first :data:`SAMPLED` values of some parameters, for servers that can
+            return values but no fingerprints.
+        broadcast: Plan of the broadcast; ``None`` with any other transport.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,12 +86,12 @@ class WeightManifest(BaseModel):
 
     @property
     def file(self) -> Path:
-        """The safetensors file itself."""
+        """Path of the safetensors file."""
         return Path(self.path) / WEIGHTS_FILE
 
 
 def fingerprint(data: memoryview) -> str:
-    """Fingerprint of one tensor's bytes: its length and a CRC-32 over three windows (head, middle, tail)."""
+    """Computes a tensor's fingerprint: its length in bytes and a CRC-32 over three windows (head, middle, tail)."""
     data = data.cast("B")
     size = len(data)
     crc = 0
@@ -101,18 +101,18 @@ def fingerprint(data: memoryview) -> str:
 
 
 def checksum(data: memoryview) -> str:
-    """CRC-32 over all bytes of one tensor."""
+    """Computes a tensor's length in bytes and the CRC-32 over all of them."""
     data = data.cast("B")
     return f"{len(data):x}:{zlib.crc32(data):08x}"
 
 
 def mismatches(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """Names whose fingerprint differs or is missing on the server's side, sorted."""
+    """Returns the names whose fingerprint in ``actual`` differs or is missing, sorted."""
     return sorted(name for name, value in expected.items() if actual.get(name) != value)
 
 
 def sweep_stale(folder: Path = SHM) -> None:
-    """Remove published weights whose owner is gone: what ``kill -9`` leaves in shared memory."""
+    """Removes published weights in shared memory whose owner process no longer runs, e.g. after ``kill -9``."""
     for found in folder.glob(f"{SHM_PREFIX}*") if folder.is_dir() else ():
         owner = found.name.removeprefix(SHM_PREFIX).split("-")[0]
         if owner.isdigit() and not _lives(int(owner)):
@@ -124,6 +124,6 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's process
+    except PermissionError:  # the process belongs to another user
         return True
     return True

@@ -1,7 +1,7 @@
-"""The workflow contract: how one task becomes one episode.
+"""The workflow contract: a workflow runs one episode of a task.
 
-Guarantees: ``arun_episode`` either returns an outcome or raises; the rollout controller alone turns exceptions,
-timeouts and recorded tokens into an :class:`~agentrl.core.episode.Episode`, so that no workflow can lose or invent one.
+Guarantees: ``arun_episode`` either returns an outcome or raises. Only the rollout controller turns exceptions, timeouts
+and recorded tokens into an :class:`~agentrl.core.episode.Episode`, so no workflow can lose or invent one.
 """
 
 from abc import ABC, abstractmethod
@@ -13,14 +13,14 @@ from agentrl.core.episode import StopReason, Task
 
 
 class LLM(Protocol):
-    """Hands out chat sessions; the tokens of each are recorded under its role."""
+    """Source of chat sessions; the tokens of each session are recorded under its role."""
 
     def session(self, role: str = "assistant") -> Chat:
-        """The session of ``role`` in this episode; the same object every time."""
+        """Returns the session of ``role`` in this episode; the same object every time."""
         ...
 
     def reward(self, value: float, role: str = "assistant") -> None:
-        """Credit the last message sampled by ``role`` with a step reward."""
+        """Credits the last message that ``role`` sampled with a step reward."""
         ...
 
 
@@ -29,9 +29,9 @@ class Outcome:
     """Result of a finished episode, as the workflow reports it.
 
     Attributes:
-        reward: Sum of the step rewards, ``None`` when it could not be determined.
+        reward: Sum of the step rewards, ``None`` if it could not be determined.
         stop_reason: Reason why the episode ended.
-        metrics: Numbers to log apart from the reward.
+        metrics: Numbers to log separately from the reward.
     """
 
     reward: float | None
@@ -40,11 +40,11 @@ class Outcome:
 
 
 class RolloutWorkflow(ABC):
-    """Composes agents and environments, or is written directly: any agentic rollout in a single file."""
+    """Base class of workflows: combines agents and environments, or implements any rollout directly."""
 
     @abstractmethod
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
-        """Run one episode of ``task``.
+        """Runs one episode of ``task``.
 
         Args:
             task: The task to attempt.

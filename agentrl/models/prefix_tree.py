@@ -1,23 +1,23 @@
-"""Token sequences as one tree: what they begin with in common is stored, and computed, once.
+"""Prefix trees: token sequences that store, and compute, common prefixes once.
 
-Nodes lie in depth-first order, so the descendants of a node are the range after it and one number per node (``ends``)
-says who may attend to whom. A causal transformer that gets ``positions`` and that mask computes at each node exactly
-what it would compute for the sequence alone.
+Nodes are in depth-first order, so the descendants of a node directly follow it, and one number per node (``ends``)
+defines the attention mask. A causal transformer with this mask and ``positions`` computes at each node what it would
+compute for the sequence alone.
 
-Guarantees: any order of sequences gives a correct tree; sorted ones share the most. Knows nothing of torch.
+Guarantees: any order of sequences gives a correct tree; sorted sequences share the most. Does not import torch.
 """
 
 from collections.abc import Sequence
 
 
 class PrefixTree:
-    """A forest of tokens.
+    """A forest of prefix trees; each node is a token.
 
     Attributes:
-        token_ids: ``[nodes]``.
-        positions: ``[nodes]`` depth of each, which is its position in its sequence.
-        ends: ``[nodes]`` index after the last descendant: node ``j`` is ``i`` or an ancestor of it exactly where
-            ``j <= i < ends[j]``.
+        token_ids: ``[nodes]`` token id of each node.
+        positions: ``[nodes]`` depth of each node, which is the token's position in its sequence.
+        ends: ``[nodes]`` index after each node's last descendant: node ``j`` is node ``i`` or an ancestor of it if and
+            only if ``j <= i < ends[j]``.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class PrefixTree:
         return len(self.token_ids)
 
     def shared(self, sequence: Sequence[int]) -> int:
-        """Leading tokens of a sequence that the latest one has too: adding it costs only the rest."""
+        """Returns the number of leading tokens that a sequence shares with the latest one."""
         return common_prefix(self._latest, sequence)
 
     def add(self, sequence: Sequence[int]) -> list[int]:
-        """Add a sequence and return the node of each of its tokens."""
+        """Adds a sequence and returns the node of each of its tokens."""
         shared = self.shared(sequence)
         first = len(self)
         path = self._path[:shared] + list(range(first, first + len(sequence) - shared))
@@ -50,7 +50,7 @@ class PrefixTree:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of equal leading tokens."""
+    """Counts equal leading tokens."""
     limit = min(len(first), len(second))
     for position in range(limit):
         if first[position] != second[position]:

@@ -5,13 +5,13 @@ from torch import Tensor
 
 
 def tree_mask(ends: Tensor) -> Tensor:
-    """Who may attend to whom.
+    """Makes the dense attention mask of prefix trees.
 
     Args:
         ends: int64 ``[trees, length]``, index after each node's last descendant.
 
     Returns:
-        True where a query (third axis) may see a key (last axis): ``[trees, 1, length, length]``.
+        bool ``[trees, 1, length, length]``, true where a query (third axis) may attend to a key (last axis).
     """
     nodes = torch.arange(ends.shape[1], device=ends.device)
     return ((nodes[None, :, None] < ends[:, None, :]) & (nodes[None, None, :] <= nodes[None, :, None]))[:, None]

@@ -1,7 +1,7 @@
-"""Whether a model can compute several sequences as one prefix tree.
+"""Tests whether a model can compute several sequences as one prefix tree.
 
-Guarantees: a model for which :func:`not_for_trees` finds nothing gives each token of a tree what it gives it alone;
-others would be silently wrong: state-space and linear attention carry their state from branch to branch, ALiBi takes
+Guarantees: a model that :func:`not_for_trees` accepts computes each token of a tree as in its own sequence. Other
+models would be silently wrong: state-space and linear attention carry their state from branch to branch, ALiBi takes
 distances from places in the row, a sliding window would have to be in the mask.
 """
 
@@ -12,17 +12,17 @@ import torch
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.tree_mask import tree_mask
 
-LENGTH = 7  # of each of two sequences
-SHARED = 3
-TOLERANCE = 0.1  # mean difference over mean size: rounding makes 1e-6, in bfloat16 0.01; a wrong model some tenths
+LENGTH = 7  # tokens of each of the two test sequences
+SHARED = 3  # common leading tokens of the test sequences
+TOLERANCE = 0.1  # mean difference over mean size: rounding gives 1e-6, in bfloat16 0.01; a wrong model several tenths
 
 
 def limited_attention(config: Any, context: int) -> list[str]:
-    """Kinds of layers that do not attend to the whole past within ``context`` tokens.
+    """Returns the kinds of layers that do not attend to the whole past within ``context`` tokens.
 
     Args:
-        config: A transformers model's, of its text part.
-        context: Longest sequence.
+        config: Text config of a transformers model.
+        context: Length of the longest sequence in tokens.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
@@ -35,9 +35,9 @@ def limited_attention(config: Any, context: int) -> list[str]:
 
 @torch.no_grad()
 def not_for_trees(model: Any) -> str | None:
-    """Why a causal language model cannot compute prefix trees, tried on a small one; None where it can."""
+    """Returns why a causal language model cannot compute prefix trees, from a trial on a small tree; None if it can."""
     vocabulary = model.config.get_text_config().vocab_size
-    # From all over the vocabulary: on special tokens some models have activations that make bfloat16 all noise.
+    # Ids from the whole vocabulary: on special tokens some models have activations too large for bfloat16.
     ids = ((torch.arange(2 * LENGTH - SHARED) * 2 + 1) * vocabulary // (2 * (2 * LENGTH - SHARED))).tolist()
     first, second = ids[:LENGTH], ids[:SHARED] + ids[LENGTH:]
     tree = PrefixTree()
@@ -56,8 +56,8 @@ def not_for_trees(model: Any) -> str | None:
             attention_mask=tree_mask(torch.tensor([tree.ends], device=device)),
         )[torch.tensor([*paths[0], *paths[1]], device=device)]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"it takes no mask of its own ({type(error).__name__}: {error})"
+        return f"it does not accept an attention mask for trees ({type(error).__name__}: {error})"
     gap = ((together - alone).abs().mean() / alone.abs().mean()).item()
-    if not gap <= TOLERANCE:  # NaN too
+    if not gap <= TOLERANCE:  # also true for NaN
         return f"tokens of one sequence depend on another that shares a row with it (by {gap:.0%} on average)"
     return None

@@ -1,6 +1,7 @@
 """Entry point of a trainer rank: ``torchrun -m agentrl.train --run-dir runs/x --model DIR --controller URL``.
 
-Guarantees: SIGTERM ends the rank at once and removes its shared memory; nothing is left behind on an exception either.
+Guarantees: the rank removes its shared memory when it ends, also after SIGTERM or an exception; SIGTERM ends it at
+once.
 """
 
 import sys
@@ -33,7 +34,10 @@ from agentrl.weights.gather import Weight
 def build_trainer(
     recipe: Recipe, model_path: Path, run_dir: Path, device: torch.device, client: ControllerClient | None
 ) -> Trainer:
-    """Load, shard and wire everything on this rank; the process group is up already."""
+    """Builds this rank's trainer: loads and shards the models, and makes optimizer and publisher.
+
+    The process group must be initialized already.
+    """
     config = recipe.trainer
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = make_policy(recipe, model_path, mesh, device)
@@ -55,33 +59,34 @@ def build_trainer(
 
 
 def make_model(config: TrainerConfig, model_path: Path, device: torch.device, context: int) -> Any:
-    """The starting model as it was saved, for sequences of up to ``context`` tokens."""
+    """Loads the starting model for sequences of up to ``context`` tokens and chooses its attention."""
     model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing, context=context)
     choose_attention(model, config, device)
     return model
 
 
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
-    """The starting policy, with adapters where the recipe trains those."""
+    """Makes the starting policy, with LoRA adapters if the recipe trains adapters."""
     config = recipe.trainer
     model = make_model(config, model_path, device, recipe.inference.context_length)
     if config.lora_rank is not None:
-        from agentrl.train.lora import add_adapter  # PEFT is there where it is asked for
+        from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
         add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
     return prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
 
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
-    """A critic that starts from the policy's decoder, all its weights trained."""
+    """Makes a critic that starts from the policy's decoder; all its weights are trained."""
     decoder = make_model(recipe.trainer, model_path, device, recipe.inference.context_length).get_decoder()
     return ValueLearner(prepared(Critic(decoder), recipe.trainer, mesh, device), recipe.trainer, device)
 
 
 def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> Any:
-    """A policy or a critic on its device, sharded and compiled as the recipe says.
+    """Moves a policy or a critic to its device, and shards and compiles it as the recipe says.
 
-    One rank without a card has nothing to gather, only to copy: it is not sharded, unless something here needs FSDP2.
+    A single rank is sharded with FSDP2 only for ``cpu_offload`` or for a compute dtype other than float32. For such a
+    dtype on a CPU, without ``compile`` and ``gradient_checkpointing``, :func:`compute_in` makes fewer copies.
     """
     dtype = DTYPES[config.dtype]
     module.to(device)
@@ -105,7 +110,7 @@ def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch
 def make_publisher(
     recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None
 ) -> Publisher:
-    """The way out for the weights that the resolved recipe names."""
+    """Makes the publisher for the weight transport that the resolved recipe names."""
     folder, is_writer, transport = run_dir / "weights", dist.get_rank() == 0, recipe.weights.transport
     assert transport != "auto", "the launcher resolves it"
     dtype = DTYPES[recipe.inference.dtype]
@@ -125,16 +130,16 @@ def make_publisher(
 
 
 def take_memory(nbytes: int) -> None:
-    """Have the allocator take memory from the system now, while the first batch is sampled, and keep it.
+    """Lets the allocator take ``nbytes`` from the system while the first batch is sampled, and keep them.
 
-    On a virtual machine the first touch of a page can cost more than the arithmetic on it; the launcher's environment
-    makes the allocator keep what is freed here.
+    On a virtual machine the first access to a page can cost more than the arithmetic on it. The launcher's environment
+    variables make the allocator keep freed memory.
     """
     torch.empty(nbytes // 4, dtype=torch.float32).zero_()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one rank."""
+    """Runs one trainer rank and returns its exit status."""
     parser = run_arguments("agentrl.train")
     parser.add_argument("--controller", required=True)
     args = parser.parse_args(argv)

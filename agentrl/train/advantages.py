@@ -1,8 +1,8 @@
-"""Advantages from rewards, by group identity or along the turns of an episode.
+"""Advantage functions: from rewards to credit, within a group or along the turns of an episode.
 
-Guarantees: an advantage depends on the rewards that carry the same group key, on the episode's own turns and values,
-and on nothing else: not on order, position, batch size or padding. A group without spread, or of one episode, gives 0,
-never NaN.
+Guarantees: unless ``scale_rewards=batch``, an advantage depends only on the rewards with the same group key and on the
+episode's own turns and values; never on order, position or padding. A group whose rewards are all equal, or that has
+one episode, gives 0, never NaN.
 """
 
 from collections import Counter, defaultdict
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from agentrl.config.algorithm import RewardScale
     from agentrl.config.recipe import TrainerConfig
 
-EPSILON = 1e-6  # keeps a group of nearly equal rewards from exploding; the published formula has 0 or 1e-4 here
+EPSILON = 1e-6  # bounds the advantages of a group with nearly equal rewards; published formulas have 0 or 1e-4 here
 
 Credit = float | Sequence[float | Sequence[float]]
-"""What an entry gets: one number, or one for each turn, which may be one for each token that was sampled in it."""
+"""Credit of one role's episode: one number, or a list with, for each turn, a number or one number per sampled token."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ class Turn:
     """One sampled message.
 
     Attributes:
-        parent: Index of the turn before it on its branch, ``None`` at a root.
+        parent: Index of the previous turn on its branch; ``None`` for a first turn.
         tokens: Number of its sampled tokens.
-        reward: Reward of the environment step that it was the action of, scaled; ``None`` where there was none.
+        reward: Reward of the environment step whose action this turn was, scaled as the recipe says; ``None`` if the
+            turn was not the action of a step.
         values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
-        after: The critic's value of what would have followed, where a limit cut the episode off here; else 0.
+        after: Bootstrap value: the critic's value after this turn if the episode was truncated here, else 0.
     """
 
     parent: int | None
@@ -46,13 +47,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rewards of one role of one episode.
+    """Rewards and turns of one role in one episode: the input of an advantage function.
 
     Attributes:
-        group: Key of the episodes it is compared with: ``(group_id, role)``.
-        reward: Reward of the whole episode, scaled, shifted and clipped as the recipe's reward section says.
-        turns: The messages it sampled, in order; a fork shows in their parents.
-        terminated: The task ended by itself; where not, it was truncated by a limit and a value may follow.
+        group: Group key ``(group_id, role)``; episodes with the same key are compared with each other.
+        reward: Reward of the whole episode after the clipping and scaling of the recipe's reward section.
+        turns: Sampled messages in order; at a fork, several have the same parent.
+        terminated: Whether the episode terminated; if not, it was truncated, and its last turn may have a bootstrap
+            value.
     """
 
     group: tuple[str, str]
@@ -66,7 +68,7 @@ class Scored:
         return tuple(turn.reward for turn in self.turns)
 
     def children(self) -> list[list[int]]:
-        """For each turn, the turns that follow it: none at the end of a branch, several at a fork."""
+        """Lists, for each turn, the turns that follow it: none at the end of a branch, several at a fork."""
         found: list[list[int]] = [[] for _ in self.turns]
         for index, turn in enumerate(self.turns):
             if turn.parent is not None:
@@ -74,23 +76,26 @@ class Scored:
         return found
 
     def rewards(self) -> list[float]:
-        """The reward of each turn; what steps did not give of the episode's reward comes at the end of each branch."""
+        """Returns the reward of each turn.
+
+        The part of the episode's reward that no step gave is added to the last turn of each branch.
+        """
         rest = self.reward - sum(turn.reward or 0.0 for turn in self.turns)
         ends = [not after for after in self.children()]
         return [(turn.reward or 0.0) + rest * end for turn, end in zip(self.turns, ends, strict=True)]
 
 
 class Advantage(Protocol):
-    """Interface of ``trainer.advantage``."""
+    """An advantage function, which ``trainer.advantage`` selects."""
 
     def __call__(self, scored: Sequence[Scored], config: "TrainerConfig") -> Sequence[Credit]:
-        """The credit of each entry: a number that its tokens share, or one for each turn or token."""
+        """Computes the credit of each entry: a number that all its tokens get, or a number for each turn or token."""
         ...
 
 
 @advantage("group", formula="R_i - mean(R of the group)")
 def group(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
-    """The advantage ``group``: rewards relative to the group's, see :func:`group_advantages`."""
+    """The advantage ``group``: rewards minus the group's mean reward, see :func:`group_advantages`."""
     return group_advantages([s.reward for s in scored], [s.group for s in scored], scale=config.scale_rewards)
 
 
@@ -109,9 +114,9 @@ MAXRL = preset(__name__, "maxrl", "Tajwar et al. 2026, arXiv:2602.02710", scale_
 
 @advantage("leave_one_out", formula="R_i - mean(R of the group's others)")
 def leave_one_out(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
-    """The advantage ``leave_one_out``: rewards relative to the mean of the group's others.
+    """The advantage ``leave_one_out``: the reward minus the mean reward of the group's other episodes.
 
-    RLOO, Ahmadian et al. 2024, arXiv:2402.14740, eq. 7. An episode without others gets 0.
+    RLOO, Ahmadian et al. 2024, arXiv:2402.14740, eq. 7. The only episode of a group gets 0.
     """
     rewards, groups = [s.reward for s in scored], [s.group for s in scored]
     sizes = Counter(groups)
@@ -135,7 +140,7 @@ RLOO = preset(
 def reward(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
     """The advantage ``reward``: the reward itself, without a baseline (REINFORCE).
 
-    Divided by the deviation over the batch where ``scale_rewards=batch``.
+    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch.
     """
     rewards = [s.reward for s in scored]
     divisor = _deviation(rewards) + EPSILON if config.scale_rewards == "batch" else 1.0
@@ -164,7 +169,7 @@ REINFORCE_PP = preset(
 
 @advantage("none", formula="0")
 def none(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
-    """The advantage ``none``: rewards do not count, what else gives advantages (a teacher) acts alone."""
+    """The advantage ``none``: rewards are ignored, so only a teacher gives advantages."""
     return [0.0] * len(scored)
 
 
@@ -182,12 +187,12 @@ DISTILL = preset(
 
 @advantage("turns", formula="G_k - mean(G over the turns of the group)")
 def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]]:
-    """The advantage ``turns``: what each turn and those after it earned, relative to all turns of the group.
+    """The advantage ``turns``: the return of each turn minus the mean return over all turns of the group.
 
-    The return of a turn is its own reward plus ``discount`` times that of the turn that follows it, or at a fork the
-    mean of those. One turn an episode gives ``group``. After process supervision in Shao et al. 2024, arXiv:2402.03300,
-    section 4.1.3, which centers rewards before it adds them up; here it is the returns, so that an episode's number of
-    turns shifts none.
+    The return of a turn is its reward plus ``discount`` times the return of the next turn, or at a fork the mean of
+    those. With one turn per episode it equals ``group``. It follows the process supervision of Shao et al. 2024,
+    arXiv:2402.03300, section 4.1.3, which centers rewards and then sums them. Here returns are centered instead, so
+    that an advantage does not depend on the number of turns of its episode.
     """
     returns = [returns_to_go(one, config.discount) for one in scored]
     alone = Counter(one.group for one in scored)
@@ -199,7 +204,7 @@ def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]
 
 
 def returns_to_go(one: Scored, discount: float) -> list[float]:
-    """``[turns]`` the reward of each turn plus ``discount`` times what follows along its branch."""
+    """Returns ``[turns]`` returns: each turn's reward plus ``discount`` times the mean return of the next turns."""
     rewards, children = one.rewards(), one.children()
     found = [0.0] * len(rewards)
     for index in reversed(range(len(rewards))):
@@ -211,9 +216,9 @@ def returns_to_go(one: Scored, discount: float) -> list[float]:
 def gae(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[list[float]]]:
     """The advantage ``gae``: generalised advantage estimates of each sampled token.
 
-    Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps: what the environment said between
-    them is passed over. A turn's reward comes with its last token; a branch that a limit cut off goes on with the
-    critic's value of its end. At a fork, the mean of what follows.
+    Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps; the environment's tokens between them
+    are skipped. A turn's reward comes with its last token. A truncated branch is bootstrapped with the critic's value
+    of its end. At a fork, values and advantages of the turns that follow are averaged.
 
     Raises:
         ValueError: There is no critic.
@@ -254,10 +259,10 @@ def _gae(one: Scored, discount: float, decay: float) -> list[list[float]]:
 
 
 def token_credit(credit: Credit, one: Scored) -> NDArray[np.float64]:
-    """``[sampled tokens]`` an entry's credit, turn by turn.
+    """Expands an entry's credit to token credit, ``[sampled tokens]``, turn by turn.
 
     Raises:
-        ValueError: It has another shape, or is not finite.
+        ValueError: The credit does not fit the entry's turns and tokens, or is not finite.
     """
     counts = [turn.tokens for turn in one.turns]
     if isinstance(credit, int | float):
@@ -281,11 +286,11 @@ def _of_turn(value: float | Sequence[float], tokens: int) -> NDArray[np.float64]
 
 
 def whitened(values: NDArray[np.float64], *, epsilon: float = EPSILON) -> NDArray[np.float64]:
-    """Values brought to mean 0 and (unbiased) deviation 1.
+    """Whitens values: mean 0 and (unbiased) standard deviation 1; zeros if all values are equal.
 
     Args:
-        values: ``[tokens]`` of a batch.
-        epsilon: Added to the deviation.
+        values: ``[tokens]`` advantages of a batch.
+        epsilon: Number added to the standard deviation.
     """
     if len(values) < 2 or values.min() == values.max():
         return np.zeros(len(values))
@@ -299,19 +304,21 @@ def group_advantages(
     scale: "RewardScale" = "group",
     epsilon: float = EPSILON,
 ) -> list[float]:
-    """Group-relative advantages (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3; unbiased standard deviation).
+    """Computes group-relative advantages.
+
+    GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3, with the unbiased standard deviation.
 
     Args:
         rewards: ``[episodes]`` scalar rewards.
-        groups: ``[episodes]`` group key of each, e.g. ``(group_id, role)``.
-        scale: Divisor of the centered reward: ``group``, the group's standard deviation; ``batch``, that of
-            all rewards given (LitePPO, Liu et al. 2025, arXiv:2508.08221); ``mean``, the group's mean reward, which
-            weighs a task by how rarely it is solved (MaxRL, Tajwar et al. 2026, arXiv:2602.02710); or ``none``, nothing
-            (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-        epsilon: Added to the standard deviation.
+        groups: ``[episodes]`` group keys, e.g. ``(group_id, role)``.
+        scale: Divisor of the centered reward: ``group``, the group's standard deviation; ``batch``, the standard
+            deviation of all given rewards (LitePPO, Liu et al. 2025, arXiv:2508.08221); ``mean``, the group's mean
+            reward, which gives rarely solved tasks more weight (MaxRL, Tajwar et al. 2026, arXiv:2602.02710); or
+            ``none``, 1 (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+        epsilon: Number added to the standard deviation.
 
     Raises:
-        ValueError: A negative reward with ``mean``, which would turn signs round.
+        ValueError: A reward is negative with ``mean``: dividing by a negative mean would flip the advantages' signs.
 
     Returns:
         ``[episodes]`` advantages.
@@ -338,7 +345,7 @@ def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon
     if scale == "mean":
         if min(values) < 0:
             raise ValueError(
-                f"trainer.scale_rewards=mean needs rewards of at least 0, and there is one of {min(values):g}"
+                f"trainer.scale_rewards=mean needs rewards of at least 0, but one reward is {min(values):g}"
             )
         return mean
     return _deviation(values) + epsilon
@@ -349,7 +356,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Unbiased standard deviation; 0 for fewer than two values."""
+    """Returns the unbiased standard deviation; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)

@@ -1,8 +1,8 @@
-"""From the columns of a batch to what an update works on: advantages, weights, and the branches that carry gradient.
+"""Turns the columns of a batch into the input of an update: advantages, token weights, branches that carry gradient.
 
-Guarantees: failed episodes give nothing; advantages are per (group id, role); what the loss is divided by covers the
-whole global batch, also the tokens whose advantage is 0 and which therefore need no computation. An episode's
-branches share its weight: forks do not raise it. Only rank 0 does this.
+Guarantees: failed episodes are left out; advantages are computed per (group id, role); the loss's normalizer counts the
+whole global batch, also tokens that are not computed because their advantage is 0. A fork does not raise an episode's
+weight: its branches share it. Only rank 0 does this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """Input of one trainer step.
+    """The input of one trainer step.
 
     Attributes:
-        branches: Those that carry gradient.
-        tokens: The batch's tokens, with their advantages.
-        normalizer: The loss is the weighted sum over tokens divided by this; counts the whole global batch.
-        signal: Share of the branches that have an advantage other than 0.
+        branches: Branches that carry gradient.
+        tokens: Tokens of the batch with their advantages.
+        normalizer: Divisor of the loss's weighted sum over tokens; counts the whole global batch.
+        signal: Fraction of the branches that have a nonzero advantage.
         version: Policy version that the step starts from.
-        valued: Branches that the critic learns from, with values and returns; empty without a critic.
+        valued: Branches that the critic learns from; empty without a critic.
     """
 
     branches: list[Branch]
@@ -44,12 +44,12 @@ class TrainBatch:
 
 
 class Batch:
-    """The episodes of a batch that can be learned from, before they have advantages.
+    """A batch of episodes before its advantages are computed.
 
     Args:
         columns: Episodes of whole groups.
-        config: The trainer section.
-        rewards: Scale, bias and clip of the rewards.
+        config: The recipe's trainer section.
+        rewards: The recipe's reward section, which clips and scales rewards.
     """
 
     def __init__(self, columns: Columns, config: TrainerConfig, rewards: RewardConfig | None = None) -> None:
@@ -63,10 +63,9 @@ class Batch:
         self._last = {branch.trajectory: index for index, branch in enumerate(self.branches)}
 
     def asked_values(self) -> list[Branch]:
-        """Branches with the places at which the critic's values are needed.
+        """Returns the branches whose trained tokens need values of the critic.
 
-        The last branch of an episode that a limit cut off has one more at its end, for the value of what would have
-        followed.
+        The last branch of a truncated episode has one more position at its end, for the bootstrap value.
         """
         return [
             replace(branch, bootstrap=self.tokens.total + branch.trajectory)
@@ -78,20 +77,20 @@ class Batch:
     def train_batch(
         self, *, version: int = 0, penalties: Floats | None = None, values: Floats | None = None
     ) -> TrainBatch:
-        """Advantages for every role of every episode.
+        """Computes the advantages of every role of every episode.
 
-        Branches without advantage are kept where the loss needs them (KL, entropy, some objectives). With
-        ``mask_truncated`` an episode that was cut off counts in its group's baseline only.
+        Branches whose advantages are all 0 are kept if the loss needs them (KL, entropy, some objectives). With
+        ``mask_truncated`` a truncated episode counts only in its group's baseline.
 
         Args:
             version: Policy version that the step starts from.
-            penalties: ``[sampled]``, what each token takes off its episode's reward (KL in the reward).
-            values: ``[sampled + trajectories]``, the critic's value before each sampled token, then what would have
-                followed the end of each trajectory that was cut off.
+            penalties: ``[sampled]`` KL penalty of each token, subtracted from its episode's reward.
+            values: ``[sampled + trajectories]`` the critic's value before each sampled token, then the bootstrap value
+                of each truncated trajectory.
 
         Raises:
-            ValueError: The advantage function gave something else than finite numbers for each entry, or a teacher has
-                not scored what it should have.
+            ValueError: The advantage function did not give finite numbers for each entry, or a sampled message has no
+                teacher logprobs.
         """
         config, entries = self._config, self._entries(penalties, values)
         advantages = np.zeros(self.tokens.total)
@@ -141,7 +140,7 @@ class Batch:
         return any(values[starts[message] : starts[message + 1]].any() for message in own)
 
     def _entries(self, penalties: Floats | None, values: Floats | None) -> list[tuple[int, Scored]]:
-        """Number of each trajectory that counts, and what it earned."""
+        """Returns the number of each usable trajectory with its rewards and turns."""
         found: list[tuple[int, Scored]] = []
         for number, trajectory in enumerate(self._ranges):
             if not self._usable[number]:
@@ -158,7 +157,7 @@ class Batch:
         return found
 
     def _last_turn(self, trajectory: int) -> int | None:
-        """The last sampled message of the trajectory's last branch."""
+        """Returns the index of the last sampled message on the trajectory's last branch."""
         counts = np.diff(self.tokens.sampled_starts)
         branch = self._last.get(trajectory)
         return None if branch is None else next(m for m in reversed(self.branches[branch].messages) if counts[m])
@@ -198,10 +197,10 @@ class Batch:
             raise ValueError(f"trainer.advantage={name} gave {error}") from None
 
     def _teacher_gaps(self, trajectories: Sequence[int]) -> Floats:
-        """``[sampled]`` behavior less teacher logprob: one sample each of the reverse KL from policy to teacher.
+        """Returns ``[sampled]`` behavior minus teacher logprobs: one-sample estimates of the reverse KL to the teacher.
 
-        The gradient of that KL, token by token and without regard to later tokens, is a policy gradient whose advantage
-        is the negative gap. Lu and Thinking Machines Lab 2025, On-Policy Distillation; Agarwal et al. 2024 (GKD),
+        The gradient of each token's KL, ignoring its effect on later tokens, is a policy gradient whose advantage is
+        the negative gap. Lu and Thinking Machines Lab 2025, On-Policy Distillation; Agarwal et al. 2024 (GKD),
         arXiv:2306.13649.
         """
         columns, counts = self._columns, np.diff(self.tokens.sampled_starts)

@@ -1,12 +1,12 @@
-"""Numbers into bins of one capacity, and into a given number of even parts.
+"""Bin packing (bins of one capacity) and number partitioning (a given number of parts with even sums).
 
-Guarantees: every index once; no bin over its capacity; the same input gives the same result on every rank. :func:`pack`
-is best-fit decreasing; where a lower bound leaves room for fewer bins, it also fills bin by bin as far as a subset of
-the rest can (subset sums, as one large integer), and takes the better packing. 2,000 items take at most 0.3 s (one core
-of a Zen 3).
+Guarantees: each index is in exactly one bin; no bin is over its capacity; the same input gives the same result on every
+rank. :func:`pack` is best-fit decreasing. If a lower bound allows fewer bins, it also fills one bin after the other
+with the best subset of the remaining items (subset sums as bits of one large integer), and takes the better packing.
+2,000 items take at most 0.3 s (one core of a Zen 3).
 
-Written here because ``binpacking`` is greedy only, ``prtpy`` (last changed in 2023) brings a solver for integer
-programs, and OR-Tools is far more than this needs.
+No package is used: ``binpacking`` is greedy only, ``prtpy`` (last changed in 2023) depends on an integer programming
+solver, and OR-Tools is far more than this needs.
 """
 
 import heapq
@@ -14,20 +14,21 @@ import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
-_FILLERS = 256  # rests that may fill one bin: bounds the time where none fills it exactly
+_FILLERS = 256  # most items considered for filling one bin: bounds the time if no subset fills it exactly
 
 Bins = list[list[int]]
 
 
 def pack(sizes: Sequence[int], capacity: int) -> Bins:
-    """Indices of ``sizes`` in as few bins as were found.
+    """Packs items into few bins.
 
     Args:
-        sizes: At least 1 each, at most ``capacity``.
-        capacity: Largest sum of a bin.
+        sizes: Size of each item, from 1 to ``capacity``.
+        capacity: Largest sum of sizes in a bin.
 
     Returns:
-        Bins of indices. Where :func:`fewest_bins` is reached, which is nearly always, no packing has fewer.
+        Bins of indices into ``sizes``. The number of bins nearly always equals :func:`fewest_bins`, and then it is
+        optimal.
 
     Raises:
         ValueError: A size is below 1 or over the capacity.
@@ -43,15 +44,16 @@ def pack(sizes: Sequence[int], capacity: int) -> Bins:
 
 
 def fewest_bins(sizes: Sequence[int], capacity: int) -> int:
-    """A lower bound on the number of bins.
+    """Computes a lower bound on the number of bins.
 
-    Items that cannot share a bin with one of at least ``small`` need bins of their own, and what the others of at least
-    ``small`` do not find beside them needs more; the best over all ``small`` (Martello and Toth 1990, L2). And no bin
-    holds more items than there are smallest ones that fit one.
+    It is the larger of two bounds. First, no bin holds more items than the number of smallest items that fit one bin.
+    Second, L2 of Martello and Toth 1990: items over half the capacity need a bin each; other items of at least
+    ``small`` fit only beside those of them that leave room for ``small``, or need more bins; the maximum over all
+    ``small``.
     """
     rising = sorted(sizes)
     sums = [0, *itertools.accumulate(rising)]
-    halves = bisect_left(rising, capacity // 2 + 1)  # the first of those of which no two share a bin
+    halves = bisect_left(rising, capacity // 2 + 1)  # first item over half the capacity: no two of those share a bin
     most = bisect_right(sums, capacity) - 1
     bound = max(len(rising) - halves, -(-len(rising) // max(most, 1)))
     for small in sorted({0, *rising[:halves]}):
@@ -64,17 +66,17 @@ def fewest_bins(sizes: Sequence[int], capacity: int) -> int:
 
 
 def partition(costs: Sequence[float], parts: int) -> Bins:
-    """Indices of ``costs`` in exactly ``parts`` parts with sums as even as the largest differencing method finds.
+    """Partitions items into exactly ``parts`` parts with about equal sums (the largest differencing method).
 
-    Two partial solutions with the largest spreads are joined, the heaviest part of one with the lightest of the other,
-    until one is left (Karmarkar and Karp 1982); its largest part is at most 4/3 of the smallest possible.
+    The two partial solutions with the largest spread are joined, the heaviest part of one with the lightest of the
+    other, until one is left (Karmarkar and Karp 1982). Its largest sum is at most 4/3 of the smallest possible.
 
     Args:
-        costs: At least 0 each.
-        parts: At least 1; where there are fewer costs, some parts are empty.
+        costs: Cost of each item, at least 0.
+        parts: Number of parts, at least 1; with fewer items than parts, some parts are empty.
 
     Returns:
-        Parts of indices, the heaviest first.
+        Parts of indices into ``costs``, the heaviest part first.
     """
     number = itertools.count()
     heap = [(-cost, next(number), [(cost, [index])]) for index, cost in enumerate(costs)]
@@ -91,19 +93,19 @@ def partition(costs: Sequence[float], parts: int) -> Bins:
 def _joined(
     heavy: list[tuple[float, list[int]]], light: list[tuple[float, list[int]]], parts: int
 ) -> list[tuple[float, list[int]]]:
-    """Two partial solutions as one; only parts that hold something are kept, the heaviest first."""
+    """Joins two partial solutions; only nonempty parts are kept, the heaviest first."""
     shared = max(0, len(heavy) + len(light) - parts)
     met = zip(heavy[len(heavy) - shared :], reversed(light[len(light) - shared :]), strict=True)
-    # The lightest of one side are empty parts while there are any; so its heaviest meet those first.
+    # Empty parts are the lightest of each side and are not stored: the heaviest of the other side meet them first.
     together = [(a + b, first + second) for (a, first), (b, second) in met] if shared else []
     kept = heavy[: len(heavy) - shared] + light[: len(light) - shared] + together
     return sorted(kept, key=lambda part: -part[0])
 
 
 def _best_fit(order: Sequence[int], sizes: Sequence[int], capacity: int) -> Bins:
-    """Best-fit decreasing: each item goes where it leaves the least room."""
+    """Packs by best-fit decreasing: each item goes into the bin where it leaves the least room."""
     bins: Bins = []
-    rooms: list[tuple[int, int]] = []  # of each bin, rising
+    rooms: list[tuple[int, int]] = []  # free room and number of each bin, ascending
     for index in order:
         at = bisect_left(rooms, (sizes[index], -1))
         if at == len(rooms):
@@ -116,7 +118,7 @@ def _best_fit(order: Sequence[int], sizes: Sequence[int], capacity: int) -> Bins
 
 
 def _fill_each(order: Sequence[int], sizes: Sequence[int], capacity: int) -> Bins:
-    """Bin by bin: the largest item left, and the subset of the others that fills the bin best."""
+    """Fills one bin after the other with the largest remaining item and the fullest subset of the others."""
     bins: Bins = []
     left = list(order)
     while left:
@@ -128,7 +130,7 @@ def _fill_each(order: Sequence[int], sizes: Sequence[int], capacity: int) -> Bin
 
 
 def _fullest_subset(order: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
-    """Indices whose sizes sum up to at most ``room``, as near to it as can be; large ones rather than small ones."""
+    """Returns indices whose sizes sum to at most ``room``, as near to it as possible; large items are preferred."""
     fitting = [index for index in order if sizes[index] <= room]
     step = max(1, len(fitting) // _FILLERS)
     considered = fitting[::step]

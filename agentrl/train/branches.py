@@ -1,7 +1,7 @@
-"""Branches: what one role said and heard from the first message to a last one, as indices into the batch's columns.
+"""Branches: paths from a trajectory's first message to a leaf message, as indices into the batch's columns.
 
-Guarantees: one branch for each last message; a sampled token that several branches share is trained in the first of
-them only; nothing is copied until a branch is computed.
+Guarantees: one branch for each leaf message; a sampled token that several branches share is trained only in the first
+of them; tokens are not copied until a branch is computed.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,16 @@ class TokenColumns:
     """Tokens of a batch, or of one rank's part of it.
 
     Attributes:
-        starts: int64 ``[messages + 1]`` index of each message's first token, and the number of tokens.
-        sampled_starts: int64 ``[messages + 1]`` the same of sampled tokens.
+        starts: int64 ``[messages + 1]`` index of each message's first token, then the number of tokens.
+        sampled_starts: int64 ``[messages + 1]`` index of each message's first sampled token among all sampled tokens,
+            then the number of sampled tokens.
         token_ids: int32 ``[tokens]``.
         loss_mask: bool ``[tokens]``, whether the policy sampled the token.
-        sampled: Columns of ``[sampled]``: ``behavior`` and ``versions``, and as far as they were computed
-            ``teacher``, ``advantages``, ``values`` and ``returns``.
-        places: int64 ``[messages]`` index in the global batch of each message's first sampled token.
-        turns: int32 ``[messages]`` number of the turn within its trajectory; -1 where nothing was sampled.
-        total: Sampled tokens of the global batch.
+        sampled: Columns ``[sampled]`` by name: ``behavior`` (logprobs), ``versions``, and after they are computed
+            ``teacher`` (logprobs), ``advantages``, ``values`` and ``returns``.
+        places: int64 ``[messages]`` index of each message's first sampled token in the global batch.
+        turns: int32 ``[messages]`` number of the turn within its trajectory; -1 if the message was not sampled.
+        total: Number of sampled tokens of the global batch.
     """
 
     starts: NDArray[np.int64]
@@ -41,7 +42,7 @@ class TokenColumns:
 
     @classmethod
     def of(cls, columns: Columns) -> "TokenColumns":
-        """The tokens of a whole batch."""
+        """Returns the tokens of a whole batch."""
         sampled_starts = columns.sampled_starts()
         turns = np.full(len(columns.sizes), -1, np.int32)
         for found in columns.trajectories():
@@ -62,7 +63,7 @@ class TokenColumns:
         )
 
     def select(self, messages: Sequence[int]) -> "TokenColumns":
-        """The columns of some messages alone, renumbered in the given order."""
+        """Returns the columns of the given messages alone, renumbered in the given order."""
         chosen = np.asarray(messages, np.int64)
         tokens = _ranges(self.starts[:-1][chosen], self.starts[1:][chosen])
         own = _ranges(self.sampled_starts[:-1][chosen], self.sampled_starts[1:][chosen])
@@ -80,16 +81,16 @@ class TokenColumns:
 
 @dataclass(frozen=True)
 class Branch:
-    """One path from a first message to a last one.
+    """One path from a trajectory's first message to a leaf message.
 
     Attributes:
-        messages: Indices of its messages, the first one first.
+        messages: Indices of its messages in order.
         trained: For each message, whether its sampled tokens are trained in this branch.
         trajectory: Number of the trajectory in the batch.
-        group: Number of the group of episodes; an optimizer update takes whole groups.
+        group: Number of the episode's group; an optimizer update takes whole groups.
         weight: Weight of each of its tokens in the loss, before the normalizer.
-        number: Number of the branch in the batch; tells a token's sequence.
-        bootstrap: Place of one more trained token after the last, for the value of what would have followed.
+        number: Number of the branch in the batch, by which losses tell sequences apart.
+        bootstrap: Place of an extra position after the last token, for the bootstrap value; ``None`` without one.
     """
 
     messages: tuple[int, ...]
@@ -103,14 +104,14 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class BranchTokens:
-    """A branch's tokens.
+    """The token arrays of one branch.
 
     Attributes:
         token_ids: int32 ``[tokens]``.
-        positions: int64 ``[trained]`` positions of the trained tokens.
-        own: int64 ``[trained]`` index of each into the columns of sampled tokens.
-        places: int64 ``[trained]`` index of each in the global batch.
-        turns: int32 ``[trained]`` turn of each.
+        positions: int64 ``[trained]`` position of each trained token in the branch.
+        own: int64 ``[trained]`` index of each trained token into the columns of sampled tokens.
+        places: int64 ``[trained]`` index of each trained token in the global batch.
+        turns: int32 ``[trained]`` turn of each trained token.
     """
 
     token_ids: NDArray[np.int32]
@@ -121,7 +122,7 @@ class BranchTokens:
 
 
 def token_ids(branch: Branch, tokens: TokenColumns) -> NDArray[np.int32]:
-    """``[tokens]`` ids of a branch; a view where its messages lie one after the other."""
+    """Returns the ``[tokens]`` ids of a branch; a view if its messages are contiguous in the columns."""
     ids = tokens.token_ids
     parts = [ids[first:end] for first, end in _spans(branch, tokens)]
     found = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -129,14 +130,14 @@ def token_ids(branch: Branch, tokens: TokenColumns) -> NDArray[np.int32]:
 
 
 def trained_count(branch: Branch, tokens: TokenColumns) -> int:
-    """Number of the tokens that a branch trains."""
+    """Returns the number of trained tokens of a branch, its bootstrap position included."""
     starts = tokens.sampled_starts
     count = sum(int(starts[m + 1] - starts[m]) for m, own in zip(branch.messages, branch.trained, strict=True) if own)
     return count + (branch.bootstrap is not None)
 
 
 def input_length(branch: Branch, tokens: TokenColumns) -> int:
-    """Number of tokens before the last trained one: it, and what follows, predict nothing that is trained."""
+    """Returns the number of tokens that must be computed: those before the last trained token."""
     if branch.bootstrap is not None:
         return sum(int(tokens.starts[m + 1] - tokens.starts[m]) for m in branch.messages)
     after = 0
@@ -150,7 +151,7 @@ def input_length(branch: Branch, tokens: TokenColumns) -> int:
 
 
 def tokens_of(branch: Branch, tokens: TokenColumns) -> BranchTokens:
-    """Everything that is computed of a branch."""
+    """Returns the token arrays of a branch."""
     positions, own, places, turns = [], [], [], []
     start = 0
     for message, trained in zip(branch.messages, branch.trained, strict=True):
@@ -163,7 +164,7 @@ def tokens_of(branch: Branch, tokens: TokenColumns) -> BranchTokens:
             places.append(np.arange(count) + tokens.places[message])
             turns.append(np.full(count, tokens.turns[message], np.int32))
         start += int(end - first)
-    if branch.bootstrap is not None:  # it has a place of its own, and no column
+    if branch.bootstrap is not None:  # it has its own place and no entry in the columns
         positions.append(np.array([start]))
         own.append(np.array([0]))
         places.append(np.array([branch.bootstrap]))
@@ -172,7 +173,7 @@ def tokens_of(branch: Branch, tokens: TokenColumns) -> BranchTokens:
 
 
 def trained_mask(branches: Sequence[Branch], tokens: TokenColumns) -> NDArray[np.bool_]:
-    """``[sampled]`` which sampled tokens some branches train."""
+    """Returns bool ``[sampled]``: which sampled tokens the given branches train."""
     found = np.zeros(len(tokens.sampled["behavior"]), bool)
     for branch in branches:
         for message, own in zip(branch.messages, branch.trained, strict=True):
@@ -182,7 +183,7 @@ def trained_mask(branches: Sequence[Branch], tokens: TokenColumns) -> NDArray[np
 
 
 def branches_of(columns: Columns) -> list[Branch]:
-    """All branches that train a token, in the order of their trajectories."""
+    """Returns all branches that train a token, in the order of their trajectories."""
     sampled = columns.sampled_counts() > 0
     groups: dict[str, int] = {}
     found: list[Branch] = []
@@ -199,7 +200,7 @@ def branches_of(columns: Columns) -> list[Branch]:
 
 
 def paths(parents: Sequence[int]) -> list[list[int]]:
-    """The way to each message that none continues, from its first message; ``parents`` are -1 at a first one."""
+    """Returns the path from a first message to each leaf message; ``parents`` is -1 for a first message."""
     inner = set(parents)
     found: list[list[int]] = []
     for last in range(len(parents)):
@@ -213,7 +214,7 @@ def paths(parents: Sequence[int]) -> list[list[int]]:
 
 
 def _spans(branch: Branch, tokens: TokenColumns) -> list[tuple[int, int]]:
-    """Ranges of tokens, neighbours joined."""
+    """Returns the branch's ranges of tokens; adjacent ranges are joined."""
     found: list[tuple[int, int]] = []
     for message in branch.messages:
         first, end = int(tokens.starts[message]), int(tokens.starts[message + 1])
@@ -229,6 +230,6 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ranges(firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of all ranges, one range after the other."""
+    """Concatenates the integers of all ranges."""
     counts = ends - firsts
     return np.repeat(firsts - _offsets(counts)[:-1], counts) + np.arange(counts.sum())

@@ -1,8 +1,8 @@
-"""Checkpoints: parameters, optimizer and the controller's cut, written whole or not at all.
+"""Checkpoints: parameters, optimizer state and the controller's state after the same step.
 
-Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded by
-another number of ranks; what is frozen (all but the adapters, where those are trained) is not in it; older ones are
-removed only after the new one stands.
+Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded with
+another number of ranks; frozen parameters (with LoRA, all but the adapters) are not in it; older checkpoints are
+removed only after the new one is complete.
 """
 
 import json
@@ -29,17 +29,17 @@ from agentrl.train.learner import PolicyLearner
 
 
 def save_checkpoint(folder: Path, step: int, engine: PolicyLearner, state: dict[str, Any], keep: int) -> Path:
-    """Write ``folder/step-N``; a collective over all ranks.
+    """Writes ``folder/step-N`` and removes old checkpoints; a collective over all ranks.
 
     Args:
         folder: Folder of the run's checkpoints.
-        step: Steps done.
-        engine: Learner; its parameters and optimizers are saved, the critic's too, and a reference that moves.
-        state: Plain data saved with it: elapsed seconds and the controller's state.
-        keep: Number of newest checkpoints that stay.
+        step: Number of trainer steps done.
+        engine: Learner whose policy, critic, optimizers and moving reference are saved.
+        state: Other state to save, as JSON: elapsed seconds and the controller's state.
+        keep: Number of newest checkpoints to keep.
 
     Raises:
-        OSError: The disk is full (rank 0); nothing half-written is left.
+        OSError: The disk is full (on rank 0); the incomplete checkpoint is removed.
     """
     rank = dist.get_rank()
     target = folder / f"step-{step:06d}"
@@ -63,7 +63,7 @@ def save_checkpoint(folder: Path, step: int, engine: PolicyLearner, state: dict[
 
 
 def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
-    """Load tensors in place and return the saved state; a collective over all ranks."""
+    """Loads the tensors in place and returns the other saved state; a collective over all ranks."""
     tensors = _tensors(engine)
     load(tensors, checkpoint_id=str(checkpoint))
     for name, module, optimizer in _learned(engine):
@@ -83,7 +83,7 @@ _OPTIMIZERS = {"model": "optimizer", "critic": "critic_optimizer"}
 
 
 def _learned(engine: PolicyLearner) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
-    """Modules that learn, with their names in a checkpoint and their optimizers."""
+    """Yields the trained modules and their optimizers by their names in a checkpoint."""
     yield "model", engine.policy, engine.optimizer
     if engine.critic is not None:
         yield "critic", engine.critic.critic, engine.critic.optimizer
@@ -101,7 +101,7 @@ def _tensors(engine: PolicyLearner) -> dict[str, Any]:
 
 
 def _frozen(module: nn.Module) -> set[str]:
-    """Names of the parameters that are never changed, tied copies included."""
+    """Returns the names of the frozen parameters, tied copies included."""
     return {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 

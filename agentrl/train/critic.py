@@ -1,7 +1,7 @@
-"""The critic: what the rest of an answer is worth before each of its tokens.
+"""The critic: a value function that predicts the return before each sampled token.
 
-Guarantees: it sees what the policy sees (the same rows, the same isolation of neighbours); its loss is a mean over the
-trained tokens of the global batch, so micro-batches and ranks change it by rounding only; it starts at 0 everywhere.
+Guarantees: it gets the same rows and attention masks as the policy; its loss is a mean over the trained tokens of the
+global batch, so micro-batches and ranks change it only by rounding; its values start at 0.
 """
 
 import math
@@ -26,7 +26,7 @@ from agentrl.train.update_loop import run_updates
 
 
 class Critic(nn.Module):
-    """A decoder with a linear head of one output.
+    """A value function: a decoder with a linear head of one output.
 
     Args:
         model: Decoder of a Hugging Face causal LM, without its output head.
@@ -40,16 +40,24 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        """``[trained]`` values before each trained token, differentiable."""
+        """Returns ``[trained]`` values before each trained token, differentiable."""
         states = hidden_states(self.model, batch)
         values = self.head(states[batch.sources])[:, 0].float()[batch.trained]
         return values + states[0, 0] * 0  # an empty micro-batch still takes part in collectives
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """``[tokens]`` half the squared error, with a bound on how far a value may move from ``old``.
+    """Computes the clipped value loss of PPO, as in Schulman et al.'s implementation.
 
-    PPO's, as in Schulman et al.'s implementation; the larger of the two errors counts.
+    Args:
+        values: ``[tokens]`` values of the current critic.
+        old: ``[tokens]`` values before the step.
+        returns: ``[tokens]`` targets.
+        clip: Largest change of a value from ``old`` (the larger of the clipped and the plain error counts); ``None``
+            for no bound.
+
+    Returns:
+        ``[tokens]`` half the squared error.
     """
     error = (values - returns).square()
     if clip is not None:
@@ -61,10 +69,10 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None)
 class ValueLearner:
     """Holds the critic and its optimizer.
 
-    Every method is a collective over all ranks; rank 0 gives the batch, the others ``None``.
+    Every method is a collective over all ranks; rank 0 passes the batch, the others ``None``.
 
     Args:
-        critic: Sharded or not.
+        critic: The critic, sharded or not.
         config: The recipe's trainer section.
         device: Device of the micro-batches.
     """
@@ -77,21 +85,21 @@ class ValueLearner:
         self._device = device
 
     def values(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64]:
-        """``[places]`` values before the trained tokens, and at the bootstraps, on every rank."""
+        """Returns ``[places]`` values before the trained tokens and at the bootstrap positions, on every rank."""
         work = None if branches is None or tokens is None else Work(branches, tokens)
         found = self._share(work).gather(self.layout, self._device, self.critic)
         return found.double().cpu().numpy()
 
     def update(self, batch: TrainBatch | None, factor: float) -> dict[str, float]:
-        """Fit the returns, as often as the policy is updated.
+        """Fits the critic to the returns, with as many optimizer updates as the policy gets.
 
         Args:
-            batch: With values and returns.
+            batch: Batch with values and returns.
             factor: Factor on the learning rate.
 
         Returns:
-            Metrics, the same on every rank; ``critic/explained`` is the share of the returns' variance that the values
-            explained before.
+            Metrics, the same on every rank; ``critic/explained`` is the fraction of the returns' variance that the
+            values explained before the update.
         """
         config = self._config
         set_learning_rate(self.optimizer, config.critic_learning_rate * factor)
@@ -131,7 +139,7 @@ class ValueLearner:
 
 
 def _explained(batch: TrainBatch) -> dict[str, float]:
-    """Number of tokens that the critic learns from, and the share of their returns' variance that values explain."""
+    """Counts the critic's tokens, and computes the fraction of their returns' variance that the values explain."""
     chosen = trained_mask(batch.valued, batch.tokens)
     returns, values = (batch.tokens.sampled[name][chosen].astype(np.float64) for name in ("returns", "values"))
     found = {"tokens": float(len(returns))}

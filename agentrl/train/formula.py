@@ -1,4 +1,4 @@
-"""The objective of a trainer section as a formula that a person can check against the papers; no torch."""
+"""Writes the loss of a trainer section as a formula to compare with the papers; does not import torch."""
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.declarations import find_preset, formula_of
@@ -13,7 +13,7 @@ _DIVISORS = {
 
 
 def formula(trainer: AlgorithmConfig) -> list[str]:
-    """Lines of the objective that is minimised."""
+    """Returns the lines that describe the minimised loss."""
     length = trainer.aggregation_length or "sampling.max_new_tokens"
     aggregation = AGGREGATION_FORMULAS[trainer.aggregation].format(length=length)
     factors = ""
@@ -49,17 +49,17 @@ def _advantage(trainer: AlgorithmConfig) -> str:
     if base and _DIVISORS[trainer.scale_rewards]:
         text = f"({text}){_DIVISORS[trainer.scale_rewards].format('G' if trainer.advantage == 'turns' else 'R')}"
     if trainer.kl_coef and trainer.kl_in == "reward":
-        text += f", R_i less {trainer.kl_coef:g} * sum_t log pi_behavior(t) / reference(t)"
+        text += f", R_i minus {trainer.kl_coef:g} * sum_t log pi_behavior(t) / reference(t)"
     if trainer.distill_coef:
         teacher = f"{trainer.distill_coef:g} * log(pi_behavior(t) / teacher(t))"
-        text = f"-{teacher}" if trainer.advantage == "none" else f"{text}, less {teacher}"
+        text = f"-{teacher}" if trainer.advantage == "none" else f"{text}, minus {teacher}"
     if trainer.whiten == "batch":
         text += ", then whitened over the tokens of the batch"
     return text
 
 
 def _along(trainer: AlgorithmConfig) -> list[str]:
-    """Terms of an advantage of turns or tokens."""
+    """Returns the definitions of returns and values for an advantage of turns or tokens."""
     gamma = trainer.discount
     if trainer.advantage == "turns":
         return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it on its branch"]
@@ -67,14 +67,14 @@ def _along(trainer: AlgorithmConfig) -> list[str]:
         return []
     advantage = (
         "(the sum above)" if trainer.whiten == "batch" or trainer.distill_coef else "A"
-    )  # as it was before those
-    clip = "" if trainer.critic_clip is None else f", V within {trainer.critic_clip:g} of what it was"
+    )  # the critic's target uses the advantage before whitening and distillation
+    clip = "" if trainer.critic_clip is None else f", V(t) clipped to V_before(t) +- {trainer.critic_clip:g}"
     lines = [
         f"delta_t = reward at t + gamma V(t+1) - V(t), gamma = {gamma:g}, lambda = {trainer.gae_lambda:g}",
         f"critic: loss = mean over tokens of (V(t) - {advantage} - V_before(t))^2 / 2{clip}",
     ]
     if trainer.critic_warmup:
-        lines.append(f"the critic alone learns in the first {trainer.critic_warmup} steps")
+        lines.append(f"only the critic learns in the first {trainer.critic_warmup} steps")
     return lines
 
 
@@ -94,11 +94,11 @@ def _weights(trainer: AlgorithmConfig) -> list[str]:
             f"{trainer.m2_threshold:g}"
         )
     if trainer.mask_truncated:
-        lines.append("episodes that were cut off count in their group's mean only")
+        lines.append("truncated episodes count only in their group's mean")
     if trainer.kl_coef:
         kind = {
             "frozen": "the starting policy",
-            "ema": f"a moving average of the policy, {trainer.reference_decay:g} of which stays at a step",
+            "ema": f"a moving average of the policy with decay {trainer.reference_decay:g} per step",
             "reset": f"the policy, copied every {trainer.reference_every} steps",
         }[trainer.reference]
         lines.append(f"reference = {kind}")

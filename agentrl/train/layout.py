@@ -1,7 +1,7 @@
-"""How the rows of a micro-batch become tensors: padded, one below the other, or packed, end to end.
+"""Layouts turn the rows of a micro-batch into tensors: padded (stacked in a rectangle) or packed (end to end).
 
-Guarantees: either layout gives each token the position and the keys that it has in its own branch, so the choice
-changes nothing but rounding; no rows at all give a micro-batch with nothing to train, which still takes part in
+Guarantees: with either layout each token has the position and attends to the keys of its own branch, so the choice
+changes only rounding; an empty list of rows gives a micro-batch without trained tokens, which still takes part in
 collectives.
 """
 
@@ -22,36 +22,36 @@ from agentrl.train.row_attention import BLOCK, block_mask, is_packed
 from agentrl.train.rows import Row, RowArrays, attention_span, build_rows, lay_out
 from agentrl.train.tree_attention import TreeTiles
 
-ROUND = 5  # binary digits of a round length: at most a sixteenth is filled up
+ROUND = 5  # significant binary digits of a rounded length: padding is at most a sixteenth
 
 
 class Layout(Protocol):
-    """Interface of a layout."""
+    """The interface of a layout."""
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
-        """Rows of at most ``budget`` tokens each, as far as branches are not longer."""
+        """Builds rows of at most ``budget`` tokens each; a longer branch is a row of its own."""
         ...
 
     def plan(self, rows: Sequence[Row], ranks: int, budget: int) -> list[MicroBatches]:
-        """``[ranks][micro-batches][rows]``; a micro-batch has at most ``budget`` tokens, or one longer row."""
+        """Plans ``[ranks][micro-batches][rows]``; a micro-batch has at most ``budget`` tokens, or one longer row."""
         ...
 
     def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
-        """The micro-batch of some rows."""
+        """Makes the micro-batch of the given rows."""
         ...
 
 
 def layout_of(model: Any) -> Layout:
-    """The layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
+    """Returns the layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
     span = attention_span(model.config.get_text_config().hidden_size)
     return Packed(span) if is_packed(model) else Padded(span)
 
 
 class Padded:
-    """Rows padded to the longest, with a dense mask.
+    """Padded layout: rows are padded to the longest, with a dense mask.
 
     Args:
-        span: Row length at which dense attention costs as much as all else.
+        span: Row length in tokens at which dense attention costs as much as the rest of the model.
     """
 
     def __init__(self, span: float) -> None:
@@ -70,7 +70,7 @@ class Padded:
         length = max((len(row.token_ids) for row in rows), default=1)
         count = max(len(rows), 1)
         token_ids, positions = np.zeros((count, length), np.int64), np.zeros((count, length), np.int64)
-        ends = np.full((count, length), length, np.int64)  # padding is seen by padding only
+        ends = np.full((count, length), length, np.int64)  # only padding attends to padding
         for index, row in enumerate(rows):
             used = len(row.token_ids)
             token_ids[index, :used], positions[index, :used], ends[index, :used] = (
@@ -87,11 +87,12 @@ class Padded:
 
 
 class Packed:
-    """Rows laid end to end in one, with attention that computes only what each token may see.
+    """Packed layout: rows lie end to end, and attention computes only pairs that the mask allows.
 
     Args:
-        span: Row length at which dense attention would cost as much as all else.
-        blocks: A mask of blocks for ``flex_attention``, by default on CUDA; tiles for our own attention elsewhere.
+        span: Row length in tokens at which dense attention would cost as much as the rest of the model.
+        blocks: Whether the mask is a ``BlockMask`` for ``flex_attention`` (the default on CUDA) or tiles for
+            :mod:`agentrl.train.tree_attention` (the default elsewhere).
     """
 
     def __init__(self, span: float, *, blocks: bool | None = None) -> None:
@@ -107,10 +108,9 @@ class Packed:
         return plan_packed(rows, ranks, budget, self._span)
 
     def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
-        """See :class:`Layout`; what is left of the last block is filled with tokens that see themselves only.
+        """See :class:`Layout`; the end of the last block is filled with tokens that attend only to themselves.
 
-        On a CPU the length is a round one, so that memory of the same sizes is asked for again and again: what is free
-        in between would not fit otherwise.
+        On a CPU the length is rounded, so that allocations repeat the same sizes and freed memory can be reused.
         """
         blocks = device.type == "cuda" if self._blocks is None else self._blocks
         firsts = np.cumsum([0, *(len(row.token_ids) for row in rows)])
@@ -130,12 +130,12 @@ class Packed:
         )
 
     def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
-        """The attention mask that ``ends`` of all nodes stand for, as blocks or as tiles."""
+        """Makes the attention mask of the forest with these ``ends``, as blocks or as tiles."""
         return block_mask(ends) if blocks else TreeTiles(ends)
 
 
 def collate(
     rows: Sequence[Row], branches: Sequence[Branch], tokens: TokenColumns, layout: Layout, device: torch.device
 ) -> MicroBatch:
-    """The tensors of a micro-batch's rows."""
+    """Makes the tensors of a micro-batch from its planned rows."""
     return layout.tensors([lay_out(row, branches, tokens) for row in rows], tokens, device)

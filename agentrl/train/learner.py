@@ -1,8 +1,8 @@
 """One trainer step over one batch, the same for any number of ranks and micro-batches.
 
-Guarantees: the loss is a weighted sum over tokens divided by a number of the global batch, so packing, micro-batching
-and ranks change it by rounding only; gradients are clipped by their global norm; a non-finite gradient skips the update
-and says so. The loss itself stands in :mod:`agentrl.train.loss`.
+Guarantees: the loss is a weighted sum over tokens divided by one normalizer of the global batch, so packing,
+micro-batches and ranks change it only by rounding; gradients are clipped by their global norm; with a non-finite
+gradient the update is skipped and counted in ``train/nonfinite``. The loss is defined in :mod:`agentrl.train.loss`.
 """
 
 import math
@@ -34,21 +34,21 @@ from agentrl.train.shares import Share, Work, distribute
 from agentrl.train.token_sums import TokenSums
 from agentrl.train.update_loop import run_updates
 
-# Means over a step's updates: gradient norm (0 where there is none), and the shares that were left out and why.
+# Averaged over a step's updates: gradient norm (0 for a skipped update), fractions of skipped and non-finite updates.
 _OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
 
 
 class PolicyLearner:
     """Holds the policy, its reference, its critic and its optimizer, and updates them.
 
-    Every method is a collective over all ranks; rank 0 gives the batch, the others ``None``.
+    Every method is a collective over all ranks; rank 0 passes the batch, the others ``None``.
 
     Args:
         policy: Sharded policy.
-        reference: Sharded reference policy for the KL term; needed exactly when ``config.kl_coef > 0``.
+        reference: Sharded reference policy of the KL term; needed exactly when ``config.kl_coef > 0``.
         config: The recipe's trainer section.
         device: Device of the micro-batches.
-        critic: Needed exactly when ``config.advantage`` is ``gae``.
+        critic: Learner of the critic; needed exactly when ``config.advantage`` is ``gae``.
     """
 
     def __init__(
@@ -75,11 +75,15 @@ class PolicyLearner:
 
     @property
     def moving_reference(self) -> nn.Module | None:
-        """The reference where it is not the starting policy, and so belongs into a checkpoint."""
+        """The reference policy if it changes during training and so belongs in a checkpoint; else ``None``."""
         return None if self.config.reference == "frozen" else self.reference
 
     def update(self, batch: TrainBatch | None, learning_rate: float) -> dict[str, float]:
-        """One step.
+        """Runs one trainer step.
+
+        Args:
+            batch: The batch on rank 0, ``None`` on the others.
+            learning_rate: Learning rate of the policy in this step.
 
         Returns:
             Metrics, the same on every rank.
@@ -116,7 +120,7 @@ class PolicyLearner:
         return metrics | sums.metrics(config, share.normalizer)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
-        """``[sampled]`` what KL in the reward takes off for each token: ``kl_coef`` times its log ratio; on rank 0."""
+        """Returns, on rank 0, ``[sampled]`` KL penalties of the reward: ``kl_coef`` times the log ratio."""
         assert self.reference is not None
         work = None if branches is None or tokens is None else Work(branches, tokens)
         reference = self._scores(self.reference, self._share(work)).double().cpu().numpy()
@@ -126,7 +130,7 @@ class PolicyLearner:
         return self.config.kl_coef * np.where(trained, work.tokens.sampled["behavior"] - reference, 0.0)
 
     def _work(self, batch: TrainBatch | None) -> Work | None:
-        """Work of a policy update: no branches while the critic alone learns."""
+        """Returns the work of a policy update: no branches during the critic's warmup, when only the critic learns."""
         if batch is None:
             return None
         warmup = self.critic is not None and batch.version < self.config.critic_warmup
@@ -139,11 +143,11 @@ class PolicyLearner:
         return distribute(work, self.layout, self.config.tokens_per_microbatch, updates)
 
     def _scores(self, policy: nn.Module, share: Share) -> Tensor:
-        """``[places]`` logprobs of all trained tokens under a policy, on every rank."""
+        """Computes ``[places]`` logprobs of all trained tokens under a policy, on every rank."""
         return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
 
     def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
-        """Values that the loss needs of all tokens first: ``[places]`` proximal logprobs, and which tokens stay."""
+        """Computes ``[places]`` proximal logprobs and the second-moment mask, each ``None`` if not needed."""
         config = self.config
         if config.proximal != "recomputed" and config.m2_threshold is None:
             return None, None
@@ -159,7 +163,7 @@ class PolicyLearner:
     def _loss(
         self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums
     ) -> Tensor:
-        """One micro-batch's part of the loss."""
+        """Computes one micro-batch's part of the loss."""
         config, columns = self.config, batch.columns
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
@@ -197,7 +201,7 @@ class PolicyLearner:
                 **({} if losses.kl is None else {"kl_reference": losses.kl.sum()}),
             )
             sums.see(torch.expm1(log_ratio).abs(), batch.targets[batch.trained[chosen]])
-            return total + logprobs.sum() * 0  # a graph, whatever the objective made of them
+            return total + logprobs.sum() * 0  # requires grad even if the objective ignores the logprobs
 
         if self._by_token:
             total = self.policy(batch, loss_of)
@@ -207,7 +211,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _follow(self, version: int) -> None:
-        """Move a reference that is not frozen; ``version`` is the policy's now."""
+        """Updates a reference that is not frozen; ``version`` is the policy's version after the step."""
         config = self.config
         if self.reference is None or config.reference == "frozen":
             return
@@ -220,7 +224,7 @@ class PolicyLearner:
             old.lerp_(new.to(old.dtype), 1 - keep)
 
     def _apply_gradients(self, any_gradient: bool) -> dict[str, float]:
-        """Clip and step; without any signal, or with a non-finite norm, leave the parameters alone."""
+        """Clips gradients and steps the optimizer; without gradients, or with a non-finite norm, parameters stay."""
         if not any_gradient:
             return {"train/skipped": 1.0}
         norm = apply_gradients(self.optimizer, self.config.max_grad_norm)

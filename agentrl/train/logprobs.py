@@ -1,12 +1,12 @@
 """Log-probabilities and entropies of given tokens without a full ``[tokens, vocab]`` tensor.
 
 Guarantees: at most ``chunk`` rows of logits exist at one time, forward and backward; results equal a plain
-``log_softmax(hidden @ weight.T / temperature)`` in the dtype of the product, with the softmax in float32. The chunk
-size changes nothing but memory and rounding: the weight's gradient is summed over chunks in float32.
+``log_softmax(hidden @ weight.T / temperature)`` with the matrix product in the inputs' dtype and the softmax in
+float32. The chunk size changes only memory and rounding: the weight's gradient is summed over chunks in float32.
 
-Two ways: :func:`chunked_logprobs` gives what any loss can be made of, and multiplies every chunk once more in the
-backward pass; :func:`chunked_loss` is told the loss, takes its gradient while a chunk's logits are there, and so does
-the three products that a plain softmax does.
+There are two functions. :func:`chunked_logprobs` returns logprobs and entropies for any loss, and computes every
+chunk's logits again in the backward pass. :func:`chunked_loss` gets the loss as a function, takes its gradient while a
+chunk's logits are in memory, and so computes the logits only once.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 32  # rows of logits that stay in a CPU's cache from one operator to the next
-WORDS = 8192  # of the vocabulary whose gradient is computed before it is added
+BLOCK = 32  # rows of logits processed together on a CPU, so that they stay in its cache
+WORDS = 8192  # vocabulary entries whose weight gradient is computed and added at a time
 
-# From some rows of the tokens, and their logprobs and entropies, to their part of a sum.
+# (rows of the tokens, their logprobs, their entropies) -> these tokens' part of the loss, a scalar.
 LossOf = Callable[[slice, Tensor, Tensor], Tensor]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Keeps the log-normaliser of each token; the backward pass recomputes one chunk of logits at a time."""
+    """Keeps each token's log-normalizer; the backward pass recomputes one chunk of logits at a time."""
 
     @staticmethod
     def forward(
@@ -70,12 +70,12 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         of_weight = None if ctx.of_weight is None else ctx.of_weight.mul_(grads[0])
         of_hidden = ctx.of_hidden.mul_(grads[0])
-        ctx.of_hidden = ctx.of_weight = None  # there is no second time
+        ctx.of_hidden = ctx.of_weight = None  # differentiable once
         return of_hidden, of_weight, None, None, None, None
 
 
 def _differentiated(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums") -> Tensor:
-    """The loss of all chunks; their gradients go to ``sums``. The head's memory is free when this returns."""
+    """Returns the loss of all chunks and adds their gradients to ``sums``; frees the head's buffers on return."""
     total = weight.new_zeros((), dtype=torch.float32)
     for rows in head.chunks():
         logits = head.logits(rows)
@@ -93,9 +93,9 @@ def _differentiated(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums
 
 
 class _Head:
-    """The arithmetic on one chunk of logits at a time, in memory that all chunks share.
+    """Computes on one chunk of logits at a time, in buffers that all chunks share.
 
-    Memory taken anew for each chunk costs as much as its arithmetic.
+    Allocating buffers for each chunk would cost as much time as the arithmetic.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> None:
@@ -111,12 +111,12 @@ class _Head:
         return torch.empty(rows, len(self._weight), dtype=dtype, device=self._hidden.device)
 
     def chunks(self) -> Iterator[slice]:
-        """The rows of each."""
+        """Yields the rows of each chunk."""
         for start in range(0, len(self._hidden), self._chunk):
             yield slice(start, min(start + self._chunk, len(self._hidden)))
 
     def logits(self, rows: slice) -> Tensor:
-        """``[rows, vocab]`` float32, until the next chunk's."""
+        """Computes the chunk's logits, ``[rows, vocab]`` float32, valid until the next call."""
         hidden = self._hidden[rows]
         narrow, logits = self._narrow[: len(hidden)], self._room[: len(hidden)]
         torch.mm(hidden, self._weight.t(), out=narrow)
@@ -125,12 +125,12 @@ class _Head:
         return logits if self._temperature == 1.0 else logits.div_(self._temperature)
 
     def measure(self, rows: slice, logits: Tensor, *, shifted: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Logprobs, entropies and log-normalisers of a chunk, ``[rows]`` each; its logits lose their largest.
+        """Computes logprobs, entropies and log-normalizers of a chunk, ``[rows]`` each.
 
         Args:
-            rows: Rows of the chunk among all.
-            logits: ``[rows, vocab]`` logits of the chunk; overwritten.
-            shifted: Give the normalisers of what is left of the logits.
+            rows: Rows of the chunk among all tokens.
+            logits: ``[rows, vocab]`` logits of the chunk; each row's maximum is subtracted in place.
+            shifted: Whether the normalizers are those of the shifted logits, not of the original ones.
         """
         logprobs, entropies, normalizers = (logits.new_empty(len(logits)) for _ in range(3))
         for part in self._blocks(logits):
@@ -149,15 +149,18 @@ class _Head:
         self, rows: slice, logits: Tensor, normalizers: Tensor, of_logprobs: Tensor, entropies: Tensor,
         of_entropies: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """The gradient of a chunk's ``hidden @ weight.T``, in the dtype of the product, until the next chunk's logits.
+        """Computes the gradient of a chunk's ``hidden @ weight.T``, valid until the next call of :meth:`logits`.
 
         Args:
-            rows: Rows of the chunk among all.
+            rows: Rows of the chunk among all tokens.
             logits: ``[rows, vocab]`` logits of the chunk; overwritten.
             normalizers: ``[rows]`` log-normalizers of these logits.
-            of_logprobs: Gradient of the logprobs.
-            entropies: ``[rows]`` entropies of the chunk.
-            of_entropies: Their gradient, or None.
+            of_logprobs: ``[rows]`` gradient of the loss with respect to the logprobs.
+            entropies: ``[rows]`` entropies.
+            of_entropies: ``[rows]`` gradient of the loss with respect to the entropies, or None.
+
+        Returns:
+            ``[rows, vocab]`` in the dtype of ``hidden``.
         """
         upstream = of_logprobs / self._temperature
         for part in self._blocks(logits):
@@ -175,30 +178,30 @@ class _Head:
         return logits if narrow.dtype == torch.float32 else narrow.copy_(logits)
 
     def _blocks(self, logits: Tensor) -> Iterator[slice]:
-        """Rows of a chunk that are worked on together."""
+        """Yields the rows of a chunk that are processed together."""
         for first in range(0, len(logits), self._block):
             yield slice(first, min(first + self._block, len(logits)))
 
 
 class _Sums:
-    """The gradients of hidden states and weight, chunk by chunk.
+    """Accumulates the gradients of hidden states and weight over chunks.
 
     Args:
-        hidden: ``[tokens, hidden]``.
-        weight: None where it is frozen.
-        chunk: Tokens of a chunk.
+        hidden: ``[tokens, hidden]`` hidden states.
+        weight: ``[vocab, hidden]`` weight of the output head; None if it is frozen.
+        chunk: Number of tokens of a chunk.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor | None, chunk: int) -> None:
         self._hidden = hidden
         self._of_hidden = torch.empty_like(hidden)
         self._of_weight: Tensor | None = None
-        if weight is not None:  # several chunks: sums of sums, which bfloat16 would round one by one
+        if weight is not None:  # in float32 for several chunks: bfloat16 would round after each chunk
             wide = torch.promote_types(weight.dtype, torch.float32) if len(hidden) > chunk else weight.dtype
             self._of_weight = torch.zeros_like(weight, dtype=wide)
 
     def add(self, rows: slice, of_logits: Tensor, weight: Tensor) -> None:
-        """Take a chunk's share."""
+        """Adds the gradients of one chunk."""
         hidden = self._hidden[rows]
         torch.mm(of_logits, weight, out=self._of_hidden[rows])
         if self._of_weight is not None and self._of_weight.dtype == hidden.dtype:
@@ -208,7 +211,7 @@ class _Sums:
                 some.add_(part.t() @ hidden)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the hidden states, and of the weight where it has one."""
+        """Returns the gradients of the hidden states and of the weight, None if the weight is frozen."""
         of_weight = None if self._of_weight is None else self._of_weight.to(self._hidden.dtype)
         return self._of_hidden, of_weight
 
@@ -216,14 +219,14 @@ class _Sums:
 def chunked_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 512
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under ``softmax(hidden @ weight.T / temperature)``, and the entropy.
+    """Computes each target's log-probability under ``softmax(hidden @ weight.T / temperature)``, and the entropy.
 
     Args:
-        hidden: ``[tokens, hidden]`` states that predict the targets.
-        weight: ``[vocab, hidden]`` of the output head.
-        targets: ``[tokens]`` ids.
+        hidden: ``[tokens, hidden]`` hidden states that predict the targets.
+        weight: ``[vocab, hidden]`` weight of the output head.
+        targets: ``[tokens]`` target token ids.
         temperature: Sampling temperature; must be positive.
-        chunk: Rows of logits in memory at one time.
+        chunk: Number of rows of logits in memory at one time.
 
     Returns:
         ``[tokens]`` float32 log-probabilities and ``[tokens]`` float32 entropies, in nats; both are differentiable.
@@ -238,16 +241,16 @@ def chunked_logprobs(
 def chunked_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
-    """The sum of a loss over chunks of tokens, with its gradient taken chunk by chunk.
+    """Sums a loss over chunks of tokens and takes its gradient chunk by chunk.
 
     Args:
-        hidden: ``[tokens, hidden]`` states that predict the targets.
-        weight: ``[vocab, hidden]`` of the output head.
-        targets: ``[tokens]`` ids.
-        loss_of: From some rows of the tokens, and their logprobs and entropies as :func:`chunked_logprobs` gives them,
-            to a scalar that depends on these. It is called once for each chunk, gradients or not.
+        hidden: ``[tokens, hidden]`` hidden states that predict the targets.
+        weight: ``[vocab, hidden]`` weight of the output head.
+        targets: ``[tokens]`` target token ids.
+        loss_of: Function of a slice of tokens, and their logprobs and entropies as in :func:`chunked_logprobs`, that
+            returns these tokens' part of the loss, a scalar. It is called once for each chunk, also without gradients.
         temperature: Sampling temperature; must be positive.
-        chunk: Rows of logits in memory at one time.
+        chunk: Number of rows of logits in memory at one time.
 
     Returns:
         A float32 scalar, differentiable once with respect to ``hidden`` and ``weight``.

@@ -1,8 +1,8 @@
-"""LoRA through PEFT: adapters inside the policy's own model, and ways out for what they make of it.
+"""LoRA through PEFT: adds adapters to the policy's model, turns them off for a reference policy, and saves them.
 
-Guarantees: only adapters get gradients; they start at zero effect and the same on every rank; the names of everything
-that leaves are those of the plain model, or of PEFT's file format. The output head and the embeddings get no adapter,
-because logprobs are computed from the head's own weight.
+Guarantees: only adapters get gradients; they start with zero effect and with the same values on every rank; saved
+adapters have PEFT's file format. The output head and the embeddings get no adapter, because logprobs are computed from
+the head's weight directly.
 """
 
 import shutil
@@ -25,16 +25,16 @@ from agentrl.weights.lora_weights import ADAPTER_FILE, adapter_weights, write_co
 
 
 def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> None:
-    """Put an adapter beside the linear layers of ``model``, in place, and freeze all else.
+    """Adds an adapter to the linear layers of ``model``, in place, and freezes all other parameters.
 
     Args:
         model: Hugging Face causal LM, not sharded yet.
-        config: With a rank.
-        seed: Seed of the adapters' initial weights.
-        base: Name of the base model in the saved adapter.
+        config: LoRA settings; ``lora_rank`` must be set.
+        seed: Seed of the adapters' initial values.
+        base: Name of the base model in the saved adapter's config.
 
     Raises:
-        ValueError: A target is no linear layer of the model, or is its head.
+        ValueError: A target is not a linear layer of the model, or is its output head.
     """
     assert config.lora_rank is not None
     kept = (model.get_output_embeddings(), model.get_input_embeddings())
@@ -45,11 +45,13 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
     }
     targets = set(config.lora_targets) or linear
     if unknown := sorted(targets - linear):
-        raise ValueError(f"trainer.lora_targets={unknown}: the model's linear layers are {', '.join(sorted(linear))}")
+        raise ValueError(
+            f"trainer.lora_targets={unknown} are no linear layers of the model; it has {', '.join(sorted(linear))}"
+        )
     made = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type] - PEFT divides it and no more
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type] - PEFT only divides it, so a float works
         target_modules=sorted(targets),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=base,
@@ -60,7 +62,7 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
 
 
 class BasePolicy(nn.Module):
-    """The policy without its adapters: a reference that needs no weights of its own.
+    """The policy with its adapters turned off: a reference policy without weights of its own.
 
     Args:
         policy: Policy with adapters.
@@ -77,7 +79,7 @@ class BasePolicy(nn.Module):
 
 
 def save_adapter(model: nn.Module, target: Path) -> None:
-    """Write the adapter in PEFT's format, whole or not at all; a collective, rank 0 writes."""
+    """Writes the adapter in PEFT's format atomically; a collective, rank 0 writes."""
     state = {name: full_tensor(parameter).cpu() for name, parameter in adapter_weights(model)}
     if dist.get_rank() == 0:
         partial = target.with_name(f".partial-{target.name}")

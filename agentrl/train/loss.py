@@ -3,13 +3,12 @@
     loss = 1 / normalizer * sum_t weight_t * [ mask_t * correction_t * objective(ratio_t, advantage_t)
                                                + kl_coef * KL_t - entropy_coef * entropy_t ]
 
-Read from top to bottom: what a loss may look at (:class:`LossTokens`), the sum above (:func:`token_losses`), then each
-of its parts. Every part is one function with its source; an objective stands beside its line of the formula and the
-presets that use it. All tensors are plain and one-dimensional, ``[tokens]``.
+Read it from top to bottom: the inputs of a loss (:class:`LossTokens`), the formula above (:func:`token_losses`), then
+its terms, one function each. All tensors are ``[tokens]``.
 
-Guarantees: everything looks at one token, or at the tokens of one sequence, so how a batch is split into micro-batches
-cannot change a token's loss; only :func:`second_moment_mask` looks at the whole batch, and is given it. This module
-does not import torch (it calls methods of tensors), so that formulas can be shown without it.
+Guarantees: a token's loss depends on that token, or on the tokens of its sequence, so micro-batches do not change it;
+only :func:`second_moment_mask` needs the whole batch. This module only calls methods of tensors and does not import
+torch, so that formulas can be shown without it.
 """
 
 from dataclasses import dataclass
@@ -23,26 +22,23 @@ if TYPE_CHECKING:
 
     from agentrl.config.algorithm import AlgorithmConfig
 
-# --- What a loss may look at -------------------------------------------------------------------------------------
+# --- Inputs of a loss --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """Some trained tokens with all that is known of them. Every tensor is ``[tokens]``.
-
-    An objective that declares ``whole_sequences`` gets all trained tokens of each sequence at once; another may get
-    any part of a micro-batch.
+    """Trained tokens with the inputs of their losses. Every tensor is ``[tokens]``.
 
     Attributes:
-        logprobs: Under the current policy, at the sampling temperature; gradients flow through them.
-        entropies: Entropies of the current policy over the whole vocabulary; differentiable as well.
-        behavior: Logprobs under the policy that sampled, as the server gave them.
+        logprobs: Logprobs under the current policy at the sampling temperature; differentiable.
+        entropies: Entropies of the current policy over the whole vocabulary, in nats; differentiable.
+        behavior: Logprobs under the behavior policy, as the server gave them.
         proximal: Logprobs in the denominator of the importance ratio, see :func:`proximal_logprobs`.
         reference: Logprobs under the reference policy; ``None`` without a KL term in the loss.
         teacher: Logprobs under the teacher; ``None`` without one.
         advantages: Advantage of each token.
-        versions: int64, policy version that sampled the token.
-        mask: bool, false for tokens that are left out (:func:`second_moment_mask`).
+        versions: int64, version of the behavior policy.
+        mask: bool, false for tokens that :func:`second_moment_mask` leaves out.
         sequences: int64, number of the token's sequence (a branch of an episode), unique in the batch.
         turns: int64, number of the token's turn in its trajectory.
         version: Policy version that the step starts from.
@@ -70,23 +66,23 @@ class LossTokens:
 
     @property
     def advantage(self) -> "Tensor":
-        """Advantage that goes with :attr:`ratio`: of the token, or the mean over its sequence."""
+        """Advantage of each token, or the mean over its sequence (``trainer.ratio``)."""
         return self.of_ratio_level(self.advantages)
 
     def of_ratio_level(self, values: "Tensor") -> "Tensor":
-        """The values, or at each token the mean over its sequence where ``trainer.ratio=sequence``."""
+        """Returns the values, or with ``trainer.ratio=sequence`` at each token their mean over its sequence."""
         return sequence_means(values, self.sequences) if self.config.ratio == "sequence" else values
 
 
 class Objective(Protocol):
-    """Interface of ``trainer.objective``: a surrogate loss for each token.
+    """A surrogate loss for each token, which ``trainer.objective`` selects.
 
-    Declare a function of your own with :func:`agentrl.config.declarations.objective` where it needs whole sequences, is
-    0 without advantage, or has a formula to show.
+    Declare your own with :func:`agentrl.config.declarations.objective` if it is 0 for a zero advantage, has a formula
+    to show, or needs all tokens of a sequence at once (``whole_sequences``; others may get any part of a micro-batch).
     """
 
     def __call__(self, tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-        """``[tokens]`` loss, to be minimised, and ``[tokens]`` bool: where a bound acted."""
+        """Returns ``[tokens]`` losses to minimise, and ``[tokens]`` bool: whether a bound acted (clipping)."""
         ...
 
 
@@ -95,10 +91,10 @@ class TokenLosses:
     """Losses of some tokens, ``[tokens]`` each.
 
     Attributes:
-        total: Loss of each token, before the weight of the aggregation.
-        acted: bool, where a bound of the objective acted.
-        correction: Weights of the mismatch correction; 1 without one.
-        kl: Estimate of the KL to the reference; ``None`` without one.
+        total: Loss of each token, before its aggregation weight.
+        acted: bool, whether a bound of the objective acted (clipping).
+        correction: Weights of :func:`correction_weights`.
+        kl: Estimates of the KL to the reference; ``None`` without a KL term in the loss.
     """
 
     total: "Tensor"
@@ -108,17 +104,17 @@ class TokenLosses:
 
 
 def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
-    """The loss of each token.
+    """Computes the loss of each token.
 
     Raises:
-        ValueError: The objective gave another shape than one loss for each token.
+        ValueError: The objective did not return one loss and one bool for each token.
     """
     config = tokens.config
     loss, acted = objective(tokens)
     if loss.shape != tokens.logprobs.shape or acted.shape != tokens.logprobs.shape:
         raise ValueError(
             f"trainer.objective={config.objective} gave shapes {tuple(loss.shape)} and {tuple(acted.shape)} "
-            f"for {len(tokens.logprobs)} tokens: want a loss, and whether a bound acted, for each token"
+            f"for {len(tokens.logprobs)} tokens: want a loss and a bool (whether a bound acted) for each token"
         )
     correction = correction_weights(tokens)
     loss = (loss * correction).masked_fill(~tokens.mask, 0.0)
@@ -137,8 +133,8 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
 
 PROXIMAL_FORMULAS = {
     "behavior": "pi_behavior(t)",
-    "recomputed": "pi_proximal(t), the policy that the step starts from, computed anew",
-    "log_linear": "pi_proximal(t), guessed between behavior and current policy by their versions",
+    "recomputed": "pi_proximal(t), recomputed with the policy that the step starts from",
+    "log_linear": "pi_proximal(t), interpolated between behavior and current policy by version",
 }
 
 
@@ -146,15 +142,15 @@ def proximal_logprobs(
     config: "AlgorithmConfig", logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int,
     recomputed: "Tensor | None",
 ) -> "Tensor":  # fmt: skip
-    """Logprobs in the denominator of the importance ratio, as ``trainer.proximal`` says.
+    """Returns the logprobs in the denominator of the importance ratio, as ``trainer.proximal`` says.
 
     Args:
-        config: The trainer section.
-        logprobs: Current policy, which has version ``version + 1`` for the guess.
-        behavior: Policies that sampled.
-        versions: int64, versions of those.
-        version: Version that the step starts from.
-        recomputed: Logprobs under the policy that the step starts from, where they were computed.
+        config: The recipe's trainer section.
+        logprobs: ``[tokens]`` logprobs under the current policy.
+        behavior: ``[tokens]`` logprobs under the behavior policy.
+        versions: int64 ``[tokens]`` versions of the behavior policy.
+        version: Policy version that the step starts from.
+        recomputed: ``[tokens]`` logprobs under that version; needed with ``proximal=recomputed``.
     """
     if config.proximal == "recomputed":
         assert recomputed is not None
@@ -165,22 +161,21 @@ def proximal_logprobs(
 
 
 def log_linear_proximal(logprobs: "Tensor", behavior: "Tensor", versions: "Tensor", version: int) -> "Tensor":
-    """A guess at the logprobs of the policy that the step starts from.
+    """Interpolates logprobs by version between behavior and current policy (AReaL, Fu et al. 2025, arXiv:2505.24298).
 
-    They are taken to lie between those of the behavior and the current policy, as far along as the version does (AReaL,
-    Fu et al. 2025, arXiv:2505.24298). Arguments as for :func:`proximal_logprobs`.
+    The current policy counts as version ``version + 1``. Arguments are those of :func:`proximal_logprobs`.
     """
     share = (version - versions) / (version + 1 - versions)
     return behavior + share.clamp(min=0) * (logprobs.detach() - behavior)
 
 
 def sequence_means(values: "Tensor", sequences: "Tensor") -> "Tensor":
-    """At each token, the mean over the tokens of its sequence."""
+    """Returns at each token the mean over the tokens of its sequence."""
     return sequence_sums(values, sequences) / sequence_sums(values.new_ones(len(values)), sequences)
 
 
 def sequence_sums(values: "Tensor", sequences: "Tensor") -> "Tensor":
-    """At each token, the sum over the tokens of its sequence."""
+    """Returns at each token the sum over the tokens of its sequence."""
     _, place = sequences.unique(return_inverse=True)
     count = int(place.max()) + 1 if len(place) else 0
     return values.new_zeros(count).index_add(0, place, values)[place]
@@ -204,9 +199,9 @@ def _clip_formula(config: "AlgorithmConfig") -> str:
 
 @objective("clip", formula=_clip_formula, zero_without_advantage=True)
 def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """The clipped surrogate, negated.
+    """PPO's clipped surrogate, negated (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
-    PPO, Schulman et al. 2017, arXiv:1707.06347, eq. 7; with ``clip_eps_high`` DAPO's clip-higher (arXiv:2503.14476).
+    With ``clip_eps_high`` it is DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476).
     """
     low, high = _bounds(tokens.config)
     ratio, advantage = tokens.ratio, tokens.advantage
@@ -228,10 +223,7 @@ DAPO = preset(
     zero_without_advantage=True,
 )
 def dual_clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """:func:`clip` with a second bound, ``dual_clip``, on the ratio of negative advantages.
-
-    Ye et al. 2020, arXiv:1912.09729, eq. 5.
-    """
+    """:func:`clip` with a bound on the ratio of negative advantages (Ye et al. 2020, arXiv:1912.09729, eq. 5)."""
     loss, clipped = clip(tokens)
     bound = -tokens.advantage * tokens.config.dual_clip
     beyond = (tokens.advantage < 0) & (loss > bound)
@@ -244,9 +236,9 @@ def dual_clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
     zero_without_advantage=True,
 )
 def cispo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """Policy gradient weighted by the ratio, which is bounded from above and carries no gradient: no token is lost.
+    """Policy gradient times the detached ratio, bounded from above (MiniMax 2025, arXiv:2506.13585, eq. 4).
 
-    MiniMax 2025, arXiv:2506.13585, eq. 4.
+    Unlike with :func:`clip`, every token keeps a gradient.
     """
     ratio, (_, high) = tokens.ratio.detach(), _bounds(tokens.config)
     return -ratio.clamp(max=high) * tokens.advantage * tokens.logprobs, ratio > high
@@ -266,10 +258,7 @@ CISPO = preset(
     zero_without_advantage=True,
 )
 def sapo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """A soft gate instead of a clip, ``4 / T * sigmoid(T * (ratio - 1))``; ``T`` depends on the advantage's sign.
-
-    Gao et al. 2025, arXiv:2511.20347.
-    """
+    """Soft gate instead of a clip; ``T`` depends on the advantage's sign (Gao et al. 2025, arXiv:2511.20347)."""
     config, ratio, advantage = tokens.config, tokens.ratio, tokens.advantage
     positive = ratio.new_full((), config.sapo_temperature)
     temperature = positive.where(advantage > 0, ratio.new_full((), config.sapo_temperature_negative))
@@ -282,19 +271,19 @@ SAPO = preset(__name__, "sapo", "Gao et al. 2025, arXiv:2511.20347", objective="
 
 @objective("policy_gradient", formula="-r_t A", zero_without_advantage=True)
 def policy_gradient(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
-    """The ratio times the advantage, without a bound: REINFORCE where the ratio is 1 (Williams 1992)."""
+    """Ratio times advantage without a bound, negated; REINFORCE if the ratio is 1 (Williams 1992)."""
     ratio = tokens.ratio
     return -ratio * tokens.advantage, ratio.detach() < 0
 
 
-# --- Correction of what a denominator other than the behavior policy leaves out -----------------------------------
+# --- Correction from the behavior to the proximal policy ----------------------------------------------------------
 
 
 def correction_weights(tokens: LossTokens) -> "Tensor":
-    """Weights ``proximal / behavior`` of tokens, or the product over their sequences, bounded as ``correction`` says.
+    """Computes importance weights ``proximal / behavior``, bounded as ``trainer.correction`` says; 1 for ``none``.
 
-    Truncated importance sampling (Yao et al. 2025) or masked (Liu et al. 2025, both on the mismatch of training and
-    inference). All 1 with ``trainer.correction=none``.
+    ``truncate`` is truncated importance sampling (Yao et al. 2025), ``mask`` drops larger weights (Liu et al. 2025;
+    both on the mismatch of training and inference). ``correction_level=sequence`` takes the product over a sequence.
     """
     config = tokens.config
     if config.correction == "none":
@@ -317,17 +306,17 @@ DECOUPLED = preset(
 
 
 def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float) -> "Tensor":
-    """Which tokens stay so that the mean squared log ratio of those is at most ``threshold``; the largest go first.
+    """Masks the tokens with the largest squared log ratios until the mean of the others is at most ``threshold``.
 
     M2PO, Zheng et al. 2025, arXiv:2510.01161.
 
     Args:
-        proximal: Logprobs of all tokens of the global batch under the policy that the step starts from.
-        behavior: Logprobs under the policies that sampled.
-        threshold: Largest mean.
+        proximal: ``[tokens]`` logprobs of the whole global batch under the policy that the step starts from.
+        behavior: ``[tokens]`` logprobs under the behavior policy.
+        threshold: Largest mean squared log ratio of the kept tokens.
 
     Returns:
-        ``[tokens]`` bool.
+        ``[tokens]`` bool, true for kept tokens.
     """
     squares = (proximal - behavior).double().square()
     ordered, order = squares.sort(stable=True)
@@ -346,14 +335,14 @@ M2PO = preset(
 
 
 def kl_divergence(logprobs: "Tensor", reference: "Tensor", estimator: str, gradient: str) -> "Tensor":
-    """Estimate of the KL to a reference from one sample per token (Schulman 2020: k1, k2, k3).
+    """Estimates the KL to the reference policy from one sample per token (Schulman 2020: k1, k2, k3).
 
     Args:
-        logprobs: Policy; gradients flow through it.
-        reference: Reference policy.
-        estimator: ``k1``, the log ratio; ``k2``, half its square; ``k3``, which is never negative and varies little.
-        gradient: ``plain`` or ``weighted``, the estimator's own; ``unbiased``, that of k2, whose expectation on samples
-            of the policy is the gradient of the KL (k1's is 0, k3's that of another divergence).
+        logprobs: ``[tokens]`` logprobs under the current policy; differentiable.
+        reference: ``[tokens]`` logprobs under the reference policy.
+        estimator: ``k1``, the log ratio; ``k2``, half its square; ``k3``, nonnegative and of low variance.
+        gradient: ``plain`` or ``weighted``, the estimator's own gradient; ``unbiased``, the gradient of k2, whose
+            expectation is the gradient of the KL (that of k1 is 0, that of k3 belongs to another divergence).
     """
     difference = logprobs - reference
     half = difference.square() / 2
@@ -377,16 +366,16 @@ AGGREGATION_FORMULAS = {
 
 
 def token_weight(tokens: int, config: "AlgorithmConfig") -> float:
-    """Weight of each token of a trajectory that has ``tokens`` of them, all its branches together."""
+    """Returns the aggregation weight of each token of a trajectory with ``tokens`` trained tokens in all branches."""
     return 1.0 / tokens if config.aggregation == "sequence" else 1.0
 
 
 def normalizer(tokens: list[int], config: "AlgorithmConfig") -> float:
-    """Divisor of the weighted sum over the global batch.
+    """Returns the divisor of the loss's weighted sum over the global batch.
 
     Args:
-        tokens: Trained tokens of each trajectory of the batch, those without advantage included.
-        config: The trainer section.
+        tokens: Number of trained tokens of each trajectory of the batch, also of tokens with a zero advantage.
+        config: The recipe's trainer section.
     """
     trained = [count for count in tokens if count]
     if config.aggregation == "token":
@@ -396,14 +385,14 @@ def normalizer(tokens: list[int], config: "AlgorithmConfig") -> float:
 
 
 def skips_zero_advantages(config: "AlgorithmConfig") -> bool:
-    """Whether tokens without advantage carry no gradient: no term of the loss needs them."""
+    """Returns whether no term of the loss has a gradient for tokens with a zero advantage."""
     plain = (config.kl_coef == 0 or config.kl_in == "reward") and config.entropy_coef == 0
     own = load("objective", config.objective)
     return plain and config.m2_threshold is None and getattr(own, "zero_without_advantage", False)
 
 
 def needs_whole_sequences(config: "AlgorithmConfig") -> bool:
-    """Whether a token's loss needs the other tokens of its sequence."""
+    """Returns whether a token's loss needs the other tokens of its sequence."""
     own = getattr(load("objective", config.objective), "whole_sequences", False)
     by_sequence = config.correction != "none" and config.correction_level == "sequence"
     return own or by_sequence or config.ratio == "sequence"

@@ -1,8 +1,9 @@
-"""Memory-saving RMS norms and gated MLPs: they keep less for the backward pass than a model's own.
+"""Memory-saving layers: RMS norms and gated MLPs that keep fewer activations for the backward pass.
 
-Guarantees: the same rounding step by step, so the results are the model's own to the last bits; a module is replaced
-only where it gives the same result on a trial input. What is left out, a norm's float32 copy and the products inside an
-MLP, is computed again in the backward pass: half of what a Llama layer keeps, at no cost in time.
+Guarantees: the same operations are rounded in the same order, so results equal the original layer's up to the last
+bits; a module is replaced only if the replacement gives the same result on a trial input. A norm's float32 copy and the
+products inside an MLP are not kept but computed again in the backward pass, which halves what a Llama layer keeps, at
+no cost in time.
 """
 
 import inspect
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-TRIAL_ROWS = 4
-TOLERANCE = 1e-5  # of the largest value of a trial
+TRIAL_ROWS = 4  # tokens of a trial input
+TOLERANCE = 1e-5  # largest difference, relative to the largest value of the trial's result
 
 
 class _RMSNorm(torch.autograd.Function):
-    """``weight * (x / rms(x))`` with the norm in float32; keeps ``x`` and a number per row."""
+    """``weight * (x / rms(x))`` with the norm in float32; keeps ``x`` and one number per row."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -41,7 +42,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _GatedDown(torch.autograd.Function):
-    """``(silu(gate) * up) @ weight.T``; keeps the inputs alone."""
+    """``(silu(gate) * up) @ weight.T``; keeps only the inputs."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
@@ -70,10 +71,10 @@ def _mlp(module: Any, states: Tensor) -> Tensor:
 
 
 def use_memory_saving_layers(model: nn.Module) -> int:
-    """Replace what can be replaced, in place; nothing is compiled or sharded yet.
+    """Replaces the forward passes of a model's RMS norms and gated MLPs, in place, where the results are the same.
 
     Args:
-        model: Any model, with its adapters if it has any.
+        model: Any model, with its adapters if it has any; not compiled or sharded yet.
 
     Returns:
         Number of modules that were replaced.
@@ -88,14 +89,14 @@ def use_memory_saving_layers(model: nn.Module) -> int:
 
 
 def _replacement(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """Replacement for a module, chosen by its attributes; None where there is none."""
+    """Returns the memory-saving forward pass for a module, judged by its attributes; ``None`` if there is none."""
     if len(inspect.signature(module.forward).parameters) != 1:
         return None  # a norm with a gate, an expert with its router's weights
     if isinstance(getattr(module, "weight", None), Tensor) and isinstance(
         getattr(module, "variance_epsilon", None), float
     ):
         return partial(_norm, module)
-    down = getattr(module, "down_proj", None)  # with an adapter it is another class
+    down = getattr(module, "down_proj", None)  # with an adapter it is not an nn.Linear
     if type(down) is nn.Linear and down.bias is None and hasattr(module, "gate_proj") and hasattr(module, "up_proj"):
         return partial(_mlp, module)
     return None

@@ -1,4 +1,4 @@
-"""The tensors that one forward pass takes, and the trained tokens among them."""
+"""Micro-batches: the input tensors of one forward pass, and its trained tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,21 @@ from agentrl.train.rows import RowArrays
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of some rows, one below the other or end to end.
+    """Tensors of the rows of one forward pass, padded or packed.
+
+    A prediction (hidden state and target) that several trained tokens have in common is computed once.
 
     Attributes:
-        token_ids: ``[rows, length]``.
-        positions: ``[rows, length]``.
-        mask: ``[rows, 1, length, length]`` bool, true where a query may see a key; or that as blocks or tiles.
-        sources: ``[distinct]`` flat index into ``rows * length`` of the state that predicts each target.
-        targets: ``[distinct]`` token ids.
-        trained: ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
-        places: ``[trained]`` index of each among the sampled tokens of the global batch.
-        columns: ``[trained]`` what is known of each: ``weights``, ``sequences`` and ``turns``, and the columns of
-            :class:`~agentrl.train.branches.TokenColumns`.
+        token_ids: int64 ``[rows, length]``.
+        positions: int64 ``[rows, length]``.
+        mask: Attention mask: bool ``[rows, 1, length, length]``, true where a query may attend to a key; or the same as
+            a block mask or as tree tiles.
+        sources: int64 ``[distinct]`` flat index into ``rows * length`` of the hidden state of each distinct prediction.
+        targets: int64 ``[distinct]`` target token id of each distinct prediction.
+        trained: int64 ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
+        places: int64 ``[trained]`` index of each trained token in the global batch.
+        columns: ``[trained]`` data of each trained token by name: ``weights``, ``sequences`` and ``turns``, and the
+            sampled columns of :class:`~agentrl.train.branches.TokenColumns`.
     """
 
     token_ids: Tensor
@@ -41,7 +44,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """The part of a micro-batch that does not depend on how rows are laid out; as in :class:`MicroBatch`."""
+    """The part of a :class:`MicroBatch` that does not depend on the layout of its rows; same attributes."""
 
     sources: Tensor
     targets: Tensor
@@ -53,12 +56,12 @@ class TrainedTokens:
 def trained_tokens(
     rows: Sequence[RowArrays], firsts: Sequence[int], tokens: TokenColumns, device: torch.device
 ) -> TrainedTokens:
-    """The trained tokens of some rows.
+    """Makes the tensors of the trained tokens of some rows.
 
     Args:
         rows: Rows of a micro-batch.
         firsts: Flat index of each row's first node in the micro-batch.
-        tokens: Columns that the rows' tokens are of.
+        tokens: Token columns that the rows index.
         device: Device of the tensors.
     """
 

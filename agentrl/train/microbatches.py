@@ -1,10 +1,12 @@
-"""Rows to micro-batches and ranks.
+"""Plans micro-batches: distributes rows over micro-batches and ranks.
 
-Guarantees: every row once; no micro-batch over the budget, but that a row which is longer has one of its own; every
-rank gets the same number of micro-batches (some may be empty), and all ranks derive the same plan.
+Guarantees: every row is in exactly one micro-batch; no micro-batch is over the token budget, except that a longer row
+has a micro-batch of its own; every rank gets the same number of micro-batches (some may be empty); the same rows give
+the same plan.
 
-A *padded* micro-batch is ``[rows, longest]`` with a dense mask: rows of like lengths belong together. A *packed* one
-lays its rows end to end, and attention over it costs what each token really sees: bins are filled, nothing is padded.
+A *padded* micro-batch is ``[rows, longest]`` with a dense mask, so rows of similar length should be together. A
+*packed* micro-batch has its rows end to end and computes only the allowed pairs of attention, so its bins are filled
+and nothing is padded.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,21 +14,21 @@ from collections.abc import Callable, Sequence
 from agentrl.train.binpacking import pack, partition
 from agentrl.train.rows import Row
 
-# What a padded micro-batch costs beside its tokens, in tokens: all weights are read, and gradients added, once more.
-# Six rows of 100 tokens apart and together, 135M float32 parameters on two cores: 36 tokens' time each.
+# Fixed cost of a padded micro-batch in tokens: all weights are read, and gradients added, once more. Measured as 36
+# tokens' time, by six rows of 100 tokens in one or in six micro-batches (135M float32 parameters, two cores).
 _ONE_MORE = 32.0
 
 MicroBatches = list[list[Row]]
 
 
 def plan_packed(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float) -> list[MicroBatches]:
-    """Fill micro-batches with rows that are laid end to end, and deal them to ranks.
+    """Fills packed micro-batches with rows and distributes them over ranks.
 
     Args:
         rows: All rows of the global batch.
         ranks: Number of trainer ranks.
-        max_tokens: Budget of one micro-batch.
-        attention_span: See :func:`~agentrl.train.rows.attention_span`.
+        max_tokens: Token budget of one micro-batch.
+        attention_span: Row length in tokens, see :func:`~agentrl.train.rows.attention_span`.
 
     Returns:
         ``[ranks][micro-batches][rows]``.
@@ -35,9 +37,9 @@ def plan_packed(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span
 
 
 def plan_padded(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float) -> list[MicroBatches]:
-    """Share rows out to ranks, balanced by what they cost, and cut each rank's share into padded micro-batches.
+    """Distributes rows over ranks with balanced cost, and cuts each rank's rows into padded micro-batches.
 
-    Arguments and result as for :func:`plan_packed`; the budget includes the padding.
+    Arguments and result are those of :func:`plan_packed`; the budget includes the padding.
     """
     ordered = sorted(rows, key=len, reverse=True)
 
@@ -59,9 +61,10 @@ def plan_padded(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span
 def _filled(
     rows: Sequence[Row], ranks: int, max_tokens: int, attention_span: float
 ) -> tuple[MicroBatches, Callable[[Sequence[Row]], float]]:
-    """Bins by tokens, and what each costs.
+    """Packs rows into bins, and returns these with their cost function.
 
-    There are as few as fit, made up to a multiple of ``ranks``: then rows are spread evenly over them, if that fits.
+    The number of bins is the smallest possible, rounded up to a multiple of ``ranks``; rows are then spread evenly over
+    them if the budget allows.
     """
     costs = {id(row): len(row) + (row.depths + len(row)) / attention_span for row in rows}
 
@@ -80,9 +83,10 @@ def _filled(
 
 
 def _cut(rows: Sequence[Row], max_tokens: int, wide: Callable[[Row], float]) -> MicroBatches:
-    """The cheapest cut of rows, longest first, into neighbours that share a padded micro-batch.
+    """Cuts rows, sorted from the longest, into padded micro-batches of neighbors at the lowest total cost.
 
-    ``least[i]`` is the cost of rows ``i`` and after; a micro-batch that begins at ``i`` is as wide as row ``i``.
+    Dynamic programming: ``least[i]`` is the lowest cost of rows ``i`` and after; a micro-batch that begins at row ``i``
+    is padded to that row's length.
     """
     least = [0.0] * (len(rows) + 1)
     ends = [0] * len(rows)
@@ -103,7 +107,7 @@ def _cut(rows: Sequence[Row], max_tokens: int, wide: Callable[[Row], float]) -> 
 
 
 def _split(batches: MicroBatches, ranks: int, cost: Callable[[Sequence[Row]], float]) -> MicroBatches:
-    """Halve the dearest micro-batches until their number is a multiple of ``ranks``, where any can be halved."""
+    """Halves the costliest micro-batches until their number is a multiple of ``ranks`` or none can be halved."""
     batches = list(batches)
     while len(batches) % ranks and any(len(batch) > 1 for batch in batches):
         batch = max((batch for batch in batches if len(batch) > 1), key=cost)
@@ -114,7 +118,7 @@ def _split(batches: MicroBatches, ranks: int, cost: Callable[[Sequence[Row]], fl
 
 
 def _deal(batches: MicroBatches, cost: Callable[[Sequence[Row]], float], ranks: int) -> list[MicroBatches]:
-    """In each round those of like cost, the dearest to the rank that has least so far."""
+    """Distributes micro-batches over ranks in rounds of similar cost, the costliest to the rank with the least load."""
     dearest_first = sorted(batches, key=cost, reverse=True)
     plans: list[MicroBatches] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
@@ -127,6 +131,6 @@ def _deal(batches: MicroBatches, cost: Callable[[Sequence[Row]], float], ranks: 
 
 
 def _even(plans: list[MicroBatches]) -> list[MicroBatches]:
-    """Empty micro-batches where a rank has fewer than another."""
+    """Adds empty micro-batches so that all ranks have the same number."""
     count = max(map(len, plans))
     return [plan + [[] for _ in range(count - len(plan))] for plan in plans]

@@ -1,6 +1,6 @@
-"""The optimizer, and how gradients are applied.
+"""Makes the optimizer and applies gradients.
 
-Guarantees: gradients are clipped by their global norm; with a norm that is not finite the parameters stay.
+Guarantees: gradients are clipped by their global norm; with a non-finite norm the parameters do not change.
 """
 
 import math
@@ -15,7 +15,7 @@ from agentrl.config.recipe import TrainerConfig
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerConfig, learning_rate: float) -> AdamW:
-    """AdamW as the recipe's trainer section says, over the parameters that are not frozen."""
+    """Makes the recipe's AdamW over the parameters that are not frozen."""
     return AdamW(
         [parameter for parameter in parameters if parameter.requires_grad],
         lr=learning_rate,
@@ -27,7 +27,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerConfig, le
 
 
 def apply_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
-    """Clip, step unless a gradient is not finite, and forget the gradients; a collective.
+    """Clips the gradients, steps the optimizer if their norm is finite, and clears them; a collective.
 
     Returns:
         The norm before clipping.
@@ -42,6 +42,6 @@ def apply_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """For the next step."""
+    """Sets the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

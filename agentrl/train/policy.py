@@ -1,8 +1,8 @@
-"""A Hugging Face causal LM as the policy: sharded with FSDP2, asked for the logprobs of given tokens.
+"""The policy: a Hugging Face causal LM, sharded with FSDP2, that computes the logprobs of given tokens.
 
 Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits
 of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit
-scaling, a biased head) is refused at start, because its logprobs would be wrong.
+scaling, a biased head) is refused when it is loaded, because its logprobs would be wrong.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Policy(nn.Module):
     Args:
         model: Any Hugging Face causal LM with an unbiased linear head.
         temperature: Sampling temperature of the behavior policy.
-        chunk: Tokens whose logits exist at one time.
+        chunk: Number of tokens whose logits exist at one time.
     """
 
     def __init__(self, model: Any, temperature: float, chunk: int) -> None:
@@ -39,12 +39,17 @@ class Policy(nn.Module):
         self.chunk = chunk
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
-        """``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; or a loss of them.
+        """Computes logprobs and entropies of a micro-batch's trained tokens, or a loss of them.
 
         Args:
-            batch: Micro-batch with ``[trained]`` tokens.
-            loss_of: From indices of some trained tokens, and their logprobs and entropies, to their part of the loss.
-                Its gradient is taken while their logits are there, which saves computing these once more.
+            batch: The micro-batch.
+            loss_of: Function of the indices of some trained tokens, their logprobs and their entropies that returns
+                their part of the loss. Its gradient is taken while their logits are in memory, so that these are
+                computed only once.
+
+        Returns:
+            ``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; with ``loss_of`` the loss, a
+            scalar.
         """
         hidden = hidden_states(self.model.get_decoder(), batch)
         states = hidden[batch.sources]
@@ -58,7 +63,7 @@ class Policy(nn.Module):
 
 
 def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
-    """The loss of the tokens that the distinct predictions of a chunk are of."""
+    """Makes the loss of a chunk of distinct predictions: the loss of all trained tokens that have one of them."""
     predictions, order = batch.trained.sort(stable=True)
     starts = torch.arange(0, len(batch.targets) + chunk, chunk, device=predictions.device)
     edges = torch.searchsorted(predictions, starts).tolist()
@@ -73,7 +78,7 @@ def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
 
 
 def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
-    """``[rows * length, hidden]`` what a decoder makes of a micro-batch, after its last norm."""
+    """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
     return decoder(
         input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
     ).last_hidden_state.flatten(0, 1)
@@ -81,10 +86,10 @@ def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
 
 @torch.no_grad()
 def check_head(model: Any) -> None:
-    """Refuse a model whose logits are not ``hidden @ head.T``.
+    """Raises for a model whose logits are not ``hidden @ head.T``.
 
     Raises:
-        ValueError: The model's own logits differ.
+        ValueError: The model's logits differ from that product.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
     states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -99,15 +104,15 @@ def check_head(model: Any) -> None:
 
 
 def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
-    """The model in float32, with PyTorch's scaled-dot-product attention.
+    """Loads a model in float32, with PyTorch's scaled-dot-product attention.
 
     Args:
         path: Model folder.
         gradient_checkpointing: Whether layers are computed again in the backward pass.
-        context: Most tokens of a sequence.
+        context: Largest number of tokens of a sequence.
 
     Raises:
-        ValueError: Its logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.models.tree_support`.
+        ValueError: The model's logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.models.tree_support`.
     """
     model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
     check_head(model)
@@ -124,19 +129,19 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The layers that repeat, as the model's class names them; none where it does not."""
+    """Returns the decoder layers, found by the model's ``_no_split_modules``; none if the model does not set it."""
     names = set(model._no_split_modules or [])
     return [m for m in model.modules() if any(kind.__name__ in names for kind in type(m).__mro__)]  # FSDP2 subclasses
 
 
 def compile_layers(model: Any, backend: str = "inductor") -> None:
-    """Have ``torch.compile`` translate the decoder layers at their first use, for any batch and length.
+    """Compiles the decoder layers with ``torch.compile`` at their first use, for any batch and length.
 
-    The layers' ``forward`` alone, so that FSDP2's hooks stay outside. A model that is to be sharded must be so already:
-    activation checkpointing belongs to the class that FSDP2 gives a layer, and would be lost.
+    Only the layers' ``forward`` is compiled, so that FSDP2's hooks stay outside. Shard a model before this: FSDP2
+    changes a layer's class, and activation checkpointing would be lost.
 
     Raises:
-        ValueError: The model does not name its layers.
+        ValueError: The model does not name its decoder layers.
     """
     layers = decoder_layers(model)
     if not layers:
@@ -146,11 +151,11 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
 
 
 def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
-    """Shard a policy or a critic with FSDP2; gradients are reduced in float32.
+    """Shards a policy or a critic with FSDP2; gradients are reduced in float32.
 
-    One parameter group is a decoder layer, one the rest.
-    A parameter group stays gathered from its first use to the step's last micro-batch (see :func:`accumulate`). With
-    ``offload`` shards, their gradients and the optimizer's moments stay in the host's memory.
+    Each decoder layer is a parameter group, and the rest is one more. A parameter group stays gathered from its first
+    use to the update's last micro-batch (see :func:`accumulate`). With ``offload``, shards, their gradients and the
+    optimizer's moments stay in CPU memory.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
@@ -159,10 +164,10 @@ def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = 
 
 
 def compute_in(policy: Any, dtype: torch.dtype) -> None:
-    """Have a policy or a critic of one rank compute in ``dtype``; parameters and gradients stay float32.
+    """Makes an unsharded policy or critic compute in ``dtype``; parameters and gradients stay float32.
 
-    What FSDP2 does for several, without its second copies of parameters and gradients. Not for activation
-    checkpointing: what is computed again would not find the converted parameters.
+    It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
+    work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
     inner = _AsItIs(policy)
 
@@ -174,19 +179,19 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
 
 
 class _AsItIs(nn.Module):
-    """Calls a module's own forward pass, whatever it was replaced by."""
+    """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *args: Any) -> Any:
-        """The module's."""
+        """Calls the forward pass of the module's class."""
         return type(self.module).forward(self.module, *args)
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:
-    """Reduce gradients and free gathered parameters only after a step's ``last`` micro-batch."""
+    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch."""
     if isinstance(policy, FSDPModule):
         policy.set_requires_gradient_sync(last)
         policy.set_reshard_after_backward(last)
@@ -194,7 +199,7 @@ def accumulate(policy: nn.Module, *, last: bool) -> None:
 
 
 def reshard(policy: nn.Module) -> None:
-    """Free what a forward pass without a backward one left gathered, so that parameters are shards again."""
+    """Frees parameters that a forward pass without a backward pass left gathered, so that they are shards again."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,8 +1,8 @@
-"""Attention over rows laid end to end: it computes only what each token may see.
+"""Attention over packed rows that skips masked blocks.
 
-Guarantees: a token gets the position and sees the keys that it has in its own sequence, so packing changes nothing but
-rounding; blocks that no token sees are not computed. On CUDA it is torch's ``flex_attention``, compiled, which has no
-backward pass on a CPU; there it is :mod:`agentrl.train.tree_attention`.
+Guarantees: each token has the position and attends to the keys of its own sequence, so packing changes only rounding;
+fully masked blocks are not computed. CUDA uses torch's compiled ``flex_attention``; a CPU, where that has no backward
+pass, uses :mod:`agentrl.train.tree_attention`.
 """
 
 import functools
@@ -19,18 +19,18 @@ from transformers.masking_utils import sdpa_mask
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
-BLOCK = 128  # tokens; flex_attention's own
-ATTENTION = "agentrl_tree"  # our function's name among transformers' attention implementations
+BLOCK = 128  # tokens; flex_attention's default block size
+ATTENTION = "agentrl_tree"  # name under which our attention is registered with transformers
 
 
 def choose_attention(model: Any, config: TrainerConfig, device: torch.device) -> None:
-    """Prepare a model for the rows that ``trainer.attention`` asks for.
+    """Prepares a model for packed or padded rows, as ``trainer.attention`` says.
 
-    ``auto`` packs them where the model can, but pads for layers that are compiled on a CPU: their graphs would end at
-    each attention.
+    ``auto`` packs if the model supports it, but pads for compiled layers on a CPU, where our attention would break the
+    compiled graphs.
 
     Raises:
-        ValueError: They are to be packed, and the model's attention cannot be exchanged.
+        ValueError: ``trainer.attention=packed``, and the model's attention cannot be replaced.
     """
     can = device.type == "cuda" or (device.type == "cpu" and not config.compile)
     if config.attention == "packed" or (config.attention == "auto" and can):
@@ -42,34 +42,34 @@ def choose_attention(model: Any, config: TrainerConfig, device: torch.device) ->
 
 
 def use_tree_attention(model: Any) -> None:
-    """Have a model take :class:`TreeTiles` or a :class:`BlockMask` as its mask; any other goes to PyTorch's attention.
+    """Makes a model accept :class:`TreeTiles` or a :class:`BlockMask` as its mask; other masks use PyTorch's attention.
 
     Raises:
-        ValueError: Its attention cannot be exchanged.
+        ValueError: The model's attention cannot be replaced.
     """
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    model.set_attn_implementation(ATTENTION)  # only logs where it cannot
+    model.set_attn_implementation(ATTENTION)  # only logs if it cannot
     if not is_packed(model):
         raise ValueError(
-            f"{type(model).__name__} has an attention of its own, which cannot be exchanged: packed rows "
-            "(trainer.attention) are not for it; set trainer.attention=padded"
+            f"trainer.attention=packed: the attention of {type(model).__name__} cannot be replaced, so its rows "
+            "cannot be packed; set trainer.attention=padded"
         )
 
 
 def is_packed(model: Any) -> bool:
-    """Whether a model gets rows end to end: see :func:`choose_attention`."""
+    """Whether a model is prepared for packed rows, see :func:`choose_attention`."""
     return model.config.get_text_config()._attn_implementation == ATTENTION
 
 
 def block_mask(ends: Tensor) -> BlockMask:
-    """The mask of a forest as blocks, told from each block's smallest and largest end; no dense mask is made.
+    """Makes the block mask of a forest of prefix trees without a dense mask.
 
-    A query sees a key where ``key <= query < ends[key]``. So a block of earlier keys is seen where its largest end lies
-    after the first query, and seen by all where its smallest end lies after the last.
+    A query sees a key if ``key <= query < ends[key]``. So a block of queries sees some of an earlier block of keys if
+    the largest end of these is after the first query, and all of it if the smallest end is after the last query.
 
     Args:
-        ends: int64 ``[length]``, index after each node's last descendant; whole blocks.
+        ends: int64 ``[length]`` index after each node's last descendant; ``length`` is a multiple of :data:`BLOCK`.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)
@@ -90,7 +90,7 @@ def block_mask(ends: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """``[kinds, rows]`` number of true entries of each row of ``[kinds, rows, columns]``, and their columns, then 0."""
+    """Returns the number of true entries of each row ``[kinds, rows]``, and their columns, padded with 0."""
     kinds, rows, columns = blocks.shape
     seen = blocks.cumsum(-1)
     places = torch.where(blocks, seen - 1, columns)  # the last place takes the rest, and is cut off
@@ -107,20 +107,20 @@ def _compiled() -> Callable[..., Any]:
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: ``[batch, heads, length, size]`` to ``[batch, length, heads, size]``."""
+    """Attention function for transformers: ``[batch, heads, length, size]`` to ``[batch, length, heads, size]``."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if unknown or options.get("dropout"):
         raise ValueError(
-            f"packed rows do not know {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
+            f"packed rows do not support {', '.join(unknown) or 'dropout'} of {type(module).__name__}; "
             "set trainer.attention=padded"
         )
     scale = options.get("scaling")
     if isinstance(attention_mask, TreeTiles):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         return tree_attention(queries, keys, values, attention_mask, scale or query.shape[-1] ** -0.5)[None], None
-    # Within a compiled layer it is compiled with it; on a CPU it runs as it is.
+    # A compiled layer compiles it as well; on a CPU it runs uncompiled.
     inner = query.device.type != "cuda" or torch.compiler.is_compiling()
     attended = (flex_attention if inner else _compiled())(
         query,

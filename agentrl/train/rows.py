@@ -1,11 +1,11 @@
-"""Rows: branches that begin alike, computed together as one prefix tree.
+"""Rows: branches with common prefixes, computed together as one prefix tree.
 
-A row is a plan: which branches it holds, and how many leading tokens each shares with the one before it. A group's
-prompt is the trunk of a row, a system prompt may be the trunk of several groups, and equal beginnings of answers are
-computed once. :func:`lay_out` makes its arrays when its micro-batch is computed.
+A row is a plan: which branches it holds, and how many leading tokens each shares with the previous one. So a group's
+prompt, a system prompt of several groups, and equal beginnings of answers are computed once. :func:`lay_out` makes a
+row's arrays when its micro-batch is computed.
 
-Guarantees: each trained token appears once for each branch that trains it; positions and ``ends`` let each token see
-exactly what it would see in its own branch; the same branches give the same rows.
+Guarantees: each trained token appears once for each branch that trains it; ``positions`` and ``ends`` let each token
+attend to exactly the tokens of its own branch; the same branches give the same rows.
 """
 
 import math
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agentrl.train.branches import Branch, TokenColumns, input_length, token_ids, tokens_of
 
-LEAST_SHARED = 1 / 32  # of a branch that joins a row under sparse attention
+LEAST_SHARED = 1 / 32  # least shared fraction of a branch that joins a row under sparse attention
 
 
 @dataclass
@@ -27,10 +27,10 @@ class Row:
 
     Attributes:
         branches: Indices into the branches of the batch or of the rank.
-        shared: For each, leading tokens that it shares with the branch before it.
-        inputs: For each, tokens that are computed: those before its last trained one.
-        length: Nodes of the tree.
-        depths: Sum of the nodes' positions, by which attention is paid.
+        shared: For each branch, number of leading tokens that it shares with the previous branch of the row.
+        inputs: For each branch, number of computed tokens: those before its last trained token.
+        length: Number of nodes of the tree.
+        depths: Sum of the nodes' positions, which the cost of attention depends on.
     """
 
     branches: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Row:
         return self.length
 
     def add(self, branch: int, inputs: int, shared: int) -> None:
-        """Add a branch of ``inputs`` computed tokens, of which the row's latest branch has the first ``shared``."""
+        """Adds a branch of ``inputs`` computed tokens that shares the first ``shared`` with the row's latest branch."""
         self.branches.append(branch)
         self.shared.append(shared)
         self.inputs.append(inputs)
@@ -53,21 +53,21 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class RowArrays:
-    """A row's tree and what is trained on it.
+    """The arrays of a row: its tree and its trained tokens.
 
     Attributes:
         token_ids: int32 ``[length]``.
-        positions: int32 ``[length]``, depth of each node.
-        ends: int32 ``[length]``, index after each node's last descendant: a node sees those before it whose end is
-            after it.
-        sources: int32 ``[distinct]``, node whose hidden state predicts each target.
-        targets: int32 ``[distinct]``.
-        trained: int32 ``[trained]``, index into ``sources`` and ``targets`` of each trained token.
-        own: int64 ``[trained]``, index of each into the columns of sampled tokens.
-        places: int64 ``[trained]``, index of each in the global batch.
-        sequences: int32 ``[trained]``, number of the branch in the global batch.
-        turns: int32 ``[trained]``.
-        weights: float32 ``[trained]``.
+        positions: int32 ``[length]`` depth of each node.
+        ends: int32 ``[length]`` index after each node's last descendant: node ``i`` attends to the nodes ``j <= i``
+            with ``i < ends[j]``.
+        sources: int32 ``[distinct]`` node whose hidden state gives each distinct prediction.
+        targets: int32 ``[distinct]`` token id of each distinct prediction.
+        trained: int32 ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
+        own: int64 ``[trained]`` index of each trained token into the columns of sampled tokens.
+        places: int64 ``[trained]`` index of each trained token in the global batch.
+        sequences: int32 ``[trained]`` number of each trained token's branch in the global batch.
+        turns: int32 ``[trained]`` number of each trained token's turn in its trajectory.
+        weights: float32 ``[trained]`` weight of each trained token in the loss, before the normalizer.
     """
 
     token_ids: NDArray[np.int32]
@@ -86,19 +86,20 @@ class RowArrays:
 def build_rows(
     branches: Sequence[Branch], tokens: TokenColumns, max_tokens: int, attention_span: float = 4096.0
 ) -> list[Row]:
-    """Plan rows of at most ``max_tokens`` nodes (a longer branch gets its own row).
+    """Plans rows of at most ``max_tokens`` nodes; a longer branch gets its own row.
 
-    A row costs its length plus, where its attention is dense, its length squared over ``attention_span``. A branch
-    joins the row of its predecessor (in sorted order, where neighbours share most) only if that is cheaper than a row
-    of its own: long answers to one short prompt stay apart. Where attention is sparse (an infinite span) any common
-    beginning saves something; it counts from a share of ``LEAST_SHARED`` on, because small rows fill bins best.
+    A row costs its length plus, with dense attention, its length squared over ``attention_span``. A branch joins the
+    row of its predecessor (branches are sorted by tokens, so that neighbors share most) only if that is cheaper than
+    its own row: long answers to one short prompt stay apart. With sparse attention (an infinite span) any common prefix
+    saves cost, but a branch joins only if it shares at least ``LEAST_SHARED`` of its tokens, because small rows fill
+    bins best.
 
     Args:
-        branches: Those that train something.
-        tokens: Their tokens.
-        max_tokens: Most nodes of a row.
-        attention_span: Row length at which attention costs as much as all else (see :func:`attention_span`); infinite
-            where each token attends to its own ancestors only, whatever else is in the row.
+        branches: Branches with trained tokens.
+        tokens: Token columns that the branches index.
+        max_tokens: Largest number of nodes of a row.
+        attention_span: Row length at which attention costs as much as the rest of the model (see
+            :func:`attention_span`); infinite if attention computes only the ancestors of each token.
 
     Raises:
         ValueError: The first token of a branch is to be trained.
@@ -136,13 +137,13 @@ def build_rows(
 def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:
     for message, trained in zip(branch.messages, branch.trained, strict=True):
         first, end = tokens.starts[message], tokens.starts[message + 1]
-        if first < end:  # a message without tokens says nothing about the first one
+        if first < end:  # messages without tokens are skipped
             return trained and bool(tokens.loss_mask[first])
     return False
 
 
 def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    """Number of equal leading tokens."""
+    """Counts equal leading tokens."""
     limit = min(len(first), len(second))
     different = first[:limit] != second[:limit]
     at = int(different.argmax()) if limit else 0
@@ -150,7 +151,7 @@ def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
 
 
 def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowArrays:
-    """The arrays of a row; ``branches`` are those that its indices are of."""
+    """Makes the arrays of a row, whose branch indices are into ``branches``."""
     ids, positions, ends = (np.empty(row.length, np.int32) for _ in range(3))
     path = np.empty(0, np.int32)
     sources, targets = [], []
@@ -176,7 +177,7 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         length = grown
     source, target = np.concatenate(sources), np.concatenate(targets)
     trained = np.arange(len(source), dtype=np.int32)
-    if repeats:  # some predictions may be of two branches
+    if repeats:  # two branches may have the same prediction
         _, first, places = np.unique(source.astype(np.int64) << 32 | target, return_index=True, return_inverse=True)
         trained = places.astype(np.int32)
         source, target = source[first], target[first]
@@ -185,8 +186,8 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
 
 
 def attention_span(hidden_size: int) -> float:
-    """Row length at which dense attention costs as much as the linear layers, for the usual decoder.
+    """Returns the row length in tokens at which dense attention costs as much as the linear layers of a usual decoder.
 
-    A layer has about ``12 * hidden²`` weights, 2 operations each per token; attention adds ``4 * hidden`` per pair.
+    A layer has about ``12 * hidden²`` weights with 2 operations each per token; attention adds ``4 * hidden`` per pair.
     """
     return 6.0 * hidden_size

@@ -1,6 +1,6 @@
 """Learning-rate schedules as pure functions of progress.
 
-Guarantees: the factor lies in ``(0, 1]``; progress may come from steps or from a time budget, whichever is further.
+Guarantees: the factor is at most 1; progress is that of the steps or of the time budget, whichever is further.
 """
 
 import math
@@ -10,19 +10,19 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def planned_steps(total_steps: int, epochs: int | None, steps_per_epoch: int) -> int:
-    """Steps of a whole training: ``total_steps``, or fewer where ``epochs`` passes over the data end before."""
+    """Returns the number of steps of a whole training: ``total_steps``, or fewer if ``epochs`` end before."""
     return total_steps if epochs is None else min(total_steps, epochs * steps_per_epoch)
 
 
 def progress(step: int, total_steps: int, elapsed: float, time_budget: float | None) -> float:
-    """Share of the run that is over, in ``[0, 1]``; ``elapsed`` and ``time_budget`` in seconds."""
+    """Returns the fraction of the run that is done, in ``[0, 1]``; ``elapsed`` and ``time_budget`` are in seconds."""
     by_steps = step / total_steps
     by_time = elapsed / time_budget if time_budget else 0.0
     return min(1.0, max(by_steps, by_time))
 
 
 def learning_rate_factor(step: int, done: float, *, warmup_steps: int, schedule: Schedule, floor: float) -> float:
-    """Factor on the peak learning rate for the update number ``step`` (from 0) at progress ``done``."""
+    """Returns the factor on the peak learning rate for step ``step`` (from 0) at progress ``done``."""
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     if schedule == "linear":

@@ -1,7 +1,7 @@
-"""Each rank's share of a pass over a batch: its micro-batches, and the tokens of its own rows.
+"""Each rank's share of a pass over a batch: its micro-batches and the tokens of their rows.
 
-Guarantees: rank 0 alone plans, so all ranks take part in one plan, with as many micro-batches on each; a rank gets the
-tokens of its own rows and no others; what travels is safetensors, over gloo, whatever the gradients go by.
+Guarantees: only rank 0 plans, and each rank gets the same number of micro-batches; a rank gets the tokens of its own
+rows and no others; shares are sent as safetensors over gloo, whatever the backend of the gradients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from agentrl.train.rows import Row
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Branches and tokens of a batch that are to be computed, on rank 0.
+    """The branches of a batch to compute, on rank 0.
 
     Attributes:
-        branches: Branches that train something.
-        tokens: Their tokens.
-        normalizer: Number that the loss's weighted sum over tokens is divided by.
+        branches: Branches with trained tokens.
+        tokens: Token columns that the branches index.
+        normalizer: Divisor of the loss's weighted sum over tokens.
         version: Policy version that the step starts from.
-        notes: Numbers that every rank needs beside these, by name.
+        notes: Other numbers that every rank needs, by name.
     """
 
     branches: Sequence[Branch]
@@ -41,17 +41,17 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """One rank's part.
+    """One rank's part of a :class:`Work`.
 
     Attributes:
         parts: ``[updates][micro-batches][rows]`` of this rank.
-        branches: Branches that the rows' indices are of.
-        tokens: Their tokens, and no others.
-        places: Number of places of the global batch: one for each sampled token, and for each bootstrap.
-        row_tokens: Tokens that are computed, on all ranks.
-        normalizer: As in :class:`Work`.
-        version: As in :class:`Work`.
-        notes: As in :class:`Work`.
+        branches: Branches that the rows index.
+        tokens: Tokens of these branches, and no others.
+        places: Number of places of the global batch: one for each sampled token and each bootstrap position.
+        row_tokens: Number of computed tokens on all ranks.
+        normalizer: Divisor of the loss's weighted sum over tokens.
+        version: Policy version that the step starts from.
+        notes: Other numbers that every rank needs, by name.
     """
 
     parts: list[list[list[Row]]]
@@ -64,19 +64,19 @@ class Share:
     notes: dict[str, float]
 
     def micro_batches(self, part: int, layout: Layout, device: torch.device) -> Iterator[tuple[MicroBatch, bool]]:
-        """The micro-batches of an update, made one at a time, each with whether it is the last."""
+        """Yields the micro-batches of update ``part``, each with whether it is the last."""
         rows = self.parts[part]
         for index, of_one in enumerate(rows):
             yield collate(of_one, self.branches, self.tokens, layout, device), index == len(rows) - 1
 
     @torch.no_grad()
     def gather(self, layout: Layout, device: torch.device, compute: Any) -> Tensor:
-        """``[places]`` one number for each trained token, on every rank; a collective.
+        """Computes ``[places]``, one number for each trained token, on every rank; a collective.
 
         Args:
             layout: Layout of the model.
-            device: Device that it computes on.
-            compute: From a micro-batch to ``[trained]`` numbers.
+            device: Device of the micro-batches.
+            compute: Function of a micro-batch that returns its ``[trained]`` numbers.
         """
         found = torch.zeros(self.places, device=device)
         for part in range(len(self.parts)):
@@ -87,7 +87,7 @@ class Share:
 
 
 def share_out(branches: Sequence[Branch], tokens: TokenColumns, parts: int) -> list[list[int]]:
-    """Indices of branches in up to ``parts`` parts (at least one) of whole groups, with about as many tokens each."""
+    """Divides branches into at most ``parts`` parts of whole groups with about equal tokens; returns their indices."""
     sizes: dict[int, int] = {}
     lengths = np.diff(tokens.starts)
     for branch in branches:
@@ -101,14 +101,14 @@ def share_out(branches: Sequence[Branch], tokens: TokenColumns, parts: int) -> l
 
 
 def plan_shares(work: Work, layout: Layout, budget: int, ranks: int, updates: int = 1) -> Iterator[Share]:
-    """The share of each rank, in order.
+    """Yields the share of each rank in order.
 
     Args:
-        work: Branches and tokens to compute.
+        work: Branches to compute.
         layout: Layout of the model.
-        budget: Tokens of a micro-batch.
+        budget: Token budget of a micro-batch.
         ranks: Number of ranks.
-        updates: Optimizer updates, each over a part of the groups.
+        updates: Number of optimizer updates, each over a part of the groups.
     """
     plans: list[list[list[list[Row]]]] = []  # [updates][ranks][micro-batches][rows]
     computed = 0
@@ -129,13 +129,13 @@ def plan_shares(work: Work, layout: Layout, budget: int, ranks: int, updates: in
 
 
 def distribute(work: Work | None, layout: Layout, budget: int, updates: int = 1) -> Share:
-    """This rank's share; a collective.
+    """Plans on rank 0, sends each rank its share, and returns this rank's share; a collective.
 
     Args:
-        work: On rank 0; ``None`` elsewhere.
+        work: Branches to compute on rank 0; ``None`` on the others.
         layout: Layout of the model.
-        budget: Tokens of a micro-batch.
-        updates: Optimizer updates.
+        budget: Token budget of a micro-batch.
+        updates: Number of optimizer updates.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if rank:
@@ -152,7 +152,7 @@ def distribute(work: Work | None, layout: Layout, budget: int, updates: int = 1)
 
 
 def pack(share: Share) -> bytes:
-    """A share as a safetensors file."""
+    """Serializes a share as safetensors."""
     from safetensors.numpy import save
 
     tokens = share.tokens
@@ -168,7 +168,7 @@ def pack(share: Share) -> bytes:
 
 
 def unpack(data: bytes) -> Share:
-    """The share of :func:`pack`."""
+    """Reads the bytes of :func:`pack`."""
     from safetensors.numpy import load
 
     arrays = load(data)
@@ -188,7 +188,7 @@ _PLAIN = ("places", "row_tokens", "normalizer", "version", "notes")
 
 
 def _own_part(share: Share) -> Share:
-    """A share with the branches and tokens of its own rows alone."""
+    """Reduces a share to the branches and tokens of its own rows."""
     used = sorted({index for part in share.parts for rows in part for row in rows for index in row.branches})
     messages = sorted({message for index in used for message in share.branches[index].messages})
     number = {index: place for place, index in enumerate(used)}

@@ -1,6 +1,6 @@
-"""Where the seconds of a step went.
+"""Splits the time of a step into waiting, updating and overhead.
 
-Guarantees: a pure function; waiting for a batch and waiting for an evaluation are no overhead.
+Guarantees: a pure function; waiting for a batch or for an evaluation does not count as overhead.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ WORK = ("time/wait_batch", "time/update", "time/wait_evaluation")
 
 
 def step_times(metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Metrics of a whole step of ``seconds``: its length, and the share of it that was neither waiting nor updating.
+    """Computes the metrics of a whole step: its length, and the fraction that was neither waiting nor updating.
 
     Args:
-        metrics: With the seconds of :data:`WORK`.
-        seconds: From the request for the batch until the servers hold the new version.
+        metrics: Metrics of the step, which include the seconds of :data:`WORK`.
+        seconds: Time from the request for the batch until the servers hold the new version.
     """
     other = seconds - sum(metrics[name] for name in WORK)
     return {"time/step": seconds, "time/overhead_share": other / seconds}

@@ -1,6 +1,6 @@
 """Sums over the trained tokens of a step, for its metrics.
 
-Guarantees: sums are over the tokens of all ranks and updates of the step; they stay on the device until the step ends.
+Guarantees: sums include all ranks and updates of the step; they stay on the device until the step ends.
 """
 
 import torch
@@ -13,7 +13,7 @@ SUMS = ("loss", "entropy", "clipped", "kl_behavior", "kl_reference", "correction
 
 
 class TokenSums:
-    """Sums over the trained tokens of a step, on the device: reading one would wait for it.
+    """Sums over the trained tokens of a step, kept on the device, because reading one would synchronize.
 
     Attributes:
         values: ``[7]`` float64, in the order of :data:`SUMS`.
@@ -25,19 +25,19 @@ class TokenSums:
         self.worst = torch.tensor([0.0, -1.0], dtype=torch.float64, device=device)
 
     def add(self, **sums: Tensor) -> None:
-        """Add scalars by name; a name of :data:`SUMS` that is missing adds nothing."""
+        """Adds scalars by name; a missing name of :data:`SUMS` adds 0."""
         nothing = self.values.new_zeros(())
         self.values += torch.stack([sums.get(name, nothing).detach().double() for name in SUMS])
 
     def see(self, deviations: Tensor, tokens: Tensor) -> None:
-        """Remember the largest of some deviations, and its token id."""
+        """Remembers the largest deviation and its token id."""
         if len(deviations):
             largest, place = deviations.max(0)
             found = torch.stack([largest.double(), tokens[place].double()])
             self.worst = torch.where(found[0] > self.worst[0], found, self.worst)
 
     def metrics(self, config: TrainerConfig, normalizer: float) -> dict[str, float]:
-        """Means over the step's trained tokens, the same on every rank; a collective."""
+        """Computes means over the step's trained tokens, the same on every rank; a collective."""
         every = [torch.empty_like(self.worst) for _ in range(dist.get_world_size())]
         dist.all_reduce(self.values)
         dist.all_gather(every, self.worst)

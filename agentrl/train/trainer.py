@@ -1,9 +1,9 @@
 """The trainer's loop: batch, update, publish, save.
 
-Guarantees: one batch is one step, one step is one policy version; ranks take the same decisions because rank 0 sends
-them along with the batch; the served version does not change while it is evaluated, and the next update goes on
-meanwhile; time is accounted for in each step's metrics; a checkpoint is taken at a cut where parameters, optimizer and
-the controller's state belong together.
+Guarantees: one batch is one step, and one step is one policy version; all ranks take the same decisions, which rank 0
+broadcasts with each step; the served version does not change while it is evaluated, and the next update runs meanwhile;
+each step's metrics say how its time was spent; parameters, optimizer and controller state of a checkpoint are of the
+same step.
 """
 
 import shutil
@@ -31,7 +31,7 @@ from agentrl.weights.file_publisher import Publisher
 
 
 class TrainingStopped(RuntimeError):
-    """Going on would be of no use; the message says why."""
+    """Training cannot continue usefully; the message says why."""
 
 
 class Trainer:
@@ -40,10 +40,10 @@ class Trainer:
     Args:
         recipe: Resolved recipe.
         model_path: Folder of the starting policy; its tokenizer goes into the export.
-        run_dir: ``runs/<name>``.
-        engine: Policy and optimizer.
-        publisher: Weights out.
-        client: The controller's client on rank 0, ``None`` on the others.
+        run_dir: Folder of the run, ``runs/<name>``.
+        engine: Learner with policy and optimizer.
+        publisher: Publisher that brings weights to the servers.
+        client: Client of the controller on rank 0, ``None`` on the others.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Trainer:
         self.step = 0
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
-        self._nonfinite = 0  # steps in a row
-        self._step_seconds = 0.0  # of the latest step, by which the end of the time budget is foreseen
+        self._nonfinite = 0  # consecutive steps with a non-finite gradient
+        self._step_seconds = 0.0  # length of the latest step, to predict whether another one fits the time budget
 
     @property
     def checkpoints(self) -> Path:
@@ -74,7 +74,7 @@ class Trainer:
         return self.run_dir / "checkpoints"
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint, and bring the servers to its version."""
+        """Loads the newest checkpoint, if there is one, and publishes its version to the servers."""
         found = latest_checkpoint(self.checkpoints)
         if found is None:
             return
@@ -83,7 +83,7 @@ class Trainer:
         self._publish(final=False)
 
     def run(self) -> None:
-        """Train until the steps or the time are used up, then save and export."""
+        """Trains until the steps or the time budget are used up, then saves and exports."""
         start = time.monotonic()
         final = False
         while not final:
@@ -103,7 +103,7 @@ class Trainer:
             if self.client is not None:
                 self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
             if final:
-                self._wait_for_evaluation()  # before the last checkpoint: from there nothing could be done again
+                self._wait_for_evaluation()  # before the last checkpoint: a run resumed from it would not evaluate
             elapsed = self._elapsed_before + time.monotonic() - start
             if shared_decision(final or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
@@ -112,7 +112,7 @@ class Trainer:
             self.client.finish()
 
     def _fetch(self, elapsed: float) -> tuple[Columns | None, dict[str, Any]]:
-        """The batch on rank 0, and rank 0's decisions about this step on every rank."""
+        """Returns the batch (on rank 0), and rank 0's decisions about this step (on every rank)."""
         columns, decided = None, {}
         if self.client is not None:
             columns, facts = Columns.from_bytes(self.client.next_batch(self.step))
@@ -136,7 +136,7 @@ class Trainer:
         return {"learning_rate": config.learning_rate * factor, "final": final, "steps_per_epoch": epoch}
 
     def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
-        """One update; rank 0 has the columns and deals out what the others need of them."""
+        """Runs one update; rank 0 has the columns and sends the other ranks their shares."""
         engine, config = self.engine, self.config
         batch = None if columns is None else Batch(columns, config, self.recipe.reward)
         tokens = None if batch is None else batch.tokens
@@ -150,10 +150,10 @@ class Trainer:
         return engine.update(made, plan["learning_rate"])
 
     def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
-        """Keep a batch whose gradient was not finite, and stop after several in a row.
+        """Saves a batch whose gradient was not finite, and stops training after several such steps in a row.
 
         Raises:
-            TrainingStopped: ``trainer.max_nonfinite`` of them.
+            TrainingStopped: The gradient was not finite in ``trainer.max_nonfinite`` consecutive steps.
         """
         broken = metrics["train/nonfinite"] or metrics.get("critic/nonfinite")
         self._nonfinite = self._nonfinite + 1 if broken else 0
@@ -170,10 +170,10 @@ class Trainer:
             )
 
     def _publish(self, *, final: bool) -> dict[str, float]:
-        """Bring the current version to the servers; a collective.
+        """Publishes the current version to the servers; a collective.
 
         Returns:
-            Seconds of its parts and what the publisher found, for the step's record; on rank 0.
+            Metrics for the step's record: seconds spent, and the fraction of unchanged tensors; complete on rank 0.
         """
         found = {"time/wait_evaluation": self._wait_for_evaluation()}
         start = time.monotonic()
@@ -190,9 +190,10 @@ class Trainer:
         return found
 
     def _wait_for_evaluation(self) -> float:
-        """Wait until the served version may change; a collective.
+        """Waits until the served version may change; a collective.
 
-        All ranks hear of each answer of the controller, so no time limit of one call or collective bounds the wait.
+        Every few seconds rank 0 broadcasts the controller's answer, so no timeout of a call or a collective limits the
+        wait.
 
         Returns:
             Seconds waited.
@@ -211,16 +212,17 @@ class Trainer:
         return by_step or by_time or by_epoch
 
     def save(self, elapsed: float) -> None:
-        """Checkpoint the cut after the current step."""
+        """Writes a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
         state = {"elapsed": elapsed, "controller": controller}
         save_checkpoint(self.checkpoints, self.step, self.engine, state, self.config.keep_checkpoints)
         self._last_save = time.monotonic()
 
     def export(self, target: Path) -> None:
-        """Write a plain Hugging Face folder with the current weights, whole or not at all.
+        """Writes a Hugging Face model folder with the current weights, atomically; a collective.
 
-        Where an adapter is trained it is merged in, and stands beside it as ``adapter``, in PEFT's format.
+        A trained adapter is merged into the weights, and also saved in the folder ``adapter`` beside it, in PEFT's
+        format.
         """
         model = self.engine.policy.model
         dtype = getattr(model.config, "dtype", None) or torch.float32
@@ -234,7 +236,7 @@ class Trainer:
             model.save_pretrained(partial, state_dict=state)
             tokenizer = AutoTokenizer.from_pretrained(str(self.model_path))
             template = self.run_dir / CHAT_TEMPLATE
-            if template.is_file():  # not the model's own: what it learned with belongs to it from now on
+            if template.is_file():  # the recipe's template, which the model was trained with
                 tokenizer.chat_template = template.read_text()
             tokenizer.save_pretrained(partial)
             shutil.rmtree(target, ignore_errors=True)

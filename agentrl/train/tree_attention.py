@@ -1,10 +1,11 @@
 """Attention over a forest of prefix trees on a CPU: blocks of queries, each with the keys of its own path.
 
-Guarantees: equals attention with the forest's dense mask; of the pairs that a dense mask hides only those inside a
-block are computed. Scores and softmax are float32 whatever the inputs are; probabilities are computed again in the
-backward pass, so what is kept grows with the tokens alone.
+Guarantees: equals attention with the forest's dense mask; masked pairs are computed only inside a block. Scores and
+softmax are float32 for any input dtype; probabilities are computed again in the backward pass, so the memory kept for
+it is linear in the number of tokens.
 
-torch's ``flex_attention`` has no backward pass on a CPU, and its attention with a dense mask computes every pair.
+It exists because torch's ``flex_attention`` has no backward pass on a CPU, and torch's attention with a dense mask
+computes every pair.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +16,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-QUERIES = 128  # most tokens of a block: a longer chain is several, each of which sees those before
-SMALL = 64  # a subtree of so many tokens is one block, masked inside
-TILE = 200_000  # scores of one head that are computed together: what stays in a cache
-HIDDEN = -1e30  # score of a key that is not seen; finite, so that a row that sees nothing is not NaN
+QUERIES = 128  # most tokens of a block; a longer chain is cut into several, and each sees the previous ones
+SMALL = 64  # a subtree of at most so many tokens is one block, with a mask inside
+TILE = 200_000  # scores of one head that are computed together, so that they stay in the cache
+HIDDEN = -1e30  # bias of a masked key; finite, so that a fully masked row does not give NaN
 
 
 @dataclass(frozen=True)
 class Block:
-    """Neighbouring nodes, and what all of them see before the first of them.
+    """A range of nodes, and the earlier nodes that all of them see.
 
     Attributes:
         start: First node.
-        end: After the last.
-        path: Ranges of nodes, each before the next.
+        end: Index after the last node.
+        path: Ranges of earlier nodes that all nodes of the block see, in ascending order.
     """
 
     start: int
@@ -40,19 +41,19 @@ class Block:
 
     @property
     def keys(self) -> int:
-        """Number of keys: path and block."""
+        """Number of keys: those of the path and of the block itself."""
         return len(self) + sum(map(len, self.path))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Blocks of like sizes, padded to the largest.
+    """Blocks of similar sizes, padded to the largest.
 
     Attributes:
-        queries: ``[blocks * most queries]`` nodes; 0 where there is none.
-        keys: ``[blocks * most keys]`` nodes; 0 where there is none.
-        bias: ``[blocks, 1, most queries, most keys]`` float32, added to scores.
-        used: ``[blocks, 1, 1, most queries, 1]`` float32, 1 where there is a query; None where all are.
+        queries: int64 ``[blocks * most queries]`` node of each query; 0 for padding.
+        keys: int64 ``[blocks * most keys]`` node of each key; 0 for padding.
+        bias: float32 ``[blocks, 1, most queries, most keys]``, added to the scores.
+        used: float32 ``[blocks, 1, 1, most queries, 1]``, 1 for a query and 0 for padding; None without padding.
     """
 
     queries: Tensor
@@ -62,13 +63,12 @@ class Tile:
 
 
 class TreeTiles(BlockMask):
-    """The schedule of :func:`tree_attention`; a model takes it for a mask.
+    """The plan of :func:`tree_attention`, which is passed to a model as its attention mask.
 
-    transformers hands on a mask of four axes and of this type as it is, which is all that is taken from
-    :class:`BlockMask`.
+    It is a :class:`BlockMask` only because transformers passes on such a mask of four axes unchanged.
 
     Args:
-        ends: int64 ``[nodes]``, index after each node's last descendant, see
+        ends: int64 ``[length]`` index after each node's last descendant, see
             :class:`~agentrl.models.prefix_tree.PrefixTree`.
     """
 
@@ -98,12 +98,12 @@ class TreeTiles(BlockMask):
 
 
 def blocks(ends: Sequence[int]) -> list[Block]:
-    """Cut a forest into blocks: every node in one of them."""
+    """Cuts a forest into blocks; every node is in exactly one."""
     found: list[Block] = []
-    waiting: list[tuple[int, int, tuple[range, ...]]] = [(0, len(ends), ())]  # siblings with all below, and their path
+    waiting: list[tuple[int, int, tuple[range, ...]]] = [(0, len(ends), ())]  # sibling subtrees, and their path
     while waiting:
         start, end, path = waiting.pop()
-        first = node = start  # from ``first`` on: small neighbours that are one block
+        first = node = start  # small neighboring subtrees from ``first`` on are one block
         while node < end:
             after = ends[node]
             if after - first > SMALL and node > first:
@@ -126,8 +126,8 @@ def blocks(ends: Sequence[int]) -> list[Block]:
 
 
 def _cut(ordered: Sequence[Block]) -> list[list[Block]]:
-    """Neighbours that share a tile, the longest block first, with the fewest padded scores."""
-    # A tile more costs about as much as so many scores of one head more.
+    """Cuts sorted blocks into tiles with the lowest total cost: padded scores, and a fixed cost per tile."""
+    # Cost of one more tile, in scores of one head.
     one_more = 8_000
     least = [0] * (len(ordered) + 1)
     ends = [0] * len(ordered)
@@ -174,7 +174,7 @@ def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
 
 
 class _TreeAttention(torch.autograd.Function):
-    """On ``[length, heads, size]``, ``[length, key heads, size]`` twice; each key head has several query heads."""
+    """Takes queries ``[length, heads, size]``, and keys and values ``[length, key heads, size]``."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: TreeTiles, scale: float) -> Tensor:
@@ -219,7 +219,7 @@ class _Inputs:
         self.value = self._keys(value)
 
     def folded(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """``[length, heads, size]`` to what queries are."""
+        """Gathers ``[length, heads, size]`` into the shape of ``query``."""
         count, groups, members, queries = self.shape
         found = tokens[self.tile.queries].view(count, queries, groups, members, -1).permute(0, 2, 3, 1, 4)
         return torch.empty(found.shape, dtype=dtype).copy_(found).view(count * groups, members * queries, -1)
@@ -230,19 +230,19 @@ class _Inputs:
         return found.view(count, -1, groups, found.shape[-1]).transpose(1, 2).flatten(0, 1)
 
     def probabilities(self) -> Tensor:
-        """``[blocks * key heads, group * most queries, most keys]`` float32."""
+        """Computes float32 ``[blocks * key heads, group * most queries, most keys]`` probabilities."""
         count, groups, members, queries = self.shape
         scores = self.query @ self.key.transpose(1, 2)
         scores.view(count, groups * members, queries, -1).add_(self.tile.bias)
         return scores.softmax(-1)
 
     def back(self, folded: Tensor) -> Tensor:
-        """Queries gathered to ``[blocks * most queries, heads, size]``."""
+        """Reshapes a tensor in the shape of ``query`` to ``[blocks * most queries, heads, size]``."""
         count, groups, members, queries = self.shape
         return folded.view(*self.shape, -1).permute(0, 3, 1, 2, 4).reshape(count * queries, groups * members, -1)
 
     def key_back(self, folded: Tensor) -> Tensor:
-        """Keys gathered to ``[blocks * most keys, key heads, size]`` float32."""
+        """Reshapes a tensor in the shape of ``key`` to float32 ``[blocks * most keys, key heads, size]``."""
         count, groups, *_ = self.shape
         return folded.unflatten(0, (count, groups)).transpose(1, 2).float().flatten(0, 1)
 
@@ -251,13 +251,13 @@ _opaque: Callable[..., Tensor] = torch.compiler.disable(_TreeAttention.apply)  #
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: TreeTiles, scale: float) -> Tensor:
-    """Attention of each node over itself and its ancestors.
+    """Computes the attention of each node over itself and its ancestors.
 
     Args:
         query: ``[length, heads, size]``.
-        key: ``[length, key heads, size]``; ``heads`` is a multiple.
+        key: ``[length, key heads, size]``; ``heads`` is a multiple of ``key heads``.
         value: ``[length, key heads, size]``.
-        mask: Who sees whom.
+        mask: Tiles of the forest.
         scale: Factor on the scores.
 
     Returns:

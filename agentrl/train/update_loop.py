@@ -1,7 +1,7 @@
-"""One pass of optimizer updates over a rank's share of a batch; policy and critic both go through it.
+"""One pass of optimizer updates over a rank's share of a batch, for policy and critic.
 
-Guarantees: gradients of all micro-batches of an update are summed before one optimizer step; the loss is a sum over the
-global batch, so FSDP's average over ranks is undone; an update without micro-batches leaves the parameters alone.
+Guarantees: gradients of all micro-batches of an update are summed before its optimizer step; the loss is a sum over the
+global batch, so FSDP's average over ranks is undone; an update without micro-batches does not change the parameters.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ def run_updates(
     loss_of: Callable[[MicroBatch], Tensor],
     apply: Callable[[bool], None],
 ) -> None:
-    """Run the updates of a share; a collective.
+    """Runs the updates of a share; a collective.
 
     Args:
         module: Policy or critic.
-        share: This rank's micro-batches.
+        share: This rank's share.
         layout: Layout of the model.
-        device: Device that it computes on.
-        loss_of: From a micro-batch to its part of the global batch's loss, already divided by the normalizer.
-        apply: Steps the optimizer; called after each update with whether there was any micro-batch.
+        device: Device of the micro-batches.
+        loss_of: Function of a micro-batch that returns its part of the global batch's loss, divided by the normalizer.
+        apply: Function that steps the optimizer; called after each update with whether it had any micro-batch.
     """
     module.train()
     ranks, updates = dist.get_world_size(), len(share.parts)

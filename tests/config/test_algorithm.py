@@ -70,7 +70,7 @@ def test_the_constant_of_dr_grpo_is_the_longest_answer() -> None:
 
 def test_the_formula_names_every_part_that_acts() -> None:
     shown = "\n".join(formula(TrainerConfig(preset="dapo", kl_coef=0.01, entropy_coef=0.1, minibatches=2)))
-    for part in ("clamp(r_t, 0.8, 1.28)", "0.01 * k3", "- 0.1 * H_t", "tokens of the batch", "cut off", "2503.14476"):
+    for part in ("clamp(r_t, 0.8, 1.28)", "0.01 * k3", "- 0.1 * H_t", "tokens of the batch", "truncated", "2503.14476"):
         assert part in shown, shown
     assert "reference = the starting policy" in shown and "2 updates" in shown
     decoupled = "\n".join(formula(TrainerConfig(preset="decoupled")))
@@ -80,11 +80,12 @@ def test_the_formula_names_every_part_that_acts() -> None:
         "G_k - mean(G over the turns of the group)) / std(G of the group)" in turns and "0.9 * G of the turn" in turns
     )
     ppo = "\n".join(formula(TrainerConfig(preset="ppo", gae_lambda=0.95, critic_warmup=2)))
-    assert "lambda = 0.95" in ppo and "V within 0.2" in ppo and "the critic alone learns in the first 2 steps" in ppo
+    assert "lambda = 0.95" in ppo and "V_before(t) +- 0.2" in ppo
+    assert "only the critic learns in the first 2 steps" in ppo
     pure = "\n".join(formula(TrainerConfig(preset="distill")))
     assert "A = -1 * log(pi_behavior(t) / teacher(t))\n" in pure and "temperature 1" in pure and "[-r_t A]" in pure
     both = "\n".join(formula(TrainerConfig(distill_coef=0.5, scale_rewards="none", whiten="batch")))
-    assert "A = R_i - mean(R of the group), less 0.5 * log(pi_behavior(t) / teacher(t)), then whitened" in both
+    assert "A = R_i - mean(R of the group), minus 0.5 * log(pi_behavior(t) / teacher(t)), then whitened" in both
     m2po = "\n".join(formula(TrainerConfig(preset="m2po")))
     assert "m_t" in m2po and "-r_t A" in m2po
 

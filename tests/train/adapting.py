@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offload: bool = False) -> PolicyLearner:
-    """Sharded with FSDP2, however many ranks there are."""
+    """Makes a learner that is sharded with FSDP2 for any number of ranks."""
     given = {"tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3, **choices}
     config = TrainerConfig.model_validate(given)
     model = load_model(folder, gradient_checkpointing=config.gradient_checkpointing)
@@ -47,7 +47,7 @@ def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offl
 
 
 def steps(engine: PolicyLearner, first: int, last: int) -> None:
-    """Updates on batches that depend on their number alone."""
+    """Runs updates on batches that depend only on the batch's number."""
     for version in range(first, last):
         rng = random.Random(version)
         sequences = [
@@ -61,7 +61,7 @@ def steps(engine: PolicyLearner, first: int, last: int) -> None:
 
 
 def weights(engine: PolicyLearner) -> dict[str, Tensor]:
-    """All weights under the plain model's names."""
+    """Returns all weights under the plain model's names."""
     return {name: full_tensor(weight).clone() for name, weight in plain_weights_of(engine)}
 
 

@@ -1,4 +1,4 @@
-"""Advantages against published values, and their dependence on group identity alone."""
+"""Tests advantages against published values, and that they depend only on the group key."""
 
 import itertools
 import random
@@ -95,7 +95,7 @@ def test_whitening_is_the_published_one_and_values_alike_give_zero() -> None:
 
 
 def line(values: list[list[float]], *, after: float = 0.0, reward: float = 1.0) -> Scored:
-    """An episode of turns one after the other; the reward comes at its end."""
+    """Makes an episode without forks; its reward comes at the end."""
     made = [
         Turn(number - 1 if number else None, len(v), None, tuple(v), after if number == len(values) - 1 else 0.0)
         for number, v in enumerate(values)
@@ -125,7 +125,7 @@ def test_gae_is_the_published_one(one: Scored, expected: list[float]) -> None:
     decay=st.sampled_from([0.0, 0.7, 1.0]),
 )
 def test_gae_is_the_sum_of_discounted_errors(lengths: list[int], seed: int, discount: float, decay: float) -> None:
-    """Against the definition, summed term by term; step rewards in every turn."""
+    """Compares with the definition, summed term by term; every turn has a step reward."""
     rng = random.Random(seed)
     values = [[rng.gauss(0, 1) for _ in range(n)] for n in lengths]
     earned = [rng.gauss(0, 1) for _ in lengths]

@@ -1,4 +1,4 @@
-"""From episodes to sequences with advantages."""
+"""Tests that episodes become branches with advantages."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def ids_of(batch: TrainBatch) -> list[list[int]]:
 
 
 def trained(batch: TrainBatch, branch: Branch, name: str = "advantages") -> list[float]:
-    """A column of the tokens that a branch trains."""
+    """Returns a column of the tokens that a branch trains."""
     return batch.tokens.sampled[name][tokens_of(branch, batch.tokens).own].tolist()
 
 
@@ -140,7 +140,7 @@ def test_masked_episodes_count_in_the_baseline_only() -> None:
 
 
 def test_whitening_is_over_the_tokens_of_the_batch() -> None:
-    """The published example: two tokens with 1, one with 2."""
+    """Uses the published example: two tokens with 1, one with 2."""
     config = TrainerConfig(preset="reinforce_pp")
     batch = make_train_batch([episode("g", 1.0, [5, 5]), episode("h", 2.0, [6])], config)
     assert last_advantages(batch) == pytest.approx([-0.57735, 1.1547], abs=1e-4)

@@ -1,4 +1,4 @@
-"""Packing and partitions against brute force."""
+"""Tests bin packing and partitions against brute force."""
 
 import itertools
 import random
@@ -15,7 +15,7 @@ items = st.integers(4, 14).flatmap(
 
 
 def brute_force(sizes: list[int], capacity: int) -> int:
-    """Fewest bins, over all ways to group the items."""
+    """Returns the fewest bins over all ways to group the items."""
 
     def groups(index: int, rooms: tuple[int, ...]) -> int:
         if index == len(sizes):

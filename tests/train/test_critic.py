@@ -1,4 +1,4 @@
-"""The critic: its loss, what it is asked, that it learns, and that splitting a batch changes nothing."""
+"""Tests the critic: its loss, its inputs, that it learns, and that splitting a batch does not change the result."""
 
 import random
 from pathlib import Path
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def learner(folder: Path, mesh: DeviceMesh, **choices: object) -> ValueLearner:
-    """Sharded, as in a run on several ranks."""
+    """Makes a critic's learner, sharded as in a run on several ranks."""
     critic = Critic(load_model(folder).get_decoder())
     torch.nn.init.normal_(critic.head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
     shard(critic, mesh, torch.float32)
@@ -32,7 +32,7 @@ def learner(folder: Path, mesh: DeviceMesh, **choices: object) -> ValueLearner:
 
 
 def by_sequence(made: ValueLearner, sequences: list[TrainSequence]) -> list[list[float]]:
-    """Values before the trained tokens of each sequence."""
+    """Returns the values before the trained tokens of each sequence."""
     branches, tokens = made_tokens(sequences)
     parts = np.split(made.values(branches, tokens), tokens.sampled_starts[1:-1])
     return [part.tolist() for part in parts]
@@ -101,7 +101,7 @@ def test_values_and_updates_do_not_depend_on_the_micro_batches(tiny_model: Path,
 
 
 def test_a_critic_sees_what_comes_before_a_token_and_nothing_else(tiny_model: Path, mesh: DeviceMesh) -> None:
-    """Values against the plain decoder on one sequence alone."""
+    """Compares values with those of the plain decoder on each sequence alone."""
     made = learner(tiny_model, mesh)
     sequences = random_sequences(7, 4)
     found = by_sequence(made, sequences)
@@ -115,7 +115,7 @@ def test_a_critic_sees_what_comes_before_a_token_and_nothing_else(tiny_model: Pa
 
 
 def test_returns_are_learned(tiny_model: Path, mesh: DeviceMesh) -> None:
-    """The return of a token is whether the prompt's last token is even."""
+    """The return of every token is 1 if the prompt's last token is even, else 0."""
     made = learner(tiny_model, mesh, critic_learning_rate=3e-3, critic_clip=None)
     plain = [s for s in random_sequences(11, 12) if len(s.token_ids) > 3]
     explained = []

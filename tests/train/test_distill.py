@@ -1,4 +1,4 @@
-"""The teacher's say in the advantages, and a student that learns a teacher's distribution from it."""
+"""Tests the teacher's part of the advantages, and that a student learns a teacher's distribution from it."""
 
 import asyncio
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_token_that_no_teacher_scored_is_an_error() -> None:
 
 @torch.no_grad()
 def exact_kl(student: torch.nn.Module, teacher: torch.nn.Module, episodes: list[Episode]) -> float:
-    """Mean reverse KL over the whole vocabulary where the student sampled, without the server and its logprobs."""
+    """Computes the mean reverse KL over the whole vocabulary at sampled tokens, without the server's logprobs."""
     nodes = [e.trajectories["assistant"].nodes for e in episodes]
     ids, mask = (
         torch.tensor([[*getattr(first, name), *getattr(second, name)] for first, second in nodes])

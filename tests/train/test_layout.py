@@ -1,4 +1,4 @@
-"""Packed rows against each sequence alone: the mask's blocks, logprobs, gradients, neighbours."""
+"""Tests packed rows against each sequence alone: blocks of the mask, logprobs, gradients, neighbouring rows."""
 
 import math
 import random
@@ -47,7 +47,7 @@ def group_rows(sequences: list[TrainSequence]) -> list[Row]:
 
 
 def forest_ends(seed: int) -> Tensor:
-    """Trees of random shape end to end, up to whole blocks."""
+    """Makes random trees end to end, filled up to whole blocks."""
     rng = random.Random(seed)
     ends: list[int] = []
     while len(ends) < 4 * BLOCK or len(ends) % BLOCK:
@@ -122,7 +122,7 @@ def test_packed_rows_give_the_logprobs_of_each_sequence_alone(tiny_model: Path, 
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_a_neighbour_changes_nothing(tiny_model: Path, mesh: DeviceMesh, blocks: bool) -> None:
-    """To the last bit: what is masked takes no part at all."""
+    """Results are bitwise equal, because masked tokens take no part in the computation."""
     sequences = random_sequences(3, 8)
     rows = group_rows(sequences)
     policy = packed_policy(tiny_model, mesh)

@@ -1,4 +1,4 @@
-"""Chunked logprobs against a plain log-softmax, values and gradients, in float64."""
+"""Tests chunked logprobs and their gradients against a plain log-softmax in float64."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_values_and_gradients_equal_plain_log_softmax(
 
 
 def weight_gradient_error(dtype: torch.dtype, chunk: int) -> float:
-    """Relative error of the weight's gradient, against float64."""
+    """Returns the relative error of the weight's gradient against float64."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(512, 16, generator=generator).to(dtype)
     weight = torch.randn(64, 16, generator=generator).to(dtype).requires_grad_()

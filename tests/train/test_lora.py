@@ -1,4 +1,4 @@
-"""Adapters: what trains, what is saved, what leaves, and the same on one rank and on two."""
+"""Tests adapters: trained parameters, checkpoints, pushed weights, and equal results on one rank and on two."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ from tests.train.test_rows import collated, random_sequences
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of every variant after three steps on two ranks."""
+    """Returns the weights of every variant after three steps on two ranks."""
     out = tmp_path_factory.mktemp("two-ranks")
     arguments = [sys.executable, "-m", "tests.train.adapting", str(tiny_model), str(out / "rendezvous")]
     ranks = [

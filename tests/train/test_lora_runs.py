@@ -1,4 +1,4 @@
-"""Runs that train an adapter, through all real processes: the servers really answer by it."""
+"""Tests runs that train an adapter, with all real processes: the servers answer with the trained adapter."""
 
 import subprocess
 from pathlib import Path
@@ -20,7 +20,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of each way, at the same time."""
+    """Runs one training for each value of ``lora_push``, at the same time."""
     made = tmp_path_factory.mktemp("runs")
     processes = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Every surrogate, weight and estimator against published values (the project's reference figures)."""
+"""Tests every objective, weight and estimator against published values (the project's reference figures)."""
 
 import math
 import subprocess
@@ -45,7 +45,7 @@ def tokens_of(
     version: int = 0,
     **more: Tensor,
 ) -> LossTokens:
-    """Tokens with all that is known of them; what a test does not name is harmless."""
+    """Makes loss tokens; values that a test does not set are neutral."""
     plain = torch.zeros(len(logprobs), dtype=torch.long)
     given = {
         "entropies": torch.zeros_like(logprobs), "reference": None, "teacher": None, "versions": plain,
@@ -61,7 +61,7 @@ def tokens_of(
 def per_token(
     objective: Objective, config: TrainerConfig, logp: Tensor = LOGP, advantages: Tensor = ADVANTAGES
 ) -> Tensor:
-    """Losses of the trained tokens."""
+    """Returns the losses of the trained tokens."""
     tokens = tokens_of(config, logp[MASK], PROX[MASK], advantages[MASK], sequences=SEQUENCES, behavior=BEHAVE[MASK])
     return token_losses(tokens, objective).total
 
@@ -182,7 +182,7 @@ def test_kl_estimators_are_the_published_ones(estimator: str, expected: list[flo
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_unbiased_gradient_is_that_of_the_kl_itself(estimator: str) -> None:
-    """Over the exact distribution: no sampling, so nothing to tolerate."""
+    """Uses the exact distribution instead of samples, so no sampling error has to be tolerated."""
     reference = torch.tensor([0.2, -0.3, 1.0, 0.0]).log_softmax(-1)
     logits = torch.tensor([0.5, 0.1, -0.7, 0.3], requires_grad=True)
     logprobs = logits.log_softmax(-1)
@@ -201,7 +201,7 @@ def test_a_token_that_is_masked_has_no_loss_however_far_its_policies_are_apart()
 
 
 def test_an_objective_that_gives_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="want a loss, and whether a bound acted"):
+    with pytest.raises(ValueError, match="want a loss and a bool"):
         token_losses(flat(TrainerConfig(), LOGP, PROX), lambda tokens: (tokens.logprobs.sum(), tokens.mask))
 
 

@@ -1,4 +1,4 @@
-"""Norms and MLPs that keep less: the same results, and less kept."""
+"""Tests memory-saving norms and MLPs: the same results, and fewer bytes kept for the backward pass."""
 
 import copy
 from typing import Any
@@ -76,7 +76,7 @@ def test_results_and_gradients_are_the_models_own(name: str, dtype: torch.dtype)
 
 
 def kept(model: Any, tokens: int) -> int:
-    """Bytes that a model's layers keep for the backward pass."""
+    """Counts the bytes that a model's layers keep for the backward pass."""
     sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def test_frozen_weights_get_no_gradient_and_pass_one_on() -> None:
 
 
 class Doubled(nn.Module):
-    """Looks like a norm and is none."""
+    """A layer with a norm's attributes that computes something else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Doubled(nn.Module):
 
 
 class Gated(Doubled):
-    """A norm where nothing gates it."""
+    """A norm with an optional gate."""
 
     def forward(self, states: Tensor, gate: Tensor | None = None) -> Tensor:
         normal = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.variance_epsilon)

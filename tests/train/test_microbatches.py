@@ -1,4 +1,4 @@
-"""Plans: every row once, within the budget, as many for each rank, and cheap."""
+"""Tests plans of micro-batches: every row once, within the budget, equally many per rank, and at low cost."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ def plan_of(rows: list[Row], ranks: int, budget: int, span: float = 4096.0, *, p
 
 
 def padded_cost(plan: list[list[list[Row]]], span: float) -> float:
-    """Of the rank that has most."""
+    """Returns the padded cost of the rank with the most."""
 
     def cost(batch: list[Row]) -> float:
         longest = max(map(len, batch), default=0)
@@ -54,7 +54,7 @@ def test_any_plan_has_every_row_once_within_the_budget(
 @given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), budget=st.sampled_from([60, 120, 300]))
 def test_one_ranks_padded_plan_is_the_cheapest_of_all_groupings(lengths: list[int], budget: int) -> None:
     def cheapest(left: tuple[int, ...]) -> float:
-        """Over every subset that goes with the longest row left."""
+        """Returns the lowest cost, over every subset to put with the longest remaining row."""
         if not left:
             return 0.0
         first, rest = left[0], left[1:]

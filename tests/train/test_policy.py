@@ -1,4 +1,4 @@
-"""The sharded policy against the plain model: trees, splits, heads."""
+"""Tests the sharded policy against the plain model: prefix trees, splits of a batch, output heads."""
 
 import copy
 import random
@@ -62,7 +62,7 @@ def plain_logprobs(model: torch.nn.Module, sequence: TrainSequence) -> list[Tens
 
 @pytest.fixture
 def sequences(tiny_model: Path, mesh: DeviceMesh) -> list[TrainSequence]:
-    """With behavior logprobs of the model itself, and one with two turns."""
+    """Makes sequences with the model's logprobs as behavior logprobs, one of them with two turns."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     found = random_sequences(5, 6)
     turns = TrainSequence([4, 9, 8, 7, 6, 5, 3], [0, 1, 1, 0, 0, 1, 0], [0.0] * 7, [1.0] * 7)
@@ -88,7 +88,7 @@ def test_a_packed_tree_gives_the_logprobs_of_the_plain_model(
 def gradients(
     folder: Path, mesh: DeviceMesh, sequences: list[TrainSequence], budget: int, choices: dict[str, Any] | None = None
 ) -> tuple[float, Tensor]:
-    """The loss of a step, and the gradients of all its updates, which change nothing."""
+    """Returns the loss of a step and the gradients of all its updates; parameters do not change."""
     given = {"tokens_per_microbatch": budget, "learning_rate": 1.0, "logprob_chunk": 16, **(choices or {})}
     config = TrainerConfig.model_validate(given)
     made = partial(make_policy, folder, mesh, config=config)
@@ -251,7 +251,7 @@ def test_a_reference_stays_follows_or_is_renewed(
 
 
 def by_sequence(engine: PolicyLearner, sequences: list[TrainSequence]) -> list[float]:
-    """Penalties summed over each sequence."""
+    """Sums penalties over each sequence."""
     branches, tokens = made_tokens(sequences)
     penalties = engine.penalties(branches, tokens)
     assert penalties is not None
@@ -321,7 +321,7 @@ def test_compiled_layers_give_the_same_gradients(
 def test_one_rank_computes_in_bfloat16_as_fsdp_does(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence]
 ) -> None:
-    """The same copies of the parameters, so the same numbers; gradients end in float32 either way."""
+    """Both use bfloat16 copies of the parameters, so results are equal; both give float32 gradients."""
     model = load_model(tiny_model)
     choose_attention(model, TrainerConfig(), CPU)
     sharded = Policy(copy.deepcopy(model), TEMPERATURE, 16)

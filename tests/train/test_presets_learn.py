@@ -1,4 +1,4 @@
-"""Each preset improves the reward of a toy task, and a run with broken gradients stops."""
+"""Tests that each preset improves the reward of a toy task, and that non-finite gradients stop a run."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_every_preset_improves_the_reward(preset: str, seed: int, tiny_model: Pa
 
 
 class OneBatch:
-    """A controller's client that has a batch for every step."""
+    """Controller client that returns a batch for every step."""
 
     def __init__(self, batch: bytes) -> None:
         self.batch = batch
@@ -53,7 +53,7 @@ class OneBatch:
 
 
 class Nowhere:
-    """A way out for weights that goes nowhere."""
+    """Publisher that sends no weights."""
 
     unchanged = None
 

@@ -1,4 +1,4 @@
-"""A torchrun rank before it computes."""
+"""Tests the setup of a torchrun rank."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Rows: each trained token once, whatever the split."""
+"""Tests rows: each trained token appears once, for any split."""
 
 import math
 import random
@@ -34,13 +34,13 @@ def random_sequences(seed: int, groups: int) -> list[TrainSequence]:
 def laid_out(
     sequences: list[TrainSequence], max_tokens: int, span: float = 4096.0
 ) -> tuple[list[RowArrays], TokenColumns]:
-    """The arrays of all rows, and the columns that they are of."""
+    """Returns the arrays of all rows, and the token columns that they index."""
     branches, tokens = made_tokens(sequences)
     return [lay_out(row, branches, tokens) for row in build_rows(branches, tokens, max_tokens, span)], tokens
 
 
 def collated(sequences: list[TrainSequence], max_tokens: int, layout: Layout | None = None) -> MicroBatch:
-    """All rows in one micro-batch."""
+    """Puts all rows into one micro-batch."""
     branches, tokens = made_tokens(sequences)
     chosen = layout or Padded(4096.0)
     return collate(chosen.rows(branches, tokens, max_tokens), branches, tokens, chosen, torch.device("cpu"))
@@ -51,7 +51,7 @@ def rows_of(sequences: list[TrainSequence], max_tokens: int, span: float = 4096.
 
 
 def trained(rows: list[RowArrays], tokens: TokenColumns) -> list[tuple[int, float, float]]:
-    """Target, logprob and advantage of each trained token."""
+    """Returns target, logprob and advantage of each trained token."""
     behavior, advantages = tokens.sampled["behavior"], tokens.sampled["advantages"]
     return sorted(
         (int(row.targets[index]), float(behavior[own]), float(advantages[own]))
@@ -123,7 +123,7 @@ def test_training_the_first_token_is_refused() -> None:
 
 @pytest.mark.parametrize("span", [4096.0, math.inf])
 def test_a_row_is_the_prefix_tree_of_its_sequences(span: float) -> None:
-    """Against the tree that is built token by token."""
+    """Compares with a tree that is built token by token."""
     sequences = random_sequences(6, 8)
     branches, tokens = made_tokens(sequences)
     for row in build_rows(branches, tokens, 10_000, span):

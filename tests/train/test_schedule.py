@@ -1,4 +1,4 @@
-"""Learning-rate schedules."""
+"""Tests learning-rate schedules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Shares of a batch: the ranks' sums are those of one rank, whatever the layout and the budget."""
+"""Tests shares of a batch: sums over ranks equal those of one rank, for any layout and budget."""
 
 import random
 from collections.abc import Callable
@@ -38,14 +38,14 @@ def work_of(groups: int, *, bootstraps: bool) -> Work:
 
 
 def shares(work: Work, layout: Layout, budget: int, ranks: int, updates: int) -> list[Share]:
-    """What each rank computes, through bytes as it travels."""
+    """Returns the share of each rank, sent through its serialized form."""
     return [unpack(pack(share)) for share in plan_shares(work, layout, budget, ranks, updates)]
 
 
 def computed(
     module: nn.Module, found: list[Share], layout: Layout, loss_of: Callable[[MicroBatch], Tensor]
 ) -> tuple[float, list[Tensor]]:
-    """Loss and gradients of all ranks together."""
+    """Computes loss and gradients of all ranks together."""
     module.zero_grad()
     loss = 0.0
     for share in found:

@@ -1,4 +1,4 @@
-"""Where a step's seconds went."""
+"""Tests the split of a step's time."""
 
 import pytest
 

@@ -15,7 +15,7 @@ SCALE = 0.3
 
 
 def forest(*trees: list[list[int]]) -> Tensor:
-    """``ends`` of trees end to end."""
+    """Returns ``ends`` of trees that lie end to end."""
     ends: list[int] = []
     for sequences in trees:
         tree, first = PrefixTree(), len(ends)
@@ -26,7 +26,7 @@ def forest(*trees: list[list[int]]) -> Tensor:
 
 
 def group(rng: random.Random, prompt: int, answers: list[int]) -> list[list[int]]:
-    """A prompt and its answers, which part at once."""
+    """Makes a prompt and answers that differ from their first token."""
     trunk = [rng.randrange(10**6) for _ in range(prompt)]
     return [[*trunk, 10**6 + index, *(rng.randrange(10**6) for _ in range(n - 1))] for index, n in enumerate(answers)]
 
@@ -62,7 +62,7 @@ def inputs(length: int, dtype: torch.dtype, heads: tuple[int, int] = (4, 2), siz
 
 
 def results(attend: object, states: list[Tensor], mask: object) -> list[Tensor]:
-    """What comes out, and the three gradients."""
+    """Returns the attention's output and its three gradients."""
     *leaves, grad = states
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     out = attend(*leaves, mask)  # type: ignore[operator]
@@ -122,7 +122,7 @@ def test_blocks_cover_every_node_once_and_its_path_is_its_ancestors(seed: int) -
 
 
 def scores(ends: Tensor) -> int:
-    """Scores of one head that are computed."""
+    """Counts the computed scores of one head."""
     return sum(tile.bias.numel() for tile in TreeTiles(ends).tiles)
 
 

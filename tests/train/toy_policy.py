@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def make_engine(folder: Path, choices: dict[str, Any]) -> PolicyLearner:
-    """Not sharded: its model samples, too."""
+    """Makes a learner that is not sharded, because its model also samples."""
     config = TrainerConfig.model_validate({"aggregation_length": ANSWER, "logprob_chunk": 64, **choices})
     critic = ValueLearner(Critic(load_model(folder).get_decoder()), config, CPU) if config.advantage == "gae" else None
     return PolicyLearner(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU, critic)
@@ -57,7 +57,7 @@ def sample(
 
 
 def episode(index: int, prompt: list[int], answer: list[int], logprobs: list[float], version: int) -> Episode:
-    """One answer to one prompt."""
+    """Makes an episode of one answer to one prompt."""
     nodes = [
         Node(
             parent=None, message={"role": "user"}, token_ids=prompt, loss_mask=[0] * 3, logprobs=[0.0] * 3,
@@ -76,5 +76,5 @@ def episode(index: int, prompt: list[int], answer: list[int], logprobs: list[flo
 
 
 def mean_reward(episodes: Sequence[Episode]) -> float:
-    """Of episodes that all have one."""
+    """Returns the mean reward of episodes, which all have one."""
     return sum(episode.reward or 0.0 for episode in episodes) / len(episodes)
