@@ -1,7 +1,7 @@
 """Draws the reward and evaluation curves of a run as a PNG.
 
-Guarantees: the picture depends on ``metrics.jsonl`` alone, so it can be redrawn at any time; the file is replaced in one
-step, never half written; evaluation points have their 95% intervals.
+Guarantees: the picture depends on ``metrics.jsonl`` alone, so it can be redrawn at any time; the file is replaced in
+one step, never half written; evaluation points have their 95% intervals.
 """
 
 from collections.abc import Sequence

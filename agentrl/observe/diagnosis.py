@@ -89,7 +89,7 @@ def _other_policy(steps: Sequence[Record]) -> Finding | None:
         "kl",
         f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step)",
         "The server holds other weights, or returns logprobs of another temperature or dtype.",
-        "Check that the weight push is confirmed (logs/controller.log) and that the server was started with this model.",
+        "Check that the weight push is confirmed (logs/controller.log) and that the server runs this model.",
     )
 
 

@@ -1,4 +1,4 @@
-r"""Compares mathematical answers with ``math-verify``: ``1/2`` equals ``0.5``; sets, intervals and units are understood.
+r"""Compares mathematical answers with ``math-verify``: ``1/2`` equals ``0.5``; sets, intervals and units are known.
 
 Guarantees: 1.0 or 0.0 is math-verify's result; if it took too long, ran out of memory, crashed or failed, the reward is
 missing with the reason, never 0; an answer that cannot be parsed gives 0.0, such a reference raises. It works

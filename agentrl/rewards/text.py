@@ -52,8 +52,8 @@ def exact_match_reward(
 def regex_reward(answer: str, reference: str, *, flags: int = 0, whole: bool = False) -> float:
     """Returns 1.0 if the regular expression ``reference`` matches the answer, else 0.0.
 
-    Python's ``re`` can take exponential time on some patterns and cannot be stopped: run patterns that you do not trust
-    in a process (``Criterion(..., runs="process")``).
+    Python's ``re`` can take exponential time on some patterns and cannot be stopped: run patterns that you do not
+    trust in a process (``Criterion(..., runs="process")``).
 
     Args:
         answer: The model's answer.

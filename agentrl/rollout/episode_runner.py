@@ -67,7 +67,7 @@ async def run_episode(
             trajectories=llm.trajectories(),
             reward=outcome.reward if error is None else None,
             metrics=outcome.metrics,
-            drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders the whole conversation
+            drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
             stop_reason=reason,
             error=error,
         )

@@ -139,7 +139,7 @@ CHEATS = {
     "    os.write(1, open(n, 'rb').read()) if os.path.isfile(n) else 0\nos._exit(0)",
     "looks at main": "import __main__, os\nos.write(1, repr(vars(__main__)).encode())\nos._exit(0)",
     "hangs": "while True: pass",
-    "is not valid Python": "def f(:",
+    "is no Python": "def f(:",
 }
 
 

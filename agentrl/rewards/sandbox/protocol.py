@@ -1,7 +1,7 @@
 """Defines the interface of a sandbox.
 
-Guarantees: whatever the code does, a run ends within its limits and returns an :class:`Execution` with a typed reason; a
-machine that cannot provide an isolation raises :class:`SandboxUnavailableError`, so this is never mistaken for a
+Guarantees: whatever the code does, a run ends within its limits and returns an :class:`Execution` with a typed reason;
+a machine that cannot provide an isolation raises :class:`SandboxUnavailableError`, so this is never mistaken for a
 failure of the code.
 """
 
