@@ -74,8 +74,8 @@ def regex_reward(answer: str, reference: str, *, flags: int = 0, whole: bool = F
 def final_choice(answer: str, choices: str = "ABCD") -> str | None:
     r"""Returns the letter that an answer chooses.
 
-    It is taken from the last ``\boxed{B}``, else from the last "answer is B", "Answer: (B)" or "option B", else from the
-    last non-empty line if that is a single letter such as ``B``, ``(B)``, ``B.`` or ``**B**``.
+    It is taken from the last ``\boxed{B}``, else from the last "answer is B", "Answer: (B)" or "option B", else from
+    the last non-empty line if that is a single letter such as ``B``, ``(B)``, ``B.`` or ``**B**``.
 
     Args:
         answer: The whole answer.
