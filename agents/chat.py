@@ -1,6 +1,6 @@
-"""The plain chat agent: everything said so far goes to the model, its reply (text or tool calls) is the action.
+"""The plain chat agent: sends the whole conversation to the model; the reply (text or tool calls) is the action.
 
-Guarantees: the history only grows, and what the model said stands in it unchanged.
+Guarantees: the history only grows, and contains the model's messages unchanged.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class ChatAgent(Agent):
         self.tools = []
 
     async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
-        """Add the new messages, and answer them; ``info["tools"]`` are the environment's tools from then on."""
+        """Add the new messages and ask the model; tools of ``info["tools"]`` are offered from then on."""
         self.messages += observation
         self.tools = info.get("tools", self.tools)
         options = {"tools": self.tools} if self.tools else {}

@@ -1,8 +1,8 @@
-"""An agent with tools of its own: it calls them until it has an answer, and only the answer is its action.
+"""An agent with its own tools: it calls them until it has an answer, and only the answer is its action.
 
-Guarantees: the environment sees one assistant message a step, without tool calls; what the agent did before it is in
-the conversation, token by token, and is trained like everything it says; calls beyond ``max_calls`` are not run, and
-the model is told so.
+Guarantees: the environment gets one assistant message per step, without tool calls; the agent's earlier messages of the
+step are in the conversation, token by token, and are trained like its answer; calls beyond ``max_calls`` are not run,
+and the model is told so.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ OVER = "Not run: no further tool calls are allowed. Answer now."
 
 
 class ToolLoopAgent(Agent):
-    """Chat, call tools, answer.
+    """Calls its own tools, then answers.
 
-    For environments that know nothing of tools; where the environment has them, ``chat`` is the agent.
+    It is meant for environments without tools; if the environment has tools, use the agent ``chat``.
 
     Args:
         llm: Chat client of the episode.
-        tools: Functions, or paths of them (``tools.py:search``); type hints and docstrings describe them.
+        tools: Functions, or their paths (``tools.py:search``); type hints and docstrings describe them to the model.
         system: System prompt, put first in every episode.
-        max_calls: Tool calls before one answer.
-        tool_timeout: Seconds one call may take.
+        max_calls: Largest number of tool calls per answer.
+        tool_timeout: Time limit of one call in seconds.
         max_result_chars: Characters of a tool's answer that the model sees.
     """
 
@@ -53,9 +53,9 @@ class ToolLoopAgent(Agent):
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
-        """Call tools until a message calls none; that one is the action.
+        """Run the model's tool calls until a message has none; that message is the action.
 
-        A model that goes on calling after it was told to answer gives an action without its calls.
+        If the model still calls tools after it was told to answer, its message without the calls is the action.
         """
         self.messages += observation
         made, told = 0, False

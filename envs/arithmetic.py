@@ -1,7 +1,7 @@
-"""Sums of two small numbers: the environment of the learning proof.
+"""Sums of two small numbers: the environment of the recipe that proves learning.
 
-Guarantees: accuracy is 1 exactly where the last integer of the answer is the sum, and so is the reward; a wrong sum
-earns less than a right one, whatever ``digit_reward`` is.
+Guarantees: accuracy and reward are 1 if and only if the last integer of the answer is the sum; a wrong sum
+always gets less than a right one.
 """
 
 import re
@@ -14,7 +14,7 @@ _MAX_DIGITS = 20  # a longer one is no sum
 
 
 class Arithmetic(SingleTurnEnvironment):
-    """One sum, one number.
+    """Asks for a sum; the answer is a number.
 
     A task is ``{"question": str, "answer": str}``, e.g. ``"What is 17 + 25?"`` and ``"42"``.
 
@@ -31,7 +31,7 @@ class Arithmetic(SingleTurnEnvironment):
         self.digit_reward = digit_reward
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """The question, and to say nothing but the number."""
+        """Returns the question, with the request to reply with just the number."""
         return [{"role": "user", "content": f"{task['question']} Reply with just the number."}]
 
     def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
@@ -44,7 +44,7 @@ class Arithmetic(SingleTurnEnvironment):
 
 
 def digit_share(said: str, right: str) -> float:
-    """Share of the digits that agree, place by place; 0 where the lengths differ or there is a sign."""
+    """Computes the share of equal digits, place by place; 0 if the lengths differ or there is a sign."""
     if len(said) != len(right) or not said.isdigit():
         return 0.0
     return sum(a == b for a, b in zip(said, right, strict=True)) / len(right)

@@ -1,7 +1,7 @@
-"""A calculator as a tool: calculations that are too large for the head.
+"""Calculations with a calculator as a tool.
 
-Guarantees: accuracy is 1 exactly where the answer's last number is the right one, with a tool or without; the reward
-for a well-formed call is given once in an episode, so that calling on and on earns nothing.
+Guarantees: accuracy is 1 if and only if the answer's last number is right, with or without the tool; the reward
+for a well-formed call is given once per episode, so that further calls earn nothing.
 """
 
 import ast
@@ -20,14 +20,14 @@ MAX_BITS = 4000  # of a result: larger ones take seconds, and Python refuses to 
 
 
 def bounded_power(base: float, exponent: float) -> float:
-    """``base ** exponent`` where the result is small enough to compute at once."""
+    """Computes ``base ** exponent``; raises ``ValueError`` if the result would be too large."""
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > MAX_BITS:
         raise ValueError(f"{base} ** {exponent} is too large")
     return base**exponent
 
 
 def bounded_product(first: float, second: float) -> float:
-    """``first * second`` of numbers."""
+    """Computes ``first * second``; raises ``ValueError`` for other types or too large a result."""
     if not all(isinstance(one, int | float) for one in (first, second)):
         raise ValueError("only numbers can be multiplied")
     if sum(one.bit_length() for one in (first, second) if isinstance(one, int)) > MAX_BITS:
@@ -44,12 +44,12 @@ FUNCTIONS = {"abs": abs, "round": round, "min": min, "max": max}
 
 
 class Calculator(ToolEnvironment):
-    """One calculation, one tool, one number.
+    """Asks for a calculation and offers a calculator; the answer is a number.
 
     A task is ``{"question": str, "answer": str}``, e.g. ``"What is 348 * 27?"`` and ``"9396"``.
 
     Args:
-        call_reward: Reward of the first message whose calls all succeed, beside 1.0 for a correct answer.
+        call_reward: Reward of the first message whose calls all succeed, in addition to 1.0 for a correct answer.
         examples: Worked calculations that come first, as earlier turns of the chat with their tool call; at most 2.
         settings: Limits of :class:`~agentrl.ToolEnvironment`.
     """
@@ -76,17 +76,17 @@ class Calculator(ToolEnvironment):
         return str(SimpleEval(operators=OPERATORS, functions=FUNCTIONS).eval(expression))
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """The examples, then the question."""
+        """Returns the examples, then the question."""
         return [message for one in EXAMPLES[: self._examples] for message in worked(*one)] + [put(task["question"])]
 
     def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
-        """The reward for calls that all ran well, if no earlier message has earned it."""
+        """Returns ``call_reward`` if all calls succeeded and no earlier message has earned it."""
         earned = all(event.kind is ToolEventKind.OK for event in events) and not self._earned
         self._earned |= earned
         return self._call_reward if earned else 0.0
 
     def reward(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
-        """1 for the right number."""
+        """Returns 1 for the right number, else 0."""
         accuracy = numeric_reward(answer, task["answer"])
         return accuracy, {"accuracy": accuracy}
 
@@ -102,12 +102,12 @@ EXAMPLES = (("What is 12 * 31?", "12 * 31", "372"), ("What is 95 - 128?", "95 - 
 
 
 def put(question: str) -> Message:
-    """A question with the instruction, as the user's message."""
+    """Returns a question with the instruction, as a user message."""
     return {"role": "user", "content": f"{question} {INSTRUCTION}"}
 
 
 def worked(question: str, expression: str, answer: str) -> list[Message]:
-    """A question, the tool call, its result and the answer."""
+    """Returns a worked example: a question, the tool call, its result and the answer."""
     call_id = f"example{len(expression)}"
     function = {"name": "calculate", "arguments": f'{{"expression": "{expression}"}}'}
     return [

@@ -1,7 +1,7 @@
 """GSM8K: grade-school math with a verified numeric answer.
 
-Guarantees: the answer's number and its format are judged and logged apart; only a right number earns the main reward.
-What it demonstrates earns all of its own reward, and what it demonstrates wrongly only that for the format.
+Guarantees: the answer's number and its format are judged and logged separately; only a right number earns the main
+reward. ``demonstration`` earns the full reward, ``wrong_demonstration`` only the format reward.
 """
 
 import random
@@ -21,19 +21,19 @@ EXAMPLES = (
         "2 tickets cost 2 * 8 = 16 dollars. With the drink it is 16 + 5 = 21 dollars.\n#### 21",
     ),
 )
-_CALCULATION = re.compile(r"<<[^<>]*>>")  # the dataset's notes for a calculator, as in 48/2 = <<48/2=24>>24
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # the dataset's calculator annotations, as in 48/2 = <<48/2=24>>24
 _WRONG_BY = (1, 2, 3, 5, 10)
 INSTRUCTION = "Reason briefly, step by step. Then finish with a last line of the form: #### <number>"
 
 
 class GSM8K(SingleTurnEnvironment):
-    """One problem, one answer.
+    """Asks a math problem; the answer ends with a number.
 
     A task is ``{"question": str, "answer": str}``, where the answer ends in ``#### N``.
 
     Args:
-        format_reward: Reward for a last line ``#### <number>``, right or wrong; a right number earns 1.0 beside it.
-        examples: Worked problems of our own that come first, as earlier turns of the chat; at most 2.
+        format_reward: Reward for a last line ``#### <number>``, right or wrong, in addition to 1.0 for a right number.
+        examples: Number of worked examples that come first, as earlier turns of the chat; at most 2.
     """
 
     dataset = "openai/gsm8k"
@@ -46,34 +46,34 @@ class GSM8K(SingleTurnEnvironment):
         self.reward_range = (0.0, 1.0 + format_reward)
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """The examples, then the question and what the answer must look like."""
+        """Returns the examples, then the question with the required format of the answer."""
         messages: list[Message] = []
         for question, answer in EXAMPLES[: self.examples]:
             messages += [put(question), {"role": "assistant", "content": answer}]
         return [*messages, put(task["question"])]
 
     def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
-        """Accuracy plus ``format_reward`` times format."""
+        """Returns accuracy plus ``format_reward`` times format, and both as metrics."""
         accuracy = numeric_reward(answer, task["answer"])
         well_formed = float(has_answer_line(answer))
         return accuracy + self.format_reward * well_formed, {"accuracy": accuracy, "format": well_formed}
 
     def demonstration(self, task: dict[str, Any]) -> str:
-        """The dataset's own solution in the form that the prompt asks for."""
+        """Returns the dataset's solution in the format that the prompt asks for."""
         reasoning, number = solution(task)
         return f"{reasoning}\n#### {number}".lstrip("\n")
 
     def wrong_demonstration(self, task: dict[str, Any], rng: random.Random) -> str:
-        """The same solution with another number at its end, off by little."""
+        """Returns the same solution with a slightly different number at its end."""
         reasoning, number = solution(task)
         right = final_number(number) or 0
         off = rng.choice(_WRONG_BY) * rng.choice((1, -1))
-        wrong = right - off if right + off < 0 <= right else right + off  # a negative count would be too easy to tell
+        wrong = right - off if right + off < 0 <= right else right + off  # a negative number would be too easy to spot
         return f"{reasoning}\n#### {wrong}".lstrip("\n")
 
 
 def solution(task: dict[str, Any]) -> tuple[str, str]:
-    """The reasoning of a dataset's answer without its notes for a calculator, and the number without thousands' commas.
+    """Splits a dataset's answer into reasoning without calculator annotations and number without commas.
 
     Raises:
         ValueError: The answer does not end in ``#### <number>``.
@@ -86,5 +86,5 @@ def solution(task: dict[str, Any]) -> tuple[str, str]:
 
 
 def put(question: str) -> Message:
-    """A question with the instruction, as the user's message."""
+    """Returns a question with the instruction, as a user message."""
     return {"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}

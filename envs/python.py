@@ -1,7 +1,7 @@
-"""Python as a tool: problems that a short program solves, over several turns, in a sandbox.
+"""Problems with a sandboxed Python interpreter as a tool, over several turns.
 
-Guarantees: code runs without network, with nothing of the host to read and bounded time and memory; where the machine
-offers no isolation the environment refuses to be made; what the program printed is all that the model sees of it.
+Guarantees: code runs isolated, without network and with bounded time and memory; on a machine without isolation the
+constructor raises; the model sees only the program's output and how it ended.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ INSTRUCTION = "Use the run_python tool where it helps. Finish with a last line o
 
 @lru_cache
 def require_sandbox(backend: str) -> None:
-    """Try the sandbox, once in a process, so that a machine without isolation is told before any episode."""
-    with ThreadPoolExecutor(1) as thread:  # a thread of its own: the caller's may have a running loop
+    """Test the sandbox, once per process, so that a machine without isolation fails before any episode."""
+    with ThreadPoolExecutor(1) as thread:  # another thread, because the caller's may have a running event loop
         thread.submit(asyncio.run, make_sandbox(backend)).result()
 
 
@@ -28,7 +28,7 @@ _SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sandbox]] = W
 
 
 async def shared_sandbox(backend: str) -> Sandbox:
-    """One sandbox for all episodes of an event loop: it bounds how many programs run at once."""
+    """Returns the sandbox of all episodes of an event loop, which limits how many programs run concurrently."""
     found = _SANDBOXES.setdefault(asyncio.get_running_loop(), {})
     if backend not in found:
         found[backend] = await make_sandbox(backend)
@@ -36,15 +36,15 @@ async def shared_sandbox(backend: str) -> Sandbox:
 
 
 class Python(ToolEnvironment):
-    """A problem with one number as its answer, and a Python interpreter.
+    """Asks a problem and offers a Python interpreter; the answer is a number.
 
-    A task is ``{"question": str, "answer": str}``, where the answer ends in ``#### N``. Each call is a fresh program:
-    nothing is kept between calls but what the conversation says.
+    A task is ``{"question": str, "answer": str}``, where the answer ends in ``#### N``. Each call is a new program:
+    no state is kept between calls.
 
     Args:
         seconds: Time limit of one program, in seconds.
         memory_mb: Memory limit of one program, in MB.
-        backend: Sandbox, see :func:`agentrl.rewards.sandbox.make_sandbox`; ``auto`` takes the best that works here.
+        backend: Sandbox, see :func:`agentrl.rewards.sandbox.make_sandbox`; ``auto`` uses the first that works.
         settings: Limits of :class:`~agentrl.ToolEnvironment`.
     """
 
@@ -67,11 +67,11 @@ class Python(ToolEnvironment):
         return report(await (await shared_sandbox(self._backend)).run_python(code, limits=self._limits))
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """The problem, and what the answer must look like."""
+        """Returns the problem with the required format of the answer."""
         return [{"role": "user", "content": f"{task['question']}\n\n{INSTRUCTION}"}]
 
     def reward(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
-        """1 for the right number."""
+        """Returns 1 for the right number, else 0."""
         accuracy = numeric_reward(answer, task["answer"])
         return accuracy, {"accuracy": accuracy}
 

@@ -1,7 +1,7 @@
-"""Several attempts: a wrong answer is answered with what was wrong, and may be mended.
+"""A question with several attempts: after a wrong answer the model gets a hint and can try again.
 
-Guarantees: a right answer earns less the later it comes; metrics tell the first attempt from the last; when the
-attempts run out the episode is terminated, for that is the task's own end.
+Guarantees: a later right answer never earns more; metrics separate the first attempt from the last; when the
+attempts are used up, the episode is terminated, because the limit is part of the task.
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from agentrl.rewards.numeric import final_number
 
 
 class Retry(LanguageEnvironment):
-    """A question with one number as its answer, and hints.
+    """Asks a question whose answer is a number, and gives hints.
 
     A task is ``{"question": str, "answer": str}``.
 
     Args:
-        attempts: Answers that may be given.
-        later: Factor on the reward of a correct answer for each further attempt.
-        hint: Say whether the answer is too small or too large.
+        attempts: Largest number of answers.
+        later: Factor on the reward of a correct answer for each further attempt, 0 to 1.
+        hint: Whether to say if the answer is too small or too large.
     """
 
     dataset = "arithmetic"
@@ -41,7 +41,7 @@ class Retry(LanguageEnvironment):
         return [{"role": "user", "content": f"{self._task['question']} Reply with just the number."}], {}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
-        """Judge an attempt; a wrong one is answered as long as attempts are left."""
+        """Judge an attempt; answer a wrong one while attempts are left."""
         if self._task is None:
             raise RuntimeError("Retry.step called before reset, or after the episode's end")
         said, right = final_number(action.get("content") or ""), final_number(self._task["answer"])

@@ -1,4 +1,4 @@
-"""``agentrl bench``: ratios measured on this machine."""
+"""``agentrl bench``: measures speed ratios on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +9,18 @@ _PREFIX = "bench_"  # agentrl bench NAME runs agentrl/bench/bench_NAME.py
 
 
 def benchmark_names() -> list[str]:
-    """Names of the benchmarks, sorted."""
+    """Lists the names of the benchmarks, sorted."""
     folder = Path(__file__).resolve().parent.parent / "bench"
     return sorted(file.stem.removeprefix(_PREFIX) for file in folder.glob(f"{_PREFIX}*.py"))
 
 
 def complete_benchmark(incomplete: str) -> list[str]:
-    """Benchmark names that start with what was typed, for shell completion."""
+    """Lists benchmark names that start with ``incomplete``, for shell completion."""
     return [name for name in benchmark_names() if name.startswith(incomplete)]
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark.", autocompletion=complete_benchmark)],
+    name: Annotated[str, typer.Argument(help="Name of the benchmark.", autocompletion=complete_benchmark)],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line instead of a table.")] = False,
 ) -> None:
     """Measure speed ratios on this machine.

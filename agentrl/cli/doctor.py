@@ -9,9 +9,9 @@ import typer
 def doctor(
     run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/gsm8k_grpo, or its name below runs/.")],
 ) -> None:
-    """Look through a run for what usually goes wrong; each finding has its cause and a remedy.
+    """Examine a run for common problems; each finding has its cause and a remedy.
 
-    Exit code 1 where something was found.
+    The exit code is 1 if something was found.
     """
     from rich.console import Console
 

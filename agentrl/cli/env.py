@@ -1,4 +1,4 @@
-"""``agentrl env``: list, make and play environments; ``check`` stands in ``env_check.py``."""
+"""``agentrl env``: lists, creates, checks and plays environments; ``check`` is in ``env_check.py``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ Settings = Annotated[
 
 @app.command("list")
 def list_environments() -> None:
-    """Registered environments, and those in ./envs."""
+    """List registered environments, and those in ./envs."""
     from rich.console import Console
     from rich.table import Table
 
@@ -33,7 +33,7 @@ def list_environments() -> None:
     shipped = Path(__file__).parent.parent / "envs"
     for file in local_files():
         if file.parent.resolve() == shipped.resolve():
-            continue  # in a checkout of agentrl these are the registered ones
+            continue  # in a checkout of agentrl, ./envs has the registered environments
         names = classes_in(file)
         for name in names:
             table.add_row(file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))
@@ -45,7 +45,7 @@ def new(
     name: Annotated[str, typer.Argument(help="A Python name, e.g. shop.")],
     folder: Annotated[Path, typer.Option("--folder", help="Working folder to write into.")] = Path("."),
 ) -> None:
-    """Write a tool environment with its test and a recipe, to be changed."""
+    """Write a tool environment with its test and a recipe, as a start for your own."""
     from agentrl.cli.new_env import write_environment
 
     for path, what in write_environment(name, folder):
@@ -61,7 +61,7 @@ def new(
 def play(
     env: Annotated[str, typer.Argument(help="Id or path of the environment.", metavar="ENV")],
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Draws the task; a new one each time by default.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the task; random by default.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="The task as JSON, instead of a drawn one.")] = None,
 ) -> None:
     """Be the agent yourself: read the messages, type answers; call tools with /NAME JSON."""
@@ -78,10 +78,10 @@ def play(
 
 
 def make_environment(id: str, settings: list[str] | None) -> Any:
-    """An environment, with ``key=value`` arguments.
+    """Make an environment with ``key=value`` arguments.
 
     Raises:
-        UserError: It is unknown, or does not take these arguments.
+        UserError: The environment is unknown, or does not take these arguments.
     """
     from agentrl.envkit.make import make
 
@@ -93,7 +93,7 @@ def make_environment(id: str, settings: list[str] | None) -> Any:
 
 
 def first_line(id: str) -> str:
-    """First line of a registered environment's docstring, without importing it."""
+    """Returns the first line of a registered environment's docstring, without importing it."""
     import importlib.util
 
     from agentrl.core.registry import spec_of
@@ -106,7 +106,7 @@ def first_line(id: str) -> str:
 
 
 def docstring_of(file: Path, name: str) -> str:
-    """First line of a class's or function's docstring."""
+    """Returns the first line of a class's or function's docstring."""
     import ast
 
     for node in ast.parse(file.read_text(encoding="utf-8")).body:

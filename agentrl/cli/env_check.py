@@ -1,4 +1,4 @@
-"""``agentrl env check``: hold an environment against the contract before training on it."""
+"""``agentrl env check``: checks an environment before training on it."""
 
 import json
 import os
@@ -28,14 +28,14 @@ def check(
         str | None, typer.Option("--task", help="One task as JSON. Default: the environment's own dataset.")
     ] = None,
     episodes: Annotated[int, typer.Option("--episodes", min=2, help="Episodes with sampled actions.")] = 4,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first episode.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the first episode.")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one call may take.")] = 30.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check an environment: contract, reproducibility, what it blocks and what it leaves open.
+    """Check an environment: contract, reproducibility, blocking calls and leaked resources.
 
-    The code is 1 where there is an error, otherwise 0. What the environment prints goes to standard error.
+    The exit code is 1 if there is an error, otherwise 0. The environment's own output goes to standard error.
     """
     kwargs, options = read_settings(settings or []), read_task(task)
     from agentrl.core.registry import spec_of
@@ -66,10 +66,10 @@ def check(
 
 
 def read_settings(settings: list[str]) -> dict[str, Any]:
-    """``key=value`` texts as arguments of the environment.
+    """Parse ``key=value`` texts into arguments of the environment.
 
     Raises:
-        ConfigError: One has no ``=``, or a value that is not YAML.
+        ConfigError: A text has no ``=``, or a value is not YAML.
     """
     from agentrl.config.overrides import parse_override, set_key
 
@@ -83,10 +83,10 @@ def read_settings(settings: list[str]) -> dict[str, Any]:
 
 
 def read_task(text: str | None) -> dict[str, Any] | None:
-    """The task that ``--task`` holds.
+    """Parse the task given with ``--task``.
 
     Raises:
-        ConfigError: It is no JSON object.
+        ConfigError: ``text`` is not a JSON object.
     """
     if text is None:
         return None
@@ -100,7 +100,7 @@ def read_task(text: str | None) -> dict[str, Any] | None:
 
 
 def show(report: "Report", console: "Console") -> None:
-    """Print the findings, the worst first, then what was not checked, then one line of numbers."""
+    """Print the findings, the most severe first, then the skipped rules, then one line of numbers."""
     from rich.padding import Padding
     from rich.text import Text
 

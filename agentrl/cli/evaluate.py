@@ -1,4 +1,4 @@
-"""``agentrl eval``: roll out without a trainer, against a server that runs already or the embedded engine."""
+"""``agentrl eval``: evaluates a model without a trainer, on a running server or the embedded engine."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from agentrl.cli.recipe import Overrides, complete_recipe, run_loaded
 
-# An external server holds another model than the recipe's CPU part is sized for; both can be set.
+# The recipe's limits suit its small CPU model; a model on an external server needs more. Overrides can change both.
 _EXTERNAL = ("sampling.max_new_tokens=1024", "inference.context_length=8192")
 
 
@@ -27,7 +27,7 @@ def evaluate(
         str | None,
         typer.Option("--model", help="The server's name of the model; without --base-url, the model to load."),
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Tasks.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Number of tasks.")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Episodes per task; over 1, also pass@k.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for the episodes.")] = None,
 ) -> None:
@@ -50,7 +50,7 @@ def evaluate(
 
 
 def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int | None, folder: Path) -> list[str]:
-    """The options as recipe settings."""
+    """Convert the options to recipe settings."""
     from agentrl.config.yaml12 import write_yaml
 
     settings = ["trainer.type=null", f"launch.run_dir={folder.parent}", f"name={folder.name}"]
@@ -64,15 +64,17 @@ def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int
     if k is not None:
         settings.append(f"eval.samples={k}")
         if k > 1:
-            settings.append("sampling.eval_temperature=1.0")  # greedy samples of one task would all be the same
+            settings.append("sampling.eval_temperature=1.0")  # greedy samples of one task would all be equal
     return settings
 
 
 def recipe_of(name: str) -> str:
-    """The recipe behind a recipe's name or path, or an environment's first recipe that learns from its episodes.
+    """Find the recipe of a name: a recipe's name or path, or an environment's id.
+
+    An environment's first recipe that learns from episodes goes before those that learn from examples.
 
     Raises:
-        ConfigError: Neither is known.
+        ConfigError: ``name`` is neither a known recipe nor an environment with a recipe.
     """
     from agentrl.config.errors import ConfigError
     from agentrl.config.load import find_recipe, recipe_names
@@ -84,7 +86,7 @@ def recipe_of(name: str) -> str:
     if name in names or name.endswith((".yaml", ".yml")):
         return name
     by_env: dict[str, str] = {}
-    for lines in (False, True):  # those that learn from examples have settings of their own, for longer texts
+    for lines in (False, True):  # recipes that learn from examples last: their settings suit longer texts
         for recipe in names:
             content = read_file(find_recipe(recipe))
             env, trainer = content.get("env"), content.get("trainer")

@@ -1,7 +1,7 @@
-"""``agentrl``: the commands, and what happens when one fails.
+"""``agentrl``: the command line and its error handling.
 
-Guarantees: an error that a user can act on is one message on standard error and exit code 2, without a traceback;
-anything else keeps its traceback. ``agentrl --help`` imports neither torch nor transformers, gymnasium or openai.
+Guarantees: an error that a user can fix prints one message on standard error, with exit code 2 and no traceback;
+other errors keep their traceback. ``agentrl --help`` imports neither torch nor transformers, gymnasium or openai.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""``agentrl env new``: writes an environment, its test and a recipe that run as they are.
+"""``agentrl env new``: writes an environment, its test and a recipe that work unchanged.
 
-Guarantees: nothing is overwritten; the three files fit each other and pass ``agentrl env check``, their own test and a
-training run before anything in them is changed.
+Guarantees: no file is overwritten; the unchanged environment passes ``agentrl env check`` and the written test, and can
+be trained on.
 """
 
 import keyword
@@ -115,14 +115,14 @@ def write_environment(name: str, folder: Path) -> list[tuple[Path, str]]:
     """Write the three files.
 
     Args:
-        name: Python name of the module; the class is called the same in CamelCase.
-        folder: Working folder.
+        name: Python name of the module; the class has the same name in CamelCase.
+        folder: Working folder to write into.
 
     Returns:
-        Each file and what it is.
+        The path and a description of each file.
 
     Raises:
-        UserError: The name is no Python name or stands for something else, or a file exists.
+        UserError: ``name`` is not a Python name or is already registered, or a file exists.
     """
     title = "".join(part.capitalize() for part in name.split("_"))
     usable = all(one.isidentifier() and not keyword.iskeyword(one) for one in (name, title))

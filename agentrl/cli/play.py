@@ -1,7 +1,7 @@
 """Lets a person act as the agent, in the terminal.
 
-Guarantees: the environment gets messages of the very shape that a model's answers have; what it says is shown whole;
-it is closed at the end, whatever happens.
+Guarantees: the environment gets messages of the same shape as a model's; its messages are shown in full;
+it is always closed at the end.
 """
 
 import json
@@ -32,11 +32,11 @@ async def play_episode(
     Args:
         env: The environment; closed at the end.
         seed: Seed of ``reset``.
-        options: The task; drawn where ``None``.
+        options: The task; ``None`` for one that the environment draws.
         console: Console to print to.
 
     Returns:
-        The sum of the rewards; ``None`` where one was missing or the player quit.
+        The sum of the rewards; ``None`` if one was missing or the player quit.
     """
     out = console or Console(highlight=False)
     try:
@@ -77,7 +77,7 @@ def show(console: Console, message: Message) -> None:
 
 
 def read_action(text: str, number: int = 0) -> Message:
-    """Turns typed text into an assistant message: ``/tool {...}`` lines are tool calls, all else is its text."""
+    """Turns typed text into an assistant message: ``/tool {...}`` lines are tool calls, the other lines its text."""
     said: list[str] = []
     calls: list[dict[str, Any]] = []
     for line in text.split("\n"):

@@ -1,4 +1,4 @@
-"""``agentrl recipe``: list, show and run recipes."""
+"""``agentrl recipe``: lists, shows and runs recipes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +14,14 @@ app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Recipe names that start with what was typed, for shell completion."""
+    """Lists recipe names that start with ``incomplete``, for shell completion."""
     from agentrl.config.load import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """Keys that start with what was typed, for shell completion."""
+    """Lists keys that start with ``incomplete``, for shell completion."""
     from agentrl.config.load import dotted_keys
 
     return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
@@ -87,7 +87,7 @@ def run(
         bool, typer.Option("--resume", help="Continue the run of this name from its checkpoint.")
     ] = False,
 ) -> None:
-    """Run a recipe: train, or with trainer.type=null evaluate."""
+    """Run a recipe: train, or evaluate with trainer.type=null."""
     from rich.console import Console
 
     recipe = _load(name, overrides, config)
@@ -103,7 +103,7 @@ def run(
 
 
 def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console", numbered: bool = False) -> int:
-    """Train, or evaluate where there is no trainer; returns the exit code."""
+    """Train, or evaluate if the recipe has no trainer; returns the exit code."""
     from agentrl.launch.run import run_recipe
 
     return run_recipe(recipe, resume=resume, console=console, numbered=numbered)

@@ -1,4 +1,4 @@
-"""``agentrl serve``: one inference server in the foreground."""
+"""``agentrl serve``: runs an inference server in the foreground."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,17 +9,17 @@ import typer
 class Engine(StrEnum):
     """Engines that ``agentrl serve`` starts."""
 
-    EMBEDDED = "embedded"  # our own, any Hugging Face causal LM, CPU or GPU
+    EMBEDDED = "embedded"  # agentrl's own engine: any Hugging Face causal LM, on CPU or GPU
 
 
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option("--model", help="Local folder, Hugging Face id or a shipped model.")],
-    engine: Annotated[Engine, typer.Option("--engine", help="Which server.")] = Engine.EMBEDDED,
+    engine: Annotated[Engine, typer.Option("--engine", help="Engine that serves the model.")] = Engine.EMBEDDED,
 ) -> None:
     """Serve a model over HTTP.
 
-    Further options go to the engine as they are: --port, --context-length, --max-running and so on.
+    Further options go to the engine unchanged: --port, --context-length, --max-running and so on.
     """
     from agentrl.data.models import require_chat_template, resolve_model
 

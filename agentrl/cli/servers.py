@@ -1,4 +1,4 @@
-"""``agentrl servers``: the inference servers of a run that goes on."""
+"""``agentrl servers``: lists, adds and removes the inference servers of a running run."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from agentrl.config.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, add and remove the inference servers of a running run.")
 
-RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; by default the only one that runs.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the only one running.")]
 RunDir = Annotated[Path, typer.Option("--run-dir", help="Folder of all runs.")]
 RUNS = Path("runs")
-SECONDS = 600.0  # a server that joins loads the weights first
+SECONDS = 600.0  # time limit of a call: a server that joins first loads the weights
 
 
 @app.command("list")
@@ -24,21 +24,21 @@ def list_servers(run: RunName = None, run_dir: RunDir = RUNS) -> None:
 
 @app.command()
 def add(url: str, run: RunName = None, run_dir: RunDir = RUNS) -> None:
-    """Give a server the run's current weights, then traffic."""
+    """Add a server: it loads the run's current weights, then gets traffic."""
     _show(_call(run_dir, run, "POST", url))
 
 
 @app.command()
 def remove(url: str, run: RunName = None, run_dir: RunDir = RUNS) -> None:
-    """Give a server no new requests; it is not stopped."""
+    """Remove a server: it gets no new requests, but is not stopped."""
     _show(_call(run_dir, run, "DELETE", url))
 
 
 def find_controller(run_dir: Path, run: str | None) -> dict[str, Any]:
-    """Address and secret of a run's controller.
+    """Find address and secret of a run's controller.
 
     Raises:
-        UserError: No such run goes on, or several do and none was named.
+        UserError: No such run is running, or several are and ``run`` is ``None``.
     """
     import psutil
 

@@ -1,6 +1,6 @@
 """Sums of two small numbers, for learning proofs and examples.
 
-Guarantees: train and test never share an ordered pair; which pairs are held out depends on nothing but the arguments.
+Guarantees: train and test never share an ordered pair; the held-out pairs depend only on the arguments.
 """
 
 import random
@@ -9,21 +9,21 @@ from typing import Any
 
 from agentrl.config.errors import DataError
 
-_SPLIT_SEED = 7  # any number, as long as it stays: published results depend on which pairs are held out
+_SPLIT_SEED = 7  # arbitrary, but must not change: published results depend on the held-out pairs
 
 
 def load(
     split: str, path: str | None, max_operand: int = 50, held_out: int = 200, one_digit_repeats: int = 1
 ) -> tuple[Iterable[dict[str, Any]], str]:
-    """All sums ``a + b`` with ``0 <= a, b <= max_operand``.
+    """Generates all sums ``a + b`` with ``0 <= a, b <= max_operand``.
 
     Args:
         split: ``train`` or ``test``.
-        path: Must be ``None``: nothing is read.
+        path: Must be ``None``; no file is read.
         max_operand: Largest operand.
-        held_out: Ordered pairs that make up ``test``.
-        one_digit_repeats: How often a training pair with an operand below 10 occurs: small models find these harder
-            than sums of two numbers of one length.
+        held_out: Number of ordered pairs in ``test``.
+        one_digit_repeats: Number of occurrences of a training pair with an operand below 10, which small models find
+            harder than sums of two numbers of equal length.
 
     Returns:
         Lines ``{"a", "b", "question", "answer"}``, and a sentence about them.

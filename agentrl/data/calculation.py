@@ -10,22 +10,22 @@ from typing import Any
 
 from agentrl.config.errors import DataError
 
-HELD_OUT = 10  # one of so many expressions, by its checksum, is never trained on
-_SEED = 11  # any number, as long as it stays: published results depend on the lines
+HELD_OUT = 10  # one in so many expressions, chosen by checksum, is held out
+_SEED = 11  # arbitrary, but must not change: published results depend on the lines
 _SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 
 
 def load(
     split: str, path: str | None, digits: int = 3, train: int = 4000, test: int = 200
 ) -> tuple[list[dict[str, Any]], str]:
-    """Lines such as ``What is 348 * 27?``.
+    """Generates lines such as ``What is 348 * 27?``.
 
     Args:
         split: ``train`` or ``test``.
-        path: Must be ``None``: nothing is read.
-        digits: Most digits of an operand; at least 2.
-        train: Lines to learn from.
-        test: Lines held out.
+        path: Must be ``None``; no file is read.
+        digits: Largest number of digits of an operand, at least 2.
+        train: Number of training lines.
+        test: Number of held-out lines.
 
     Returns:
         Lines ``{"question", "expression", "answer"}``, and a sentence about them.

@@ -1,8 +1,8 @@
 """Loads the tasks of a recipe's dataset section.
 
 Guarantees: a task's id is its place in the dataset (``train/17``), whatever the order, seed or limit; the same
-configuration and seed give the same tasks in the same order. Validation tasks are drawn with a seed of their own, so
-runs with different seeds are evaluated on the same ones.
+configuration and seed give the same tasks in the same order. Validation tasks are drawn with a fixed seed, so
+runs with different seeds are evaluated on the same tasks.
 """
 
 import inspect
@@ -18,16 +18,16 @@ from agentrl.core.registry import load
 from agentrl.core.task_source import NoTasksError
 from agentrl.envkit.make import discard, make
 
-_FIXED_SEED = 20_240_501  # any number, as long as it stays: changing it changes which validation tasks a limit takes
+_FIXED_SEED = 20_240_501  # arbitrary, but must not change: it decides which validation tasks a limit keeps
 
 
 @dataclass(frozen=True)
 class LoadedTasks:
-    """Tasks and where they come from.
+    """Tasks with a description of their source.
 
     Attributes:
-        tasks: In the order they are to be used.
-        source: A sentence that says where they come from.
+        tasks: Tasks in the order of use.
+        source: Sentence that says where the tasks come from.
     """
 
     tasks: list[Task]
@@ -41,8 +41,8 @@ def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None 
         config: The section. Its ``name`` is a registered dataset or ``path/to/file.py:function``; the function gets
             ``split``, ``path`` and ``kwargs`` and returns the lines and a sentence about their source. ``env`` stands
             for the environment's own ``dataset``.
-        seed: Orders the training tasks; every other split has a fixed order.
-        env: The environment.
+        seed: Seed of the training tasks' order; every other split has a fixed order.
+        env: Recipe section of the environment.
 
     Raises:
         DataError: The dataset is unknown, not found, empty, or its loader does not take these arguments.

@@ -1,7 +1,7 @@
 """Converts a GGUF file to a Hugging Face folder with plain float32 weights, once.
 
-Guarantees: the folder appears whole or not at all; two processes that convert at one time end with the same folder,
-and one of them waits; a different GGUF gets a different folder.
+Guarantees: the folder is complete or absent; if two processes convert concurrently, one waits and both use the same
+folder; a different GGUF gets a different folder.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ from pathlib import Path
 from agentrl.config.errors import DataError
 from agentrl.host.cache_folder import cache_folder
 
-LAYOUT = 1  # raise it when what is written changes, so that old folders are not taken
+LAYOUT = 1  # increase it when the written format changes, so that old folders are not used
 
 
 def converted(file: Path, name: str, say: Callable[[str], None]) -> Path:
-    """The Hugging Face folder of a GGUF, converted if it is not there yet.
+    """Returns the Hugging Face folder of a GGUF; converts the file if needed.
 
     Args:
-        file: The GGUF.
-        name: The model's name, for the folder's.
-        say: Gets a sentence before the conversion.
+        file: The GGUF file.
+        name: The model's name, part of the folder's name.
+        say: Called with a sentence before the conversion.
 
     Raises:
-        DataError: It cannot be converted or written.
+        DataError: The file cannot be converted, or the folder cannot be written.
     """
     stat = file.stat()
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name}-{file.stem}")
@@ -41,7 +41,7 @@ def converted(file: Path, name: str, say: Callable[[str], None]) -> Path:
     from filelock import FileLock
 
     with FileLock(target.parent / f".{target.name}.lock"):
-        if target.is_dir():  # the process that held the lock has made it
+        if target.is_dir():  # another process has made it meanwhile
             return target
         say(f"converting {file.name} into a Hugging Face folder, once; this takes half a minute")
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -77,7 +77,7 @@ def _convert(file: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars: one of them is tqdm's own, which only a redirected standard error silences."""
+    """Suppresses progress bars; one of them is tqdm's, which needs a redirected standard error."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -1,7 +1,7 @@
-"""GSM8K: grade-school math problems, from a folder, the hub, or generated ones like them.
+"""GSM8K: grade-school math problems from a folder or the hub, or similar generated ones.
 
-Guarantees: train and test share no question; the sentence that comes back says which source was taken. A path that is
-given is the only place looked at. Source: Cobbe et al. 2021, arXiv:2110.14168; GSM-Symbolic: arXiv:2410.05229.
+Guarantees: train and test share no question; the returned sentence names the source that was used. If a path is
+given, no other source is tried. Source: Cobbe et al. 2021, arXiv:2110.14168; GSM-Symbolic: arXiv:2410.05229.
 """
 
 import os
@@ -25,14 +25,14 @@ def load(split: str, path: str | None) -> tuple[Iterable[dict[str, Any]], str]:
 
     Args:
         split: ``train`` or ``test``.
-        path: Folder with ``train.jsonl`` and ``test.jsonl``; ``None`` for ``$AGENTRL_GSM8K``, the hub, generated
-            problems.
+        path: Folder with ``train.jsonl`` and ``test.jsonl``; ``None`` to try ``$AGENTRL_GSM8K``, the hub, and
+            generated problems, in this order.
 
     Returns:
         Lines ``{"question", "answer"}`` whose answer ends in ``#### N``, and a sentence about their source.
 
     Raises:
-        DataError: It is nowhere; the message lists where it was looked for.
+        DataError: No source has the dataset; the message lists the places tried.
     """
     if split not in SPLITS:
         raise DataError(f"{HUB_ID} has no split {split!r}; it has {' and '.join(SPLITS)}")

@@ -1,7 +1,7 @@
 """Tells whether the Hugging Face hub can be reached.
 
-Guarantees: an answer within :data:`CONNECT_SECONDS` and a bit; never an exception. ``huggingface_hub`` itself retries
-for 24 seconds before it says that a machine is offline.
+Guarantees: an answer within about :data:`CONNECT_SECONDS`, never an exception. ``huggingface_hub`` itself retries
+for 24 seconds before it reports that a machine is offline.
 """
 
 import os
@@ -12,12 +12,12 @@ CONNECT_SECONDS = 3.0  # a working connection needs well under one
 
 
 def endpoint() -> str:
-    """The hub's address, as ``huggingface_hub`` reads it from ``HF_ENDPOINT``."""
+    """Returns the hub's address, which like ``huggingface_hub`` it reads from ``HF_ENDPOINT``."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be asked, ``None`` where it can."""
+    """Returns why the hub cannot be reached; ``None`` if it can."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
             return f"{name} is set"

@@ -1,8 +1,8 @@
 """Resolves a model's name to a Hugging Face folder on this machine.
 
-Guarantees: one fixed order (local folder, Hugging Face cache, hub, a GGUF that an installed package ships), and the
-result says which it was; a name that leads nowhere is answered with every place looked in. torch is imported only to
-convert a GGUF.
+Guarantees: sources are tried in a fixed order (local folder, Hugging Face cache, hub, a GGUF that an installed package
+ships), and the result names the source; if no source has the model, the error lists every place tried. torch is
+imported only to convert a GGUF.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from agentrl.data.hub import endpoint, unreachable
 
 Say = Callable[[str], None]
 
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # what transformers reads; no second copy in .bin
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of transformers, without .bin copies
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ResolvedModel:
 
     Attributes:
         path: Folder that ``transformers`` loads.
-        source: A sentence that says where it comes from.
+        source: Sentence that says where the model comes from.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class ShippedGguf:
     """A GGUF file inside an installed distribution.
 
     Attributes:
-        distribution: Name that pip knows.
+        distribution: Name of the distribution, as pip knows it.
         file: Path inside the distribution, as its RECORD lists it.
     """
 
@@ -53,18 +53,18 @@ SHIPPED = {
 
 
 def resolve_model(name: str, say: Say | None = None, key: str = "model.name") -> ResolvedModel:
-    """Find a model.
+    """Find a model's folder; download or convert the model if needed.
 
     Args:
         name: A local folder or a Hugging Face id.
-        say: Gets a sentence before something that takes long: a download or a conversion.
-        key: The recipe's key that names it, for the message.
+        say: Called with a sentence before a download or a conversion.
+        key: Recipe key of the model, for the error message.
 
     Returns:
-        The folder, and where it comes from. A GGUF is converted on first use, which takes some 20 seconds.
+        The folder and its source. A GGUF is converted on first use, which takes some 20 seconds.
 
     Raises:
-        DataError: It is nowhere; the message lists where it was looked for and what to do.
+        DataError: No source has the model; the message lists the places tried and what to do.
     """
     looked: list[str] = []
     steps: tuple[Callable[[str, list[str], Say], ResolvedModel | None], ...] = (_local, _cached, _hub, _shipped)
@@ -179,7 +179,7 @@ def require_chat_template(path: Path) -> None:
         path: The model's folder.
 
     Raises:
-        DataError: None of the places where ``transformers`` looks has one.
+        DataError: The folder has no chat template in any place where ``transformers`` looks.
     """
     if (path / "chat_template.jinja").is_file() or (path / "chat_template.json").is_file():
         return
@@ -195,27 +195,27 @@ def require_chat_template(path: Path) -> None:
 
 
 def find_config(name: str) -> tuple[dict[str, Any] | None, str]:
-    """A model's ``config.json`` without downloading or converting its weights, for estimates.
+    """Find a model's ``config.json`` without downloading or converting its weights, for estimates.
 
     Args:
         name: Name of the model, see :func:`resolve_model`.
 
     Returns:
-        The config, ``None`` where it is not at hand, and a sentence about it.
+        The config, or ``None`` if it is not available, and a sentence about its source.
     """
     file, source = find_file(name, "config.json")
     return (None if file is None else _read_json(file)), source
 
 
 def find_file(name: str, wanted: str) -> tuple[Path | None, str]:
-    """One file of a model without its weights, except where a GGUF must be converted.
+    """Find one file of a model without loading its weights, unless a GGUF must be converted.
 
     Args:
         name: Name of the model, see :func:`resolve_model`.
         wanted: Name of the file.
 
     Returns:
-        The file, ``None`` where it is not at hand, and a sentence about it.
+        The file, or ``None`` if it is not available, and a sentence about its source.
     """
     local = Path(name).expanduser() / wanted
     if local.is_file():

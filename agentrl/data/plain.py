@@ -1,7 +1,7 @@
-"""Rows of a folder's JSON-lines files or of a dataset of the hub, as they are.
+"""Loads rows of JSON-lines files or of a hub dataset unchanged.
 
-Guarantees: a line that is not a JSON object is refused with its file and number; the sentence that comes back says
-which source was taken.
+Guarantees: a line that is not a JSON object is refused with its file and number; the returned sentence names the
+source.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,10 @@ from agentrl.data.hub import endpoint, unreachable
 
 
 def load_folder(split: str, path: str | None) -> tuple[list[dict[str, Any]], str]:
-    """The lines of ``<path>/<split>.jsonl``.
+    """Loads the lines of ``<path>/<split>.jsonl``.
 
     Raises:
-        DataError: There is no such file, or a line is no JSON object.
+        DataError: There is no such file, or a line is not a JSON object.
     """
     if path is None:
         raise DataError("dataset 'jsonl' reads a folder: name it with path")
@@ -33,7 +33,7 @@ def json_lines(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields the JSON object of each line of a file and the line's place as ``file:number``; empty lines are skipped.
 
     Raises:
-        DataError: A line is no JSON object.
+        DataError: A line is not a JSON object.
     """
     for number, text in enumerate(file.read_bytes().split(b"\n"), start=1):
         if not text.strip():
@@ -51,16 +51,16 @@ def json_lines(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
 def load_hub(
     split: str, path: str | None, id: str = "", config: str | None = None
 ) -> tuple[Iterable[dict[str, Any]], str]:
-    """The lines of a dataset of the hub, through ``datasets`` and its cache.
+    """Loads the rows of a hub dataset through ``datasets`` and its cache.
 
     Args:
         split: Name of the split.
-        path: Must be ``None``.
-        id: ``owner/name``.
-        config: The dataset's configuration, where it has several.
+        path: Must be ``None``; no file is read.
+        id: Id of the dataset, ``owner/name``.
+        config: Name of the dataset's configuration, if it has several.
 
     Raises:
-        DataError: It cannot be had; the message says why.
+        DataError: The dataset cannot be loaded; the message says why.
     """
     if path is not None:
         raise DataError(f"dataset {id!r} comes from the hub and reads no path, but path was {path!r}")
@@ -70,7 +70,7 @@ def load_hub(
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise DataError(f"dataset {id!r} needs the package 'datasets': pip install 'agentrl[train]'") from error
-    reason = unreachable()  # its cache is looked into all the same
+    reason = unreachable()  # the cache of ``datasets`` is used even if the hub is unreachable
     if reason is not None:
         settings.HF_HUB_OFFLINE = True
     try:

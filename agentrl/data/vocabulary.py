@@ -1,6 +1,6 @@
 """Compares the vocabularies of two tokenizers.
 
-Guarantees: read from the tokenizers' own files, without torch or transformers; only ids count, not how a text is split.
+Guarantees: only the tokenizers' files are read, without torch or transformers; ids are compared, not text splitting.
 """
 
 from pathlib import Path
@@ -11,10 +11,10 @@ TOKENIZER = "tokenizer.json"
 
 
 def vocabulary(file: Path) -> dict[str, int]:
-    """Id of each token, special ones included.
+    """Maps each token to its id, special tokens included.
 
     Args:
-        file: A ``tokenizer.json``.
+        file: Path of a ``tokenizer.json``.
 
     Raises:
         DataError: There is no such file.
@@ -27,7 +27,7 @@ def vocabulary(file: Path) -> dict[str, int]:
 
 
 def disagreements(ours: Path, theirs: Path) -> list[tuple[str, int, int | None]]:
-    """Tokens of ours that are not theirs: the token, our id, and theirs or ``None``; theirs may know more tokens."""
+    """Lists tokens of ``ours`` with another id, or ``None``, in ``theirs``: token, our id, their id."""
     known = vocabulary(theirs)
     wrong = [(token, index, known.get(token)) for token, index in vocabulary(ours).items() if known.get(token) != index]
     return sorted(wrong, key=lambda entry: entry[1])

@@ -1,4 +1,4 @@
 """Building blocks of environments: base classes, tools, spaces, wrappers, the checker, and Gymnasium both ways.
 
-Concrete environments stand in ``envs/``. Nothing here knows of models, servers or training.
+Concrete environments are in ``envs/``. This package does not depend on models, servers or training.
 """

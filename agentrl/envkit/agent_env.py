@@ -1,8 +1,8 @@
-"""The standard workflow: one agent in one environment until either ends the episode.
+"""The standard workflow: one agent acts in one environment until the episode ends.
 
-Guarantees: each step's reward is credited to the message that earned it; the environment is closed whatever happens; a
-wrong reward (not a finite number) is an error of the environment, never a number; a missing one (``None``) leaves the
-episode without a reward, never with 0.
+Guarantees: each step's reward is credited to the message that earned it; the environment is always closed; a
+reward that is not a finite number raises an error that names the environment; if a reward is missing (``None``), the
+episode has no reward, never 0.
 """
 
 import copy
@@ -20,17 +20,20 @@ from agentrl.envkit.reward_function import RewardFunction
 
 
 class AgentEnvWorkflow(RolloutWorkflow):
-    """Agent x environment.
+    """Runs an agent in an environment.
 
-    The environment is made once here, so that wrong arguments are an error before any episode.
+    The constructor makes one environment as a test, so that wrong arguments raise before any episode.
 
     Args:
-        env: Registered id or path of the environment, and ``env_kwargs`` for it.
-        agent: Registered id or path of the agent, and ``agent_kwargs`` for it.
-        max_turns: Actions after which the episode is truncated.
-        reward: Registered id or path of a function that judges the whole episode instead of the environment, and
-            ``reward_kwargs`` for it: ``(task, messages, reward, **reward_kwargs)``, with the environment's reward;
-            sync or async; gives the reward, or ``(reward, metrics)``.
+        env: Registered id or path of the environment.
+        agent: Registered id or path of the agent.
+        env_kwargs: Arguments of the environment.
+        agent_kwargs: Arguments of the agent.
+        max_turns: Number of actions after which the episode is truncated.
+        reward: Registered id or path of a sync or async function that judges whole episodes instead of the
+            environment: ``(task, messages, reward, **reward_kwargs)``, where ``reward`` is the environment's, to the
+            reward or ``(reward, metrics)``.
+        reward_kwargs: Further arguments of that function.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
             raise TypeError(f"agent.id={agent} with agent.kwargs={self._agent_kwargs}: {error}") from error
 
     def make_env(self) -> Environment[list[Message], Message]:
-        """A new environment; one for each episode."""
+        """Makes a new environment; each episode has its own."""
         return construct(self._env_class, self._spec)
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
@@ -88,7 +91,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
             if self._judge is not None:
                 total, more = await self._judge(task.data, said, total)
                 metrics.update(more)
-                if total is not None:  # the last message gets what the environment's steps do not add up to
+                if total is not None:  # the last message gets the difference to the environment's rewards
                     llm.reward(total - sum(reward for reward in rewards if reward is not None))
             reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
             return Outcome(reward=total, stop_reason=reason, metrics=metrics)

@@ -1,8 +1,8 @@
-"""An async environment as a plain ``gymnasium.Env``.
+"""Wraps an async environment as a plain ``gymnasium.Env``.
 
-Guarantees: Gymnasium's checker and vector environments take it; the same seed gives the same episode; it may be used
-from any thread and inside or outside of a running event loop, whose own tasks it never runs. Observations and actions
-are the environment's own: lists of messages, and messages.
+Guarantees: it works with Gymnasium's checker and vector environments; the same seed gives the same episode; it can be
+used from any thread and inside or outside of a running event loop, whose tasks it never runs. Observations and actions
+are unchanged: lists of messages, and messages.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from agentrl.core.environment import Environment
 from agentrl.envkit.make import make
 
 T = TypeVar("T")
-GRACE = 1.0  # seconds for a loop to notice its own deadline
-CALL_SECONDS = 600.0  # longest reset or step; an environment that hangs must not hang its user for ever
+GRACE = 1.0  # seconds for the event loop to notice its own deadline
+CALL_SECONDS = 600.0  # longest reset or step; a hanging environment must not hang its caller for ever
 
 
 class GymnasiumBridge(gymnasium.Env[Any, Any]):
-    """Runs an async environment on an event loop of its own.
+    """Runs an async environment on a separate event loop.
 
     Args:
-        agentrl_env: Registered id or path, or the environment itself.
-        render_mode: ``ansi``: :meth:`render` gives the conversation as text.
-        agentrl_timeout: Seconds that ``reset``, ``step`` or ``close`` may take.
+        agentrl_env: Registered id or path of the environment, or the environment itself.
+        render_mode: With ``ansi``, :meth:`render` returns the conversation as text.
+        agentrl_timeout: Time limit of ``reset``, ``step`` and ``close``, in seconds.
         kwargs: Arguments of the environment.
     """
 
@@ -57,10 +57,10 @@ class GymnasiumBridge(gymnasium.Env[Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act once.
+        """Take one action.
 
         Raises:
-            ValueError: The reward is missing: Gymnasium has no word for that.
+            ValueError: The reward is missing, which Gymnasium does not support.
         """
         observation, reward, terminated, truncated, info = self._run(self.env.step(action))
         if reward is None:
@@ -69,14 +69,14 @@ class GymnasiumBridge(gymnasium.Env[Any, Any]):
         return observation, float(reward), terminated, truncated, info
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The conversation so far, where ``render_mode`` is ``ansi``."""
+        """Returns the conversation so far as text if ``render_mode`` is ``ansi``, else ``None``."""
         if self.render_mode != "ansi":
             return None
         messages = [one for said in self._said for one in (said if isinstance(said, list) else [said])]
         return "\n".join(_line(message) for message in messages)
 
     def close(self) -> None:
-        """Close the environment; more than once does nothing more."""
+        """Close the environment; may be called more than once."""
         self._run(self.env.close())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -86,9 +86,9 @@ class GymnasiumBridge(gymnasium.Env[Any, Any]):
             return future.result(self._timeout + GRACE)
         except concurrent.futures.TimeoutError:
             if future.done():
-                raise  # the environment's own
+                raise  # raised by the environment itself
             future.cancel()
-            _Loop.give_up(loop)  # something in it blocks: later calls get another
+            _Loop.give_up(loop)  # the loop is blocked: later calls get another
             name = type(self.env.unwrapped).__name__
             raise TimeoutError(f"{name} blocked its event loop for over {self._timeout:g} s") from None
 
@@ -107,14 +107,14 @@ def _line(message: Any) -> str:
 
 
 class _Loop:
-    """One event loop in a daemon thread for all bridges of a process; made anew after a fork."""
+    """The event loop of all bridges of a process, in a daemon thread; created again after a fork."""
 
     _lock = threading.Lock()
     _owner: ClassVar[tuple[int, asyncio.AbstractEventLoop] | None] = None
 
     @classmethod
     def running(cls) -> asyncio.AbstractEventLoop:
-        """The loop of this process; another one where the caller is in it: a bridge inside of a bridge."""
+        """Returns the process's loop, or a new one if the caller runs in it: a bridge inside a bridge."""
         with cls._lock:
             if cls._owner is None or cls._owner[0] != os.getpid():
                 cls._owner = (os.getpid(), cls._start())
@@ -123,7 +123,7 @@ class _Loop:
 
     @classmethod
     def give_up(cls, loop: asyncio.AbstractEventLoop) -> None:
-        """Use the loop no more; it ends when what blocks it ends."""
+        """Stop using a blocked loop; it ends when it is no longer blocked."""
         loop.call_soon_threadsafe(loop.stop)
         with cls._lock:
             if cls._owner is not None and cls._owner[1] is loop:

@@ -1,7 +1,7 @@
 """Base classes of environments for language models: observations are messages, an action is one assistant message.
 
 Guarantees: an observation is the list of messages that are new since the last action; a reward method may be a plain or
-an ``async`` function, and a blocking one is given up after its time limit.
+an ``async`` function, and a blocking one is abandoned after its time limit.
 """
 
 import inspect
@@ -22,9 +22,10 @@ class LanguageEnvironment(Environment[list[Message], Message]):
     """An environment whose observations are new messages and whose actions are assistant messages.
 
     Attributes:
-        blocking: A sync ``judge`` or ``reward`` takes long: it runs in a thread, so that other episodes go on. For one
-            that computes for long in Python, be ``async`` and use ``agentrl.host.worker_pool.shared_pool`` instead.
-        reward_timeout: Seconds after which a blocking one is given up; the episode then has no reward.
+        blocking: Whether a sync ``judge`` or ``reward`` takes long: it then runs in a thread, so that other episodes
+            continue. If it computes for long in Python, make it ``async`` and use
+            ``agentrl.host.worker_pool.shared_pool`` instead.
+        reward_timeout: Seconds after which a blocking one is abandoned; the episode then fails.
     """
 
     blocking: ClassVar[bool] = False
@@ -34,7 +35,7 @@ class LanguageEnvironment(Environment[list[Message], Message]):
         """Returns a reward method's result as ``(reward, metrics)``; the reward is not checked.
 
         Raises:
-            WorkerTimeoutError: A blocking one took longer than :attr:`reward_timeout`.
+            WorkerTimeoutError: A blocking method took longer than :attr:`reward_timeout`.
         """
         if self.blocking and not inspect.iscoroutinefunction(method):
             return await read_judgement(await in_thread(method, *args, timeout=self.reward_timeout))
@@ -42,41 +43,41 @@ class LanguageEnvironment(Environment[list[Message], Message]):
 
     @cached_property
     def observation_space(self) -> "Space[Any]":  # type: ignore[override]
-        """Lists of messages of any role."""
+        """Space of lists of messages of any role."""
         from agentrl.envkit.spaces.messages import MessageListSpace
 
         return MessageListSpace()
 
     @cached_property
     def action_space(self) -> "Space[Any]":  # type: ignore[override]
-        """Assistant messages; with calls of the environment's tools where it has some."""
+        """Space of assistant messages, which may call the environment's tools."""
         from agentrl.envkit.spaces.messages import MessageSpace
 
         return MessageSpace(tools=[tool.schema() for tool in getattr(self, "tools", [])])
 
 
 class SingleTurnEnvironment(LanguageEnvironment):
-    """Ask once, judge the answer: subclasses write ``prompt`` and ``judge``."""
+    """An environment that asks once and judges the answer: subclasses write ``prompt`` and ``judge``."""
 
     _task: dict[str, Any] | None = None
 
     @abstractmethod
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """Messages that put the task to the model."""
+        """Returns the messages that pose the task to the model."""
 
     @abstractmethod
     def judge(self, task: dict[str, Any], answer: str) -> Any:
         """Judge the answer; may be ``async``.
 
         Returns:
-            The reward, ``(reward, metrics)`` where metrics are numbers to log apart from it, or a verdict of
-            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted and not trained on.
+            The reward; or ``(reward, metrics)``, where metrics are further numbers to log; or a verdict of
+            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted but not trained on.
         """
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
-        """Start with ``options`` as the task."""
+        """Start an episode with ``options`` as the task; without, the environment draws one."""
         self._task = self.choose_task(seed, options)
         return self.prompt(self._task), {}
 
@@ -92,10 +93,10 @@ class SingleTurnEnvironment(LanguageEnvironment):
 
 
 def spoken(action: Any, env: object) -> str:
-    """The text of an assistant message; empty where there is none.
+    """Returns the text of an assistant message; empty if it has none.
 
     Raises:
-        TypeError: The action is no message.
+        TypeError: ``action`` is not a message.
     """
     if not isinstance(action, dict):
         raise TypeError(
@@ -108,7 +109,8 @@ def spoken(action: Any, env: object) -> str:
 async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
     """Returns a reward method's result, awaited if async, as ``(reward, metrics)``; the reward is not checked.
 
-    A :class:`agentrl.rewards.Verdict` is read too; why its value is missing becomes the metric ``missing_<reason>``.
+    A :class:`agentrl.rewards.Verdict` is accepted too; the reason of a missing value becomes the metric
+    ``missing_<reason>``.
     """
     if inspect.isawaitable(judged):
         judged = await judged

@@ -1,6 +1,6 @@
-"""``agentrl.make``: an environment by its id or path.
+"""``agentrl.make``: makes an environment by its id or path.
 
-Guarantees: the environment carries what it was made with as ``spec``; wrong arguments are an error that names them.
+Guarantees: the environment's ``spec`` holds its id and arguments; wrong arguments raise an error that names them.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ def make(id: str, **kwargs: Any) -> Environment[Any, Any]:
     Args:
         id: Registered id (``GSM8K-v0``, or ``gsm8k`` for its newest version), path (``envs/mine.py:Mine``), or the
             name of a file in ``./envs``.
-        kwargs: Arguments of the environment; they go before the registered ones.
+        kwargs: Arguments of the environment; they override the registered ones.
 
     Raises:
-        LookupError: There is no such environment; the message has the nearest name.
-        TypeError: The environment does not take these arguments, or is none.
+        LookupError: There is no such environment; the message suggests the nearest name.
+        TypeError: The environment does not take these arguments, or the object is not an environment.
     """
     spec = spec_of("env", id)
     return construct(load("env", id), Spec(spec.id, spec.entry_point, spec.kwargs | kwargs))
 
 
 def construct(made: Any, spec: Spec) -> Environment[Any, Any]:
-    """Call an environment class, or a function that makes one, with a spec's arguments."""
+    """Call an environment class, or a function that makes an environment, with a spec's arguments."""
     try:
         env = made(**spec.kwargs)
     except TypeError as error:
@@ -40,6 +40,6 @@ def construct(made: Any, spec: Spec) -> Environment[Any, Any]:
 
 
 def discard(env: Environment[Any, Any]) -> None:
-    """Close an environment that was made only to see whether it can be; works inside a running loop too."""
+    """Close an environment that was made only as a test; works inside a running event loop too."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, env.close()).result()

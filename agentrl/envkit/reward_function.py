@@ -1,7 +1,7 @@
-"""A function that judges whole episodes instead of the environment: what ``reward.id`` names.
+"""Runs the function of ``reward.id``, which judges whole episodes instead of the environment.
 
-Guarantees: arguments that do not fit are an error when it is made; it gets a copy of the task; a sync one runs in a
-thread and is given up after ``REWARD_SECONDS``; what it gives is checked, and a wrong value names function and line.
+Guarantees: unsuitable arguments raise before any episode; the function gets a copy of the task; a sync function runs in
+a thread and is abandoned after ``REWARD_SECONDS``; a wrong return value raises an error that names function and line.
 """
 
 import copy
@@ -14,19 +14,19 @@ from agentrl.core.registry import load
 from agentrl.envkit.language import read_judgement
 from agentrl.host.worker_threads import in_thread
 
-REWARD_SECONDS = 60.0  # for a sync one; an async one sets its own limit, or has the episode's
+REWARD_SECONDS = 60.0  # for a sync function; an async one sets its own limit, or has the episode's
 
 
 class RewardFunction:
-    """``(task, messages, reward, **kwargs)`` to a reward, or ``(reward, metrics)``, sync or async.
+    """Wraps a sync or async function from ``(task, messages, reward, **kwargs)`` to a reward or ``(reward, metrics)``.
 
     Args:
-        id: Registered id or path.
-        kwargs: Further arguments.
+        id: Registered id or path of the function.
+        kwargs: Further arguments of the function.
 
     Raises:
-        LookupError: There is none.
-        TypeError: It does not take these arguments.
+        LookupError: There is no such function.
+        TypeError: The function does not take these arguments.
     """
 
     def __init__(self, id: str, kwargs: dict[str, Any]) -> None:
@@ -47,10 +47,10 @@ class RewardFunction:
         Args:
             task: The task's data.
             messages: All observations and actions in order.
-            reward: The environment's own; ``None`` where it is missing.
+            reward: The environment's reward; ``None`` if it is missing.
 
         Returns:
-            The reward, ``None`` where it is missing, and numbers to log.
+            The reward, ``None`` if it is missing, and the metrics to log.
         """
         arguments = copy.deepcopy(task), messages, reward
         if inspect.iscoroutinefunction(self._function):

@@ -1,8 +1,8 @@
-"""An environment with tools in one class: ``@tool`` methods, a prompt and a reward.
+"""Base class of environments with tools: ``@tool`` methods, a prompt and a reward.
 
-Guarantees: the tool calls of a message run at the same time and each is answered, whatever is wrong with it; the
-message without a tool call is the answer that is judged; an episode in which the tool turns run out is truncated
-unjudged. What became of the calls is logged apart from the reward.
+Guarantees: the tool calls of a message run concurrently and each is answered, even a malformed one; the first
+message without a tool call is judged as the answer; an episode that uses up its tool turns is truncated without
+being judged. Outcomes of the calls are logged as metrics.
 """
 
 from abc import abstractmethod
@@ -17,11 +17,13 @@ from agentrl.envkit.tools.tool_calls import ToolEvent, ToolEventKind, run_tool_c
 
 
 class ToolEnvironment(LanguageEnvironment):
-    """Ask, let the model call tools, judge its answer: subclasses write ``prompt``, ``reward`` and ``@tool`` methods.
+    """An environment in which the model calls tools, then answers.
+
+    Subclasses write ``prompt``, ``reward`` and ``@tool`` methods.
 
     Args:
-        max_tool_turns: Messages with tool calls before the episode is truncated.
-        tool_timeout: Seconds one call may take, where the tool sets no limit of its own.
+        max_tool_turns: Number of messages with tool calls after which the episode is truncated.
+        tool_timeout: Time limit of one call in seconds, if the tool has no limit of its own.
         max_result_chars: Characters of a tool's answer that the model sees.
     """
 
@@ -36,7 +38,7 @@ class ToolEnvironment(LanguageEnvironment):
         self.max_tool_turns = max_tool_turns
         self.tool_timeout = tool_timeout
         self.max_result_chars = max_result_chars
-        _ = self.tools  # one that cannot be described is an error now, not in an episode
+        _ = self.tools  # a tool that cannot be described raises now, not in an episode
 
     @cached_property
     def tools(self) -> list[Tool]:
@@ -45,30 +47,30 @@ class ToolEnvironment(LanguageEnvironment):
 
     @abstractmethod
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        """Messages that put the task to the model."""
+        """Returns the messages that pose the task to the model."""
 
     @abstractmethod
     def reward(self, task: dict[str, Any], answer: str) -> Any:
         """Judge the final answer; may be ``async``.
 
         Returns:
-            The reward, ``(reward, metrics)`` where metrics are numbers to log apart from it, or a verdict of
-            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted and not trained on.
+            The reward; or ``(reward, metrics)``, where metrics are further numbers to log; or a verdict of
+            :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted but not trained on.
         """
 
     def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
-        """Reward of a message with tool calls, from what became of them; 0 unless a subclass says otherwise."""
+        """Computes the reward of a message with tool calls from their outcomes; 0 by default."""
         return 0.0
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
-        """Start with ``options`` as the task; ``info["tools"]`` are the tools' schemas."""
+        """Start an episode with ``options`` as the task; ``info["tools"]`` holds the tools' schemas."""
         self._task, self._turns, self._kinds = self.choose_task(seed, options), 0, ()
         return self.prompt(self._task), {"tools": [tool.schema() for tool in self.tools]}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
-        """Answer the message's tool calls, or judge it as the final answer."""
+        """Answer the message's tool calls; without calls, judge it as the final answer."""
         if self._task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
         answer = spoken(action, self)
@@ -89,7 +91,7 @@ class ToolEnvironment(LanguageEnvironment):
         return answers, self.call_reward(task, events), False, over, info
 
     def _call_metrics(self) -> dict[str, float]:
-        """Tool calls of the episode so far, and whether any was there, and the share of them that ran well."""
+        """Counts the episode's tool calls: their number, whether one succeeded, and the share that succeeded."""
         calls = len(self._kinds)
         good = sum(kind is ToolEventKind.OK for kind in self._kinds)
         metrics = {"tool_calls": float(calls), "tool_used": float(good > 0)}

@@ -1,7 +1,7 @@
-"""Evaluation: episodes on validation tasks, with a trainer around it or without.
+"""Runs episodes on the validation tasks, within a training run or alone.
 
-Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid, apart
-from wrong ones; episodes are written down as they end.
+Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid,
+separately from wrong answers; each episode is written to the journal as it ends.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ class Evaluator:
     """Runs the recipe's validation tasks.
 
     Args:
-        recipe: For ``valid_dataset`` and ``eval``.
-        workflow: Shared by all episodes.
-        client: Model access.
-        journal: Record that episodes are written to.
+        recipe: Resolved recipe; ``valid_dataset`` names the tasks, ``eval`` how many of them and how often.
+        workflow: Workflow shared by all episodes.
+        client: Client that opens a session for each episode.
+        journal: Journal that episodes are written to.
     """
 
     def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:
@@ -41,11 +41,11 @@ class Evaluator:
 
     @property
     def total(self) -> int:
-        """Episodes of one evaluation."""
+        """Number of episodes of one evaluation."""
         return len(self.tasks) * self._recipe.eval.samples
 
     async def run(self, version: int) -> EvalSummary:
-        """Attempt every task; ``version`` labels the episodes."""
+        """Attempt every task and summarize the episodes; ``version`` labels them."""
         places = asyncio.Semaphore(self._recipe.rollout.max_concurrent)
 
         async def attempt(number: int, task: Task, index: int) -> Episode:

@@ -1,7 +1,7 @@
-"""95% confidence intervals.
+"""Computes 95% confidence intervals.
 
-Guarantees: an interval is never narrower for counting samples of one task as if they were independent; where the data
-say nothing about the spread, the bounds are NaN, not the mean. scipy is imported on first use.
+Guarantees: samples of one task are never counted as independent, which would make an interval too narrow; where the
+data do not determine the spread, the bounds are NaN, not the mean. scipy is imported on first use.
 """
 
 import math
@@ -12,11 +12,11 @@ CONFIDENCE = 0.95
 
 
 def proportion_interval(successes: int, n: int) -> tuple[float, float]:
-    """Wilson score interval of a proportion (Wilson 1927).
+    """Computes the Wilson score interval of a proportion (Wilson 1927).
 
     Args:
-        successes: Number of successes among ``n``.
-        n: Independent trials.
+        successes: Number of successes among the ``n`` trials.
+        n: Number of independent trials.
 
     Returns:
         Lower and upper bound, within 0 and 1; NaN for ``n == 0``.
@@ -30,13 +30,13 @@ def proportion_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def mean_interval(values_per_task: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Student-t interval of the mean over tasks, each task's samples averaged first.
+    """Computes the Student-t interval of the mean over tasks, each task's samples averaged first.
 
-    Samples of one task are correlated, so tasks are what is independent (Miller 2024, arXiv:2411.00640, section 2.2).
-    Tasks count alike, however many samples each has.
+    Samples of one task are correlated; only tasks are independent (Miller 2024, arXiv:2411.00640, section 2.2).
+    All tasks have equal weight, however many samples each has.
 
     Args:
-        values_per_task: One list of values per task; empty ones are left out.
+        values_per_task: One list of values per task; empty lists are left out.
 
     Returns:
         Lower and upper bound; NaN for fewer than two tasks.

@@ -1,7 +1,7 @@
-"""Finished episodes into numbers with 95% intervals.
+"""Summarizes finished episodes as metrics with 95% intervals.
 
-Guarantees: a failed episode is counted as invalid and enters no mean; tasks count alike; an interval that the data
-cannot give is left out of :meth:`EvalSummary.as_metrics`, not made up.
+Guarantees: a failed episode is counted as invalid and excluded from every mean; all tasks have equal weight; an
+interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`.
 """
 
 import math
@@ -18,7 +18,7 @@ SUCCESS = "accuracy"  # the metric behind pass@k
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks and its 95% interval; the bounds are NaN where there is none."""
+    """A mean over tasks and its 95% interval; the bounds are NaN where the data give none."""
 
     mean: float
     low: float
@@ -30,11 +30,11 @@ class EvalSummary:
     """Result of an evaluation.
 
     Attributes:
-        n: Episodes that were judged.
-        failed: Episodes that failed, apart from wrong answers.
-        tasks: Tasks with at least one judged episode.
-        samples: Episodes per task, the most that any has.
-        estimates: One per metric of the episodes, ``reward``, and ``pass@k`` where ``samples`` is over 1.
+        n: Number of episodes that did not fail.
+        failed: Number of episodes that failed; wrong answers are not among them.
+        tasks: Number of tasks with at least one episode that did not fail.
+        samples: Largest number of episodes that a task has.
+        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@k`` if ``samples`` > 1.
     """
 
     n: int
@@ -44,7 +44,7 @@ class EvalSummary:
     estimates: dict[str, Estimate]
 
     def as_metrics(self) -> dict[str, float]:
-        """As flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``."""
+        """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``."""
         metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed)}
         for name, estimate in self.estimates.items():
             metrics[f"eval/{name}"] = estimate.mean
@@ -55,10 +55,10 @@ class EvalSummary:
 
 
 def summarize(episodes: Sequence[Episode]) -> EvalSummary:
-    """Means and intervals over the episodes that did not fail.
+    """Computes means and intervals over the episodes that did not fail.
 
     Args:
-        episodes: All attempts; those with one ``task_id`` are samples of one task.
+        episodes: All attempts; those with the same ``task_id`` are samples of one task.
     """
     judged = [episode for episode in episodes if not episode.failed]
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -86,10 +86,10 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
 
 
 def estimate(values_per_task: Sequence[Sequence[float]]) -> Estimate:
-    """Mean over tasks, with Wilson's interval for a proportion and Student's otherwise.
+    """Computes the mean over tasks, with Wilson's interval for a proportion and Student's otherwise.
 
     Args:
-        values_per_task: One list of values per task, none empty.
+        values_per_task: One non-empty list of values per task.
     """
     means = [fmean(values) for values in values_per_task]
     mean = fmean(means)
@@ -97,8 +97,8 @@ def estimate(values_per_task: Sequence[Sequence[float]]) -> Estimate:
     within = all(0 <= value <= 1 for value in flat)
     single = all(len(values) == 1 for values in values_per_task)
     if within and ((single and set(flat) <= {0.0, 1.0}) or len(set(means)) == 1):
-        # No spread between tasks gives Student's interval no width. Wilson's over tasks, as if a task's samples were
-        # copies of one, is the cautious answer.
+        # Without spread between tasks Student's interval has no width. Wilson's interval over tasks, which counts a
+        # task's samples as one, is the cautious choice.
         low, high = proportion_interval(round(mean * len(means)), len(means))
     else:
         low, high = mean_interval(values_per_task)

@@ -1,7 +1,7 @@
-"""The reward curve of a run as a picture.
+"""Draws the reward and evaluation curves of a run as a PNG.
 
-Guarantees: drawn from ``metrics.jsonl`` alone, so it can be drawn again at any time; the picture appears whole;
-evaluation points carry their 95% intervals.
+Guarantees: the picture depends on ``metrics.jsonl`` alone, so it can be redrawn at any time; the file is replaced in
+one step, never half written; evaluation points have their 95% intervals.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ _COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8e5ea2", "#c23b5a", "#7a7a7a")
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and the ``window - 1`` before it; shorter at the start."""
+    """Averages each value with the ``window - 1`` values before it; fewer at the start."""
     return [sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)]
 
 
 def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
-    """Draw training reward above, evaluation below.
+    """Draw the training reward (or loss) above and the evaluation below.
 
     Args:
         metrics_file: ``metrics.jsonl`` of the run.
-        target: PNG to write.
-        title: Heading.
+        target: PNG file to write.
+        title: Title of the picture.
 
     Returns:
-        Whether there was something to draw: ``False``, and no picture, where the run ended before its first record.
+        Whether the picture was drawn; ``False`` if the run has no records to draw.
     """
     records = read_metrics(metrics_file)
     training = [record for record in records if "reward/mean" in record]
@@ -51,7 +51,7 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
     for axis, (part, found) in zip(axes, rows, strict=True):
         part(axis, found)
         axis.grid(alpha=0.25)
-        if axis.get_legend_handles_labels()[0]:  # an evaluation in which nothing was judged has no lines
+        if axis.get_legend_handles_labels()[0]:  # an evaluation in which all episodes failed has no lines
             axis.legend(loc="best", fontsize=9, framealpha=0.8)
     axes[-1].set_xlabel("trainer step")
     partial = target.with_name(f".{target.stem}.partial.png")
@@ -83,7 +83,7 @@ def _training(axis: Any, records: list[Record]) -> None:
 
 
 def _losses(axis: Any, records: list[Record]) -> None:
-    """Curve of supervised training: the loss of each batch, and of the held-out examples."""
+    """Plot the loss of each batch, and of the held-out examples."""
     steps = [record["step"] for record in records if "train/loss" in record]
     values = [record["train/loss"] for record in records if "train/loss" in record]
     window = max(3, len(values) // 10)
@@ -125,6 +125,6 @@ def _evaluation(axis: Any, records: list[Record]) -> None:
 
 
 def _evaluated(records: list[Record]) -> set[str]:
-    """Metrics with an interval, the reward left out: it has a panel of its own."""
+    """Names the metrics that have an interval, except the reward, which has a panel of its own."""
     names = {name for record in records for name in record if name.startswith("eval/") and name.endswith("_low")}
     return {name.removeprefix("eval/").removesuffix("_low") for name in names} - {"reward"}

@@ -1,7 +1,7 @@
 """Diagnoses a run from its metrics: each finding with its likely cause and a remedy.
 
-Guarantees: every rule is a function of the step records alone, so the live view and ``agentrl doctor`` say the same; a
-rule that lacks its numbers says nothing. Thresholds stand here, with what they were chosen by.
+Guarantees: every rule is a function of the step records alone, so the live view and ``agentrl doctor`` report the same
+findings; a rule whose metrics are missing reports nothing. The thresholds are constants of this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +10,18 @@ from statistics import fmean
 
 Record = Mapping[str, float]
 
-KL_OF_ANOTHER_POLICY = 0.03  # float32 gives 1e-10, bfloat16 1e-3
-RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # healthy runs: 1e-4; in bfloat16 0.4, once 1.3
+KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 in bfloat16
+RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
 FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
-UNCHANGED = 0.5  # share of tensors that a push left as they were
-CREEP = 1.5  # growth of the answers' length that should come with a growing reward
-RECENT = 3  # steps that a slow symptom must last
+UNCHANGED = 0.5  # share of tensors that a weight push did not change
+CREEP = 1.5  # factor by which answers may grow longer without a growing reward
+RECENT = 3  # steps over which a slow symptom is averaged
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to look at.
+    """A symptom in a run's metrics, with its likely cause and a remedy.
 
     Attributes:
         kind: Short name, the same for the same symptom.
@@ -40,11 +40,11 @@ class Finding:
 
 
 def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]:
-    """All findings of a run so far.
+    """Returns all findings of a run so far.
 
     Args:
         records: Metrics of the training steps, in order.
-        dtype: The trainer's compute type.
+        dtype: Compute dtype of the trainer.
     """
     steps = [record for record in records if is_step(record) and not record.get("critic/warmup")]
     if not steps:
@@ -59,7 +59,7 @@ def is_step(record: Mapping[str, object]) -> bool:
 
 
 def _recent(steps: Sequence[Record], key: str) -> float | None:
-    """Mean over the last steps; ``None`` before there are enough."""
+    """Averages a metric over the last ``RECENT`` steps; ``None`` if one of them lacks it."""
     values = [step[key] for step in steps[-RECENT:] if key in step]
     return fmean(values) if len(values) == RECENT else None
 
@@ -73,10 +73,10 @@ def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
     at = f", the largest at token id {token:.0f}" if token is not None and token >= 0 else ""
     return Finding(
         "ratio",
-        f"the ratio of an on-policy step is off 1 by {gap:.2g}{at}",
+        f"the importance ratio of an on-policy step differs from 1 by up to {gap:.2g}{at}",
         "Server and trainer compute different probabilities for the same tokens.",
-        "Compare their dtype (inference.dtype, trainer.dtype) and the temperature; with a server of another kind see "
-        "that it tells processed logprobs.",
+        "Compare their dtype (inference.dtype, trainer.dtype) and the temperature; check that an external server "
+        "returns processed logprobs.",
     )
 
 
@@ -88,8 +88,8 @@ def _other_policy(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "kl",
         f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step)",
-        "It holds other weights, or tells logprobs of another temperature or type.",
-        "See that the push is confirmed (logs/controller.log), and that the server was started with this model.",
+        "The server holds other weights, or returns logprobs of another temperature or dtype.",
+        "Check that the weight push is confirmed (logs/controller.log) and that the server runs this model.",
     )
 
 
@@ -99,8 +99,8 @@ def _masks(steps: Sequence[Record]) -> Finding | None:
         return None
     return Finding(
         "masks",
-        "no token of the batch was trained, though episodes have advantages",
-        "All loss masks are zero: the answers were not sampled through the session that the episode was given.",
+        "no token of the batch was trained, although episodes have advantages",
+        "All loss masks are zero: the answers were not sampled through the episode's session.",
         "Call the `llm` that the workflow or agent gets, not a client of your own.",
     )
 
@@ -111,10 +111,10 @@ def _signal(steps: Sequence[Record]) -> Finding | None:
         return None
     return Finding(
         "signal",
-        f"only {share:.0%} of the groups have answers of different reward",
-        "The tasks are too easy or too hard for the policy now; nothing is learned from such groups.",
-        "Take other tasks, more answers per task (rollout.group_size), a reward with steps in between, or "
-        "rollout.skip_uniform_groups=true. Near the end of a good run this is what success looks like.",
+        f"only {share:.0%} of the groups have answers with different rewards",
+        "The tasks are too easy or too hard for the policy now; groups with uniform rewards teach nothing.",
+        "Use other tasks, more answers per task (rollout.group_size), a finer-grained reward, or "
+        "rollout.skip_uniform_groups=true. Near the end of a successful run this is normal.",
     )
 
 
@@ -126,8 +126,8 @@ def _truncation(steps: Sequence[Record]) -> Finding | None:
         "truncation",
         f"{share:.0%} of the answers reach the length limit",
         "sampling.max_new_tokens is too small for what the model writes, or it does not end its answers.",
-        "Raise the limit, penalise overlong answers (agentrl.rewards), or trainer.mask_truncated=true; harmless where "
-        "the reward needs the beginning only.",
+        "Raise the limit, penalise overlong answers (agentrl.rewards), or set trainer.mask_truncated=true. Harmless if "
+        "the reward depends only on the beginning.",
     )
 
 
@@ -145,7 +145,7 @@ def _creep(steps: Sequence[Record]) -> Finding | None:
         "length",
         f"answers grew from {old_length:.0f} to {length:.0f} tokens while the reward went from {old_reward:.3f} to "
         f"{reward:.3f}",
-        "Length pays by itself: a mean over each sequence makes long wrong answers cheap.",
+        "Length is rewarded by itself: a mean over each sequence makes long wrong answers cheap.",
         "Use trainer.aggregation=token or constant (Dr. GRPO), or a length penalty.",
     )
 
@@ -157,8 +157,8 @@ def _drift(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "drift",
         f"in {share:.1%} of the episodes the special tokens are not those of the chat template",
-        "What is trained is not how the model will be used.",
-        "See model.chat_template and inference.history; `agentrl env play` shows the ids.",
+        "The model is trained on other token ids than it will see in use.",
+        "Check model.chat_template and inference.history; `agentrl env play` shows the ids.",
     )
 
 
@@ -169,8 +169,8 @@ def _failed(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "failed",
         f"{failed:.0f} episodes of the batch failed and are not trained on",
-        "Failures that depend on the answer bias what is learned.",
-        "logs/controller.log has each kind of failure once.",
+        "If failures depend on the answer, training is biased.",
+        "See logs/controller.log, which has each kind of failure once.",
     )
 
 
@@ -181,8 +181,8 @@ def _unchanged(steps: Sequence[Record]) -> Finding | None:
         return None
     return Finding(
         "weights",
-        f"{share:.0%} of the tensors that were pushed are the same as before",
-        "The updates are smaller than the servers' dtype can hold, or parameters are frozen.",
+        f"{share:.0%} of the pushed tensors did not change",
+        "The updates are too small for the servers' dtype, or parameters are frozen.",
         "Raise trainer.learning_rate, or serve in float32 (inference.dtype).",
     )
 
@@ -195,7 +195,7 @@ def _skipped(steps: Sequence[Record]) -> Finding | None:
         "skipped",
         f"in {broken} of {len(steps)} steps the gradient was not finite, and no update was made",
         "A loss or a weight overflowed.",
-        "Lower trainer.learning_rate, or see whether rewards or logprobs of such a batch are extreme (nonfinite/).",
+        "Lower trainer.learning_rate, or check whether rewards or logprobs of such a batch are extreme (nonfinite/).",
     )
 
 
@@ -205,9 +205,9 @@ def _entropy(steps: Sequence[Record]) -> Finding | None:
         return None
     return Finding(
         "entropy",
-        f"the entropy is down to {entropy:.3f} nats a token",
-        "The policy says always the same, so groups no longer differ.",
-        "A lower learning rate, trainer.clip_eps_high=0.28, trainer.entropy_coef or a KL term keep it open longer.",
+        f"the entropy has fallen to {entropy:.3f} nats per token",
+        "The policy always gives the same answer, so the rewards within a group no longer differ.",
+        "Use a lower learning rate, trainer.clip_eps_high=0.28, trainer.entropy_coef or a KL term.",
     )
 
 
@@ -217,9 +217,9 @@ def _clipped(steps: Sequence[Record]) -> Finding | None:
         return None
     return Finding(
         "clip",
-        f"{share:.0%} of the tokens are out of the clip range",
-        "The data are too old, or the steps too large, for the trust region.",
-        "Lower rollout.max_staleness or the learning rate, or take preset decoupled, cispo or m2po.",
+        f"{share:.0%} of the tokens are outside the clip range",
+        "The data are too stale, or the updates too large, for the trust region.",
+        "Lower rollout.max_staleness or the learning rate, or use preset decoupled, cispo or m2po.",
     )
 
 
@@ -230,8 +230,8 @@ def _overhead(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "overhead",
         f"{share:.0%} of a step is neither sampling nor updating",
-        "Pushing weights or reading batches takes long beside small batches.",
-        "Larger batches, weights.transport=shm on one host, or weights.pause_mode=in_place.",
+        "Weight pushes or reading batches take long compared with the work of a small batch.",
+        "Use larger batches, weights.transport=shm on one host, or weights.pause_mode=in_place.",
     )
 
 
@@ -242,8 +242,8 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "critic",
         f"the critic explains {share:.0%} of the variance of the returns: less than a constant would",
-        "It learns too slowly for the policy, or its values were overtaken by it.",
-        "Raise trainer.critic_learning_rate or trainer.critic_warmup, or take an advantage that needs none.",
+        "The critic learns too slowly to follow the policy.",
+        "Raise trainer.critic_learning_rate or trainer.critic_warmup, or use an advantage that needs no critic.",
     )
 
 

@@ -1,6 +1,6 @@
-"""Examines the folder of a finished or running run for common faults; behind ``agentrl doctor``.
+"""Examines the folder of a finished or running run for common faults, for ``agentrl doctor``.
 
-Guarantees: reads only; a half-written last line of a file is passed over; what cannot be judged is said, not skipped.
+Guarantees: files are only read; a half-written last line is skipped; a check that cannot be made is reported as such.
 """
 
 import json
@@ -16,10 +16,10 @@ METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "e
 
 
 def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
-    """Findings, and what could not be judged.
+    """Returns the findings, and one sentence for each check that could not be made.
 
     Raises:
-        UserError: The folder is no run.
+        UserError: ``run_dir`` is not the folder of a run.
     """
     if not (run_dir / METRICS).is_file():
         raise UserError(f"{run_dir} is no run: it has no {METRICS}")
@@ -39,15 +39,15 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
             Finding(
                 "overlap",
                 f"{len(overlap)} tasks are both trained on and evaluated, e.g. {overlap[0]!r:.100}",
-                "The evaluation does not measure what it seems to.",
-                "Take another split for valid_dataset, or remove the tasks from training.",
+                "The evaluation does not measure generalisation.",
+                "Use another split for valid_dataset, or remove the tasks from training.",
             )
         )
     return found, unjudged
 
 
 def overlapping_tasks(run_dir: Path) -> tuple[list[str], str]:
-    """Prompts that were trained on and evaluated, and why that cannot be told where it cannot."""
+    """Returns the prompts that were both trained on and evaluated, and why the check is impossible if it is."""
     for name in (EPISODES, EVAL_EPISODES):
         if not (run_dir / name).is_file():
             return [], f"overlap of training and evaluation: there is no {name} (logging.episodes, eval)"
@@ -57,7 +57,7 @@ def overlapping_tasks(run_dir: Path) -> tuple[list[str], str]:
 
 
 def first_prompt(episode: dict[str, Any]) -> str:
-    """The messages before the first answer, as one text."""
+    """Joins the messages before the first answer into one text."""
     for trajectory in (episode.get("trajectories") or {}).values():
         parts = []
         for node in trajectory.get("nodes", ()):
@@ -69,7 +69,7 @@ def first_prompt(episode: dict[str, Any]) -> str:
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one per line; a line that is being written is passed over."""
+    """Yields the JSON objects of a file, one per line; a line that is not complete JSON is skipped."""
     with file.open() as opened:
         for line in opened:
             try:

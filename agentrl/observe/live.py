@@ -1,7 +1,7 @@
-"""Live view of a run in the terminal.
+"""Shows a run live in the terminal.
 
-Guarantees: in a terminal one panel that is redrawn in place; elsewhere, and with ``logging.live=false``, one line per
-step and per evaluation, so that a log file stays readable. Nothing shown changes the run.
+Guarantees: in a terminal one panel is redrawn in place; elsewhere, and with ``logging.live=false``, one line is printed
+per step and per evaluation, so that a log file stays readable. The view never changes the run.
 """
 
 import time
@@ -26,13 +26,13 @@ _ROWS = 8  # last steps shown in the panel
 
 
 class LiveView:
-    """Shows metric records of a run.
+    """Shows the metric records of a run.
 
     Args:
-        recipe: The run's configuration, resolved.
-        run_dir: Folder of the run's outputs.
+        recipe: Resolved recipe of the run.
+        run_dir: Folder of the run.
         console: Console to print to.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Leave the last picture standing; may be called twice."""
+        """Stop updating and leave the last panel on the screen; may be called twice."""
         if self._live is not None:
             self._live.stop()
 
     def state(self, text: str) -> None:
-        """Say what the run is doing now."""
+        """Show what the run is doing now, such as ``starting``."""
         changed, self._state = text != self._state, text
         self._refresh(Text(f"[{self._elapsed()}] {text}") if changed else None)
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take in one record of ``metrics.jsonl``."""
+        """Show one record of ``metrics.jsonl``."""
         numbers = {name: float(value) for name, value in record.items() if value is not None}
         if any(name.startswith("eval/") for name in numbers):
             self._evaluation = numbers
@@ -89,7 +89,7 @@ class LiveView:
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
             for finding in diagnose(self._steps, self._recipe.trainer.dtype):
-                if finding.kind not in self._warnings:  # once is enough
+                if finding.kind not in self._warnings:  # each kind is shown once
                     self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
                     self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))
 
@@ -102,7 +102,7 @@ class LiveView:
         return f"{minutes:d}:{seconds:02d}"
 
     def render(self) -> Panel:
-        """The panel as it stands."""
+        """Builds the panel from the records so far."""
         parts: list[Any] = [Text(f"{self._state}", style="bold")]
         if self._steps:
             acts = "reward/mean" in self._steps[-1]
@@ -134,7 +134,7 @@ class LiveView:
 
 
 def loss_line(record: Mapping[str, float], total: int) -> str:
-    """One step of supervised training."""
+    """Formats a step of supervised training as one line."""
     parts = [f"step {record.get('step', 0):.0f}/{total}", f"loss {record['train/loss']:.3f}"]
     parts += [f"{label} {record[key]:.3f}" for key, label in _LEARNED if key in record]
     if "train/tokens" in record:
@@ -158,7 +158,7 @@ def _shown(record: Mapping[str, float], key: str) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The last ``width`` values as bars between their own minimum and maximum."""
+    """Draws the last ``width`` values as bars between their minimum and maximum."""
     values = values[-width:]
     low, high = min(values), max(values)
     span = high - low or 1.0
@@ -166,7 +166,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def step_line(record: Mapping[str, float], total: int) -> str:
-    """One training step on one line."""
+    """Formats a training step as one line."""
     names = sorted(name for name in record if name.startswith("metrics/"))
     parts = [f"step {record.get('step', 0):.0f}/{total}", f"reward {record['reward/mean']:.3f}"]
     parts += [f"{name.removeprefix('metrics/')} {record[name]:.3f}" for name in names]
@@ -188,7 +188,7 @@ _TIMES = (("time/wait_batch", "wait"), ("time/update", "update"))
 
 
 def evaluation_line(record: Mapping[str, float]) -> str:
-    """One evaluation on one line."""
+    """Formats an evaluation as one line."""
     names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
     for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/examples"}):

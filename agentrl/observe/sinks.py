@@ -1,7 +1,7 @@
 """Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
-Guarantees: a record that ``write`` returned from is in the file; a line that a kill cut short is dropped when the file
-is opened again, so every line is whole; a number that is not finite is written as null, since JSON has no word for it.
+Guarantees: once ``write`` returns, the record is in the file; a line that a killed process left incomplete is dropped
+when the file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
 """
 
 import math
@@ -18,15 +18,15 @@ EVENTS_FOLDER = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends metrics of a run.
+    """Appends the metrics of a run to its files.
 
     Args:
         run_dir: Folder of the run; created when missing.
-        tensorboard: Write TensorBoard events too, under ``tensorboard/``.
-        clock: Seconds since the epoch, for the ``time`` of a record.
+        tensorboard: Whether to also write TensorBoard events, under ``tensorboard/``.
+        clock: Returns seconds since the epoch, for the ``time`` of a record.
 
     Raises:
-        ModuleNotFoundError: ``tensorboard`` is wanted and tensorboardX is not installed.
+        ModuleNotFoundError: ``tensorboard`` is true and tensorboardX is not installed.
     """
 
     def __init__(self, run_dir: Path, tensorboard: bool, clock: Callable[[], float] = time.time) -> None:
@@ -41,8 +41,8 @@ class MetricsWriter:
         """Append one record.
 
         Args:
-            step: Trainer step; evaluations of one step may come as a record of their own.
-            metrics: Name to number.
+            step: Trainer step; the evaluation at a step may be a separate record.
+            metrics: Maps metric names to numbers.
         """
         now = self._clock()
         self._file.write(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
@@ -53,7 +53,7 @@ class MetricsWriter:
                     self._events.add_scalar(name, value, step, walltime=now)
 
     def void_after(self, step: int) -> bool:
-        """Drop the records of later steps: a run that resumes at ``step`` does them again.
+        """Drop the records of later steps, because a run that resumes at ``step`` repeats them.
 
         Returns:
             Whether there is a record of ``step`` itself.
@@ -69,7 +69,7 @@ class MetricsWriter:
         return step in steps
 
     def close(self) -> None:
-        """Flush and close; may be called twice."""
+        """Flush and close the files; may be called twice."""
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -77,10 +77,10 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """All records of a metrics file, one per step in order; where a step has several, later values win.
+    """Reads a metrics file as one record per step, in order; later values of the same step replace earlier ones.
 
     Args:
-        path: ``metrics.jsonl``. A last line that is still being written is left out.
+        path: ``metrics.jsonl`` of a run. A last line that is still being written is left out.
 
     Returns:
         Records with ``step``, ``time`` and the finite numbers of that step.
@@ -99,10 +99,10 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 class MetricsTail:
-    """Reads a metrics file that a run is writing.
+    """Follows a metrics file that a run is writing.
 
     Args:
-        path: ``metrics.jsonl``; it may not exist yet. Records that it has already are skipped.
+        path: ``metrics.jsonl`` of a run; it may not exist yet. Records that are in it already are skipped.
     """
 
     def __init__(self, path: Path) -> None:

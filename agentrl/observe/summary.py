@@ -1,7 +1,7 @@
-"""The table at the end of a run.
+"""Builds the tables of evaluation results at the end of a run.
 
-Guarantees: every number stands with its 95% interval, or says that it has none; failed episodes are told apart from
-wrong ones.
+Guarantees: every number has its 95% interval, or the note that it has none; failed episodes are counted separately
+from wrong answers.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
 
 def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
-    """Evaluation before and after training.
+    """Builds a table of the evaluations before and after training.
 
     Args:
         before: Metrics of the first evaluation, ``eval/accuracy``, ``eval/accuracy_low``, ``eval/accuracy_high``, ...
-        after: Those of the last.
+        after: Metrics of the last evaluation.
     """
     table = Table(title="Held-out tasks, before and after training", caption=_caption(before, after))
     table.add_column("")
@@ -37,17 +37,17 @@ def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
 
 
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
-    """Names of what was measured, without ``eval/``, bounds and counts."""
+    """Lists the names of the evaluated metrics, without ``eval/``, interval bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
     return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid", "examples")]
 
 
 def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
-    """One evaluation: each metric with its interval, invalid episodes apart from wrong ones.
+    """Builds a table of one evaluation: each metric with its interval, and the number of invalid episodes.
 
     Args:
         metrics: ``eval/<metric>``, ``eval/<metric>_low``, ``eval/<metric>_high``, ``eval/n``, ``eval/invalid``.
-        title: Heading.
+        title: Title of the table.
     """
     table = Table(title=title)
     table.add_column("")
@@ -60,11 +60,11 @@ def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
 
 
 def with_interval(metrics: Mapping[str, float], name: str) -> str:
-    """A metric as ``12.5% [7.1%, 20.9%]``, its brackets escaped for rich.
+    """Formats a metric as ``12.5% [7.1%, 20.9%]``, with the brackets escaped for rich.
 
     Args:
         metrics: Evaluation metrics.
-        name: Without ``eval/``.
+        name: Name of the metric, without ``eval/``.
     """
     value = metrics.get(f"eval/{name}")
     if value is None:

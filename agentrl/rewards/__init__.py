@@ -1,6 +1,6 @@
-"""Verifiers: callables ``(answer, reference)`` that give a finite float, or nothing and a reason.
+"""Verifiers: callables ``(answer, reference)`` that return a finite float, or a missing reward with its reason.
 
-Importing this package is cheap: names resolve on first use, and neither sympy nor openai nor torch is imported.
+Importing this package is cheap: names are imported on first use, and neither sympy nor openai nor torch is imported.
 """
 
 import importlib
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve a public name on first use."""
+    """Import a public name on first use."""
     if name in _HOME:
         return getattr(importlib.import_module(f"agentrl.rewards.{_HOME[name]}"), name)
     raise AttributeError(f"module 'agentrl.rewards' has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""The program that runs inside the sandbox, around a model's solution; sent there as text, never imported by us.
+"""Runs a model's solution and its tests inside the sandbox; sent there as text, never imported outside.
 
-It reads one JSON object from stdin before the solution exists: ``solution``, and either ``calls`` (expressions to
-evaluate; their values go back) or ``test`` and ``nonce`` (code to run; the nonce goes back after its last line). Only
-the harness holds stdout; what the solution prints is dropped. Written for any Python from 3.8 on: it is the sandbox's.
+It reads one JSON object from stdin before the solution is loaded: ``solution``, and either ``calls`` (expressions; it
+returns their values) or ``test`` and ``nonce`` (code; it returns the nonce after the last line of the code). Only the
+harness can write to stdout; the solution's output is dropped. It needs Python 3.8 or newer in the sandbox.
 """
 
 import collections.abc
@@ -14,19 +14,19 @@ import os
 import sys
 import types
 
-STARTED = "started\n"  # comes out before the solution exists: without it the sandbox, not the solution, failed
+STARTED = "started\n"  # printed before the solution is loaded: if missing, the sandbox failed, not the solution
 
 
 def encode(value):  # noqa: D103 - see the module; code_values.decode is its inverse
     if hasattr(value, "item") and type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-        value = value.item()  # a NumPy number is the Python number it equals
+        value = value.item()  # a NumPy number becomes the equal Python number
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         value = int(value)
-        return value if abs(value) < 2**53 else {"int": hex(value)}  # decimals of more than 4,300 digits are refused
+        return value if abs(value) < 2**53 else {"int": hex(value)}  # Python refuses more than 4,300 decimal digits
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, complex):
@@ -55,7 +55,7 @@ def evaluate(source, namespace):  # noqa: D103
         return {"raised": type(error).__name__}
 
 
-def nowhere():  # noqa: D103 - where a sandbox has no /dev/null, stderr: nobody reads it either
+def nowhere():  # noqa: D103 - stderr if the sandbox has no /dev/null: the verifier does not read it
     try:
         return os.open(os.devnull, os.O_WRONLY)
     except OSError:
@@ -69,7 +69,7 @@ def main():  # noqa: D103
     os.close(end)
     os.dup2(empty, 0)
     os.dup2(nowhere(), 1)
-    module = types.ModuleType("solution")  # not __main__: a script's own end is not part of the solution
+    module = types.ModuleType("solution")  # not __main__: skips code under ``if __name__ == "__main__"``
     sys.modules["solution"] = module
     namespace = module.__dict__
     answer.write(STARTED)
@@ -81,7 +81,7 @@ def main():  # noqa: D103
         exec(compile(request.pop("test"), "test.py", "exec"), namespace)
         answer.write(request["nonce"])
     answer.flush()
-    os._exit(0)  # nothing that the solution registered or left running has a say
+    os._exit(0)  # skips exit handlers and threads of the solution
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Model-written Python, run against tests in a sandbox.
+"""Runs model-written Python against tests in a sandbox.
 
-Guarantees, for every kind of test: ending early, with any exit code, passes nothing; a sandbox that fails is missing,
-never 0; no code of a model runs outside the sandbox.
+Guarantees, for every kind of test: a solution that exits early, with any exit code, fails the test; if the sandbox
+fails, the reward is missing, never 0; no code of a model runs outside the sandbox.
 
-- ``IOTest`` and assertions that compare with a literal (``assert f(2) == 4``, ``assert not g("x")``): what is expected
-  never enters the sandbox. The solution sees inputs only, and its outputs are compared out here as plain data, so an
-  object that equals everything equals nothing. To pass, it must give the right outputs. (One bit that only says true
-  or false can be guessed.)
-- Any other test code runs in the solution's process, and passes where a nonce made for this one run comes out after
+- ``IOTest`` and assertions that compare with a literal (``assert f(2) == 4``, ``assert not g("x")``): the expected
+  value never enters the sandbox. The solution sees only inputs, and its outputs are compared outside as plain data, so
+  an object with an ``__eq__`` that is always true does not pass. (A true-or-false answer can be guessed.)
+- Any other test code runs in the solution's process, and passes if a random nonce of this run is printed after
   its last line. The nonce cannot be guessed or read from a file, a variable of the solution or stdin. It is NOT safe
   from a solution that inspects the interpreter (frames, ``gc``) or changes what the test relies on (``builtins``, an
-  ``__eq__`` that is always true). The share of the safe kind is logged as ``guarded``; ``strict=True`` refuses others.
+  ``__eq__`` that is always true). The share of the first kind is logged as ``guarded``; ``strict=True`` refuses others.
 """
 
 import asyncio
@@ -29,18 +28,18 @@ from agentrl.rewards.sandbox import Ended, Execution, Limits, Sandbox, SandboxUn
 from agentrl.rewards.verdict import MissingReason, Verdict
 
 HARNESS = Path(__file__).with_name("code_harness.py")
-STARTED = "started\n"  # what the harness says before the solution exists
+STARTED = "started\n"  # printed by the harness before the solution is loaded
 _BLOCK = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = {"", "python", "python3", "py"}
 
 
 @dataclass(frozen=True)
 class IOTest:
-    """A program's input and output.
+    """A program's input and its expected output.
 
     Attributes:
         stdin: Text on the program's stdin.
-        stdout: Expected output; white space at the ends of lines and of the output does not count.
+        stdout: Expected output; white space at the ends of lines and of the output is ignored.
     """
 
     stdin: str
@@ -51,19 +50,19 @@ class _Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     MISSING = "missing"
-    SKIPPED = "skipped"  # another test has decided
+    SKIPPED = "skipped"  # another test has failed already
 
 
 class CodeTests:
-    """Whether a solution passes its tests; ``(answer, reference)`` like any verifier.
+    """Verifier ``(answer, reference)``: scores a solution by its tests.
 
     Args:
         sandbox: Sandbox that runs the code.
-        score: ``"all"`` is 1.0 where every test passes, else 0.0, and stops at the first failure; ``"fraction"`` is
+        score: ``"all"`` gives 1.0 if every test passes, else 0.0, and stops at the first failure; ``"fraction"`` gives
             the share of tests that pass.
         limits: Limits of one test's run; the sandbox's own by default.
-        concurrency: Runs at the same time.
-        strict: Refuse tests that the solution's process could tamper with, see the module.
+        concurrency: Largest number of concurrent runs.
+        strict: Whether to refuse tests that the solution could tamper with, see the module.
     """
 
     def __init__(
@@ -88,15 +87,15 @@ class CodeTests:
         """Run an answer's code.
 
         Args:
-            answer: Code, or text with code in fenced blocks: the last Python one counts.
-            reference: The tests: :class:`IOTest`, or test code. Each is one test and one run of the code.
+            answer: Code, or text with code in fenced blocks, of which the last Python block is run.
+            reference: List of tests, each an :class:`IOTest` or test code. Each test is one run of the code.
 
         Returns:
-            The score; missing (``sandbox``) where a run that would decide it could not be made. Metrics:
-            ``tests_passed`` (share) and ``guarded`` (share).
+            The score; missing (``sandbox``) if a sandbox failure left it undecided. Metrics: ``tests_passed`` and
+            ``guarded``, both shares.
 
         Raises:
-            ValueError: There is no test, one is no Python, or ``strict`` refuses one.
+            ValueError: There is no test, a test is not valid Python, or ``strict`` refuses one.
         """
         if not reference or isinstance(reference, str | Mapping):
             raise ValueError(f"reference={reference!r:.200}: want a list of at least one test")
@@ -150,7 +149,7 @@ class CodeTests:
         if execution.ended is Ended.NOT_STARTED:
             return _Outcome.MISSING
         if not isinstance(test, IOTest) and not execution.stdout.startswith(STARTED):
-            return _Outcome.MISSING  # it ended before the solution had a part in it
+            return _Outcome.MISSING  # it ended before the solution was loaded
         if execution.ended is not Ended.EXITED or execution.exit_code != 0:
             return _Outcome.FAILED
         return _Outcome.PASSED if _passes(execution, test, nonce) else _Outcome.FAILED
@@ -164,7 +163,7 @@ def _passes(execution: Execution, test: IOTest | list[Call] | str, nonce: str) -
         return said == nonce
     try:
         replies: Any = json.loads(said)
-    except (ValueError, RecursionError):  # it is the solution's process: anything may come out of it
+    except (ValueError, RecursionError):  # the solution's process may print anything
         return False
     if not isinstance(replies, list) or len(replies) != len(test):
         return False
@@ -172,7 +171,7 @@ def _passes(execution: Execution, test: IOTest | list[Call] | str, nonce: str) -
 
 
 def extract_code(answer: str) -> str:
-    """The last fenced Python block of an answer (no language counts as Python), or all of it where there is none."""
+    """Returns the last fenced block in Python or without a language, or the whole answer if there is none."""
     blocks = [code for language, code in _BLOCK.findall(answer) if language.lower() in _PYTHON]
     return blocks[-1] if blocks else answer
 

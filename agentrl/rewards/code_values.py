@@ -1,8 +1,8 @@
-"""Test code taken apart, so that what is expected never goes where the solution runs.
+"""Splits test code into expressions and expected values, so that expected values never enter the sandbox.
 
-Guarantees: an assertion that compares an expression with a literal becomes a :class:`Call`, whose expression is
-evaluated in the sandbox and whose value is compared out here; no code of a test or a solution runs out here. A value
-that is not what :func:`decode` knows equals nothing.
+Guarantees: an assertion that compares an expression with a literal becomes a :class:`Call`: its expression is
+evaluated in the sandbox, its value is compared outside; no code of a test or a solution runs outside. A value
+that :func:`decode` does not know equals nothing.
 """
 
 import ast
@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, Literal
 
-_CONSTANTS = {"math", "np", "numpy", "cmath", "statistics"}  # a call on these may hold what is expected
+_CONSTANTS = {"math", "np", "numpy", "cmath", "statistics"}  # a call on these may compute the expected value
 _TELLING = (ast.Compare, ast.BoolOp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
@@ -23,12 +23,12 @@ class NotPlainError(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One assertion.
+    """An assertion, split into the expression to evaluate and the expected value.
 
     Attributes:
         source: The expression that the sandbox evaluates.
         expected: Expected value.
-        how: ``==`` and ``is`` as in Python; ``truth`` compares ``bool(value)``.
+        how: Comparison: ``==`` or ``is`` as in Python; ``truth`` compares ``bool(value)``.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Call:
     how: Literal["==", "is", "truth"] = "=="
 
     def holds(self, reply: Any) -> bool:
-        """Whether the harness's reply for this call is what was expected."""
+        """Whether the harness's reply for this call equals the expected value."""
         if not isinstance(reply, dict) or set(reply) != {"value"}:
             return False
         try:
@@ -49,15 +49,15 @@ class Call:
 
 
 def calls_of(test: str) -> list[Call] | None:
-    """The calls of a test, ``None`` where one of its statements is no comparison of an expression with a literal.
+    """Returns the calls of a test; ``None`` if a statement does not assert a comparison with a literal.
 
     Raises:
-        ValueError: It is no Python.
+        ValueError: ``test`` is not valid Python.
     """
     try:
         body = ast.parse(test).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"the test {test[:200]!r} is no Python: {error}") from error
+        raise ValueError(f"the test {test[:200]!r} is not valid Python: {error}") from error
     calls = [_call(node.test) if isinstance(node, ast.Assert) else None for node in body]
     found = [call for call in calls if call is not None]
     return found if found and len(found) == len(calls) else None
@@ -94,22 +94,22 @@ def _literal(node: ast.expr) -> tuple[Any] | None:
 
 
 def _silent(node: ast.expr) -> bool:
-    """Whether an expression compares nothing itself, and so says nothing of what is expected."""
+    """Whether an expression contains no comparison, and so does not reveal the expected value."""
     return not any(isinstance(part, _TELLING) for part in ast.walk(node))
 
 
 def _own(node: ast.expr) -> bool:
-    """Whether a call is one of a name that only the solution can define."""
+    """Whether the called name can only be defined by the solution: it is no builtin and no known module."""
     while isinstance(node, ast.Call | ast.Attribute):
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and not hasattr(builtins, node.id) and node.id not in _CONSTANTS
 
 
 def decode(data: Any) -> Any:
-    """The value that the harness's ``encode`` made into JSON.
+    """Decodes a value that the harness's ``encode`` turned into JSON data.
 
     Raises:
-        NotPlainError: It made no such JSON.
+        NotPlainError: ``data`` is not an output of ``encode``, or the value is not plain data.
     """
     if data is None or isinstance(data, bool | int | float | str):
         return data

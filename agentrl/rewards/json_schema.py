@@ -1,8 +1,8 @@
-"""Answers that are JSON of a given shape.
+"""Verifies that an answer is JSON that is valid under a schema.
 
-Guarantees: any answer gives 1.0 or 0.0, never an error; a schema that is wrong is an error when the verifier is made;
-nothing is fetched, whatever ``$ref`` a schema has. The answer is JSON as it stands, or has one fenced block that is
-JSON, with any text around the block. JSON is strict: a key given twice or ``NaN`` make an answer wrong.
+Guarantees: any answer gives 1.0 or 0.0, never an error; an invalid schema raises when the verifier is made; no ``$ref``
+of a schema is fetched from the network. The whole answer is JSON, or it has exactly one fenced block with JSON and any
+text around it. JSON is strict: a duplicate key or ``NaN`` makes an answer wrong.
 """
 
 import json
@@ -15,13 +15,13 @@ _FENCED = re.compile(r"^```[ \t]*(?:json)?[ \t]*\n(.*?)\n?^```[ \t]*$", re.DOTAL
 
 
 class JsonSchemaVerifier:
-    """Whether an answer is JSON that is valid under a schema.
+    """Verifier ``(answer, reference)``: 1.0 if the answer is JSON that is valid under a schema, else 0.0.
 
     Args:
-        schema: A JSON schema; its ``$schema`` says which draft, the newest where it says none.
+        schema: A JSON schema; ``$schema`` names its draft, the newest by default.
 
     Raises:
-        ValueError: It is no schema.
+        ValueError: ``schema`` is not a valid JSON schema.
         ImportError: ``jsonschema`` is not installed.
     """
 
@@ -42,10 +42,10 @@ class JsonSchemaVerifier:
         )  # without a registry of ours, a remote $ref is fetched
 
     def __call__(self, answer: str, reference: Any = None) -> float:
-        """1.0 where the answer is valid, else 0.0; the reference is not read.
+        """Returns 1.0 if the answer is valid, else 0.0; the reference is not read.
 
         Raises:
-            ValueError: The schema has a ``$ref`` to nowhere.
+            ValueError: The schema has a ``$ref`` that cannot be resolved.
         """
         from referencing.exceptions import Unresolvable
 
@@ -59,11 +59,11 @@ class JsonSchemaVerifier:
 
 
 def parse_json(answer: str) -> Any:
-    """The JSON that an answer is, or that its only fenced block holds.
+    """Parses an answer's only fenced block as strict JSON, or the whole answer if it has no such block.
 
     Raises:
-        ValueError: It is not JSON, has a key twice or a number that JSON does not know, or more than one block.
-        RecursionError: It is nested too deep.
+        ValueError: The text is not JSON, has a duplicate key, ``NaN`` or infinity, or there are several blocks.
+        RecursionError: The JSON is nested too deep.
     """
     blocks = _FENCED.findall(answer)
     if len(blocks) > 1:

@@ -1,9 +1,9 @@
-"""A language model as judge, on any server that speaks OpenAI's chat completions.
+"""Scores answers with a language model as judge, on any server with OpenAI's chat completions API.
 
-Guarantees: a reward is a score that the judge gave in the form that was asked for and on the scale, mapped to [0, 1];
+Guarantees: a reward is a score that the judge gave in the requested form and on the scale, mapped to [0, 1];
 anything else (an API that fails after the retries, a reply without a score at its end, a score off the scale)
-is missing with its reason, never 0. At most ``concurrency`` requests run at a time. The answer stands between tags
-that it cannot close itself; still, a judge is a model, and can be talked into a score: watch it against a verifier.
+is missing with its reason, never 0. At most ``concurrency`` requests run at a time. The answer is enclosed in tags
+that it cannot close. A judge can still be persuaded by an answer: compare its scores with a verifier's.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL | re.IGNORECASE
 
 
 class Judge:
-    """A judge; ``(answer, reference)`` like any verifier.
+    """Verifier ``(answer, reference)`` that asks a language model for a score.
 
     Args:
         client: ``openai.AsyncOpenAI`` for the judge's server; one event loop per client.
-        model: The judge's model.
+        model: Name of the judge's model.
         template: The prompt, with ``{answer}`` and any of ``{question}``, ``{reference}``, ``{low}``, ``{high}``. It
             asks for ``<score>N</score>`` at the reply's end, or for a JSON object with ``"score"`` and nothing else.
-        scale: Worst and best score; the reward is 0.0 for the one and 1.0 for the other.
-        concurrency: Requests at a time.
-        attempts: Tries of a request that fails for a reason that may pass (connection, 408, 409, 429, 5xx).
-        timeout: Seconds of one try.
-        options: Further arguments of the request, as ``temperature`` or ``max_tokens``.
+        scale: Worst and best score, mapped to the rewards 0.0 and 1.0.
+        concurrency: Largest number of concurrent requests.
+        attempts: Number of attempts if a request fails for a temporary reason (connection, 408, 409, 429, 5xx).
+        timeout: Time limit of one attempt in seconds.
+        options: Further arguments of the request, such as ``temperature`` or ``max_tokens``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Judge:
         self._places = Places(concurrency)
 
     async def __call__(self, answer: str, reference: str, *, question: str = "") -> Verdict:
-        """Have an answer judged.
+        """Ask the judge to score an answer.
 
         Args:
             answer: The model's answer.
@@ -97,8 +97,8 @@ class Judge:
             question: The question, for the template.
 
         Returns:
-            The score in [0, 1], with ``score`` as given in the metrics; or missing, ``api_error`` or
-            ``unparsable_verdict``.
+            The score mapped to [0, 1], with the judge's own number as the metric ``score``; or missing, with reason
+            ``api_error`` or ``unparsable_verdict``.
         """
         from openai import APIError
 
@@ -120,7 +120,7 @@ class Judge:
         return Verdict((score - low) / (high - low), metrics={"score": score})
 
     async def reward(self, answer: str, reference: str, *, question: str = "") -> Reward:
-        """:meth:`__call__` as a reward: the score, or ``None`` where it is missing."""
+        """Returns the reward of :meth:`__call__`: the score, or ``None`` if it is missing."""
         return (await self(answer, reference, question=question)).value
 
     async def _ask(self, prompt: str) -> str:
@@ -130,7 +130,7 @@ class Judge:
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(
                 multiplier=0.5, max=20.0
-            ),  # as openai's own, with a longer end for rate limits
+            ),  # like the openai client's backoff, but with a longer maximum for rate limits
             retry=retry_if_exception(_may_pass),
             sleep=_sleep,
             reraise=True,
@@ -146,13 +146,13 @@ class Judge:
 
 
 def parse_score(reply: str) -> float | None:
-    """The score of a judge's reply.
+    """Parses the score of a judge's reply.
 
     Args:
-        reply: It ends in ``<score>N</score>``, or is a JSON object with a number ``"score"``, fenced or not.
+        reply: Text that ends in ``<score>N</score>``, or a JSON object with a number ``"score"``, fenced or not.
 
     Returns:
-        The score, ``None`` where there is none in either form.
+        The score; ``None`` if the reply has neither form.
     """
     tag = _SCORE.search(reply)
     if tag:
@@ -165,16 +165,16 @@ def parse_score(reply: str) -> float | None:
     score = data.get("score") if isinstance(data, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float):
         return None
-    return float(score) if abs(score) < 1e308 else None  # what no float holds is on no scale
+    return float(score) if abs(score) < 1e308 else None  # beyond the range of a float
 
 
 def _inert(text: Any) -> str:
-    """``text`` with the prompt's own tags opened up, so that it can neither close its place nor fake a score."""
+    """Breaks the prompt's own tags in a text, so that it can neither close its section nor fake a score."""
     return _TAG.sub(r"< \1", str(text))
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether trying again can help: the same errors that ``openai`` would repeat."""
+    """Whether a retry can help: the same errors that the ``openai`` client retries."""
     from openai import APIConnectionError, APIStatusError
 
     if isinstance(error, APIStatusError):

@@ -1,8 +1,8 @@
-r"""The part of :mod:`agentrl.rewards.math_answer` that runs in a worker process: ``math-verify`` without its alarms.
+r"""Runs ``math-verify`` in a worker process, for :mod:`agentrl.rewards.math_answer`.
 
-Guarantees: importing this imports sympy, so only a worker does; math-verify's own timeouts, which work in the main
-thread only and count as a wrong answer, are off: the pool's end the process. What fails while two parsed expressions
-are compared is told apart from a comparison that says no.
+Guarantees: only workers import this module, which imports sympy; math-verify's own timeouts, which work only in the
+main thread and count as a wrong answer, are off: the worker pool has its own. An error while two parsed expressions
+are compared is never reported as a wrong answer.
 """
 
 import logging
@@ -16,8 +16,8 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
 
-MAX_ANSWER_CHARS = 20_000  # of its end, where the answer is; its regexes are slow on more
-_TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())  # a box goes before all else
+MAX_ANSWER_CHARS = 20_000  # only the end of a long text is parsed: math-verify's regexes are slow on more
+_TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())  # a box has the highest priority
 _DELIMITED = re.compile(r"\$|\\boxed\b|\\\(|\\\[")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,4})(?!\w)")  # LaTeX reads 1e5 as 1*e*5
 
@@ -26,10 +26,10 @@ def check(answer: str, reference: str) -> tuple[float | None, str]:
     """Compare an answer with the reference.
 
     Returns:
-        1.0 or 0.0 and an empty string; ``None`` and what failed where the verifier could not tell.
+        1.0 or 0.0 and an empty string; or ``None`` and the error if math-verify failed.
 
     Raises:
-        ValueError: The reference is no mathematics.
+        ValueError: ``reference`` cannot be parsed as mathematics.
     """
     gold = _parse(_delimited(reference))
     if not any(not isinstance(expression, str) for expression in gold):
@@ -43,27 +43,27 @@ def check(answer: str, reference: str) -> tuple[float | None, str]:
         equal, error = _attempt(partial(verify, expected, found, timeout_seconds=None, raise_on_error=True))
         if equal:
             return 1.0, ""
-        if error is not None:  # never taken for a no
+        if error is not None:  # a failure is no wrong answer
             failures.append(f"comparing: {error!r}"[:500])
     return (None, failures[0]) if failures else (0.0, "")
 
 
 def _parse(text: str) -> list[Any]:
-    """Expressions in ``text``, empty where there are none.
+    """Parses the expressions in ``text``; returns an empty list if there are none.
 
     Raises:
-        MemoryError: They need more than the worker may hold.
+        MemoryError: Parsing needs more memory than the worker may use.
     """
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     limits: dict[str, Any] = {"parsing_timeout": None, "raise_on_error": True}
     found, error = _attempt(partial(parse, text, _TARGETS, **limits))
     if isinstance(error, MemoryError):
         raise error
-    return found or []  # what cannot be parsed is no mathematics
+    return found or []  # text that cannot be parsed has no mathematics
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Returns the result or the exception of a call: the boundary to sympy, which raises nearly anything."""
+    """Returns the result or the exception of a call; sympy can raise nearly any exception."""
     try:
         return call(), None
     except Exception as error:
@@ -71,6 +71,6 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _delimited(reference: str) -> str:
-    r"""The reference as math-verify reads it whole: bare, ``(0,1]`` would be the number 1 and ``x=3`` the number 3."""
+    r"""Boxes a reference, so that math-verify reads all of it: a bare ``(0,1]`` would be read as the number 1."""
     reference = reference.rpartition("####")[2].strip()
     return reference if _DELIMITED.search(reference) else rf"\boxed{{{reference}}}"

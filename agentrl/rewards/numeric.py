@@ -1,15 +1,14 @@
-r"""The final number of an answer, exactly.
+r"""Compares the final number of an answer exactly.
 
 Guarantees: numbers are compared as fractions, so ``0.5`` equals ``1/2`` and nothing is rounded; an answer without a
-number earns 0, never an error, whatever the text; a reference without a number is an error, never a 0. The number is
-looked for after the last ``####``, then in the last ``\boxed{...}``, then as the last number of the text. ``50%`` is
-50, as in GSM8K's references.
+number gets 0, never an error; a reference without a number raises. The number is taken after the last ``####``, else
+from the last ``\boxed{...}``, else it is the last number of the text. ``50%`` is 50, as in GSM8K's references.
 """
 
 import re
 from fractions import Fraction
 
-_MAX_DIGITS = 100  # longer ones are babble, and Python refuses to convert beyond 4,300
+_MAX_DIGITS = 100  # longer ones are no real answers, and Python refuses to convert more than 4,300
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,2}(?!\w))?"
 _VALUE = rf"(?:(?<![\w)])[-+])?{_DECIMAL}(?:\s*/\s*{_DECIMAL})?"
 _LAST = re.compile(rf"(?<![\w.]){_VALUE}", re.ASCII)
@@ -21,13 +20,13 @@ _BOXED = r"\boxed{"
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number an answer ends with.
+    """Returns the number that an answer ends with.
 
     Args:
         text: The whole answer.
 
     Returns:
-        The number, ``None`` where there is none.
+        The number; ``None`` if there is none.
     """
     text = _plain(text)
     hashes = _HASHES.findall(text)
@@ -41,7 +40,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def numeric_reward(answer: str, reference: str) -> float:
-    """1.0 where the final number of ``answer`` is that of ``reference``, else 0.0.
+    """Returns 1.0 if the final numbers of ``answer`` and ``reference`` are equal, else 0.0.
 
     Raises:
         ValueError: ``reference`` has no number.
@@ -53,13 +52,13 @@ def numeric_reward(answer: str, reference: str) -> float:
 
 
 def has_answer_line(text: str) -> bool:
-    """Whether the last line that is not empty is ``#### <number>`` and nothing else."""
+    """Whether the last non-empty line is ``#### <number>`` and nothing else."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return bool(lines) and _ANSWER_LINE.fullmatch(_plain(lines[-1]).strip()) is not None
 
 
 def _plain(text: str) -> str:
-    r"""``text`` with currency signs, LaTeX spacing, ``\frac`` and typographic minus signs made plain."""
+    r"""Replaces currency signs, LaTeX spacing, ``\frac`` and typographic minus signs by plain text."""
     text = text.replace("\u2212", "-").replace("{,}", ",").replace(r"\,", "").replace(r"\!", "").replace(r"\%", "%")
     text = _CURRENCY.sub(r" \1", text)
     return _FRACTION.sub(_fraction, text)
@@ -71,7 +70,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _last_boxed(text: str) -> str:
-    r"""Content of the last ``\boxed{...}``, empty where there is none or it is not closed."""
+    r"""Returns the content of the last ``\boxed{...}``; empty if there is none or it is not closed."""
     start = text.rfind(_BOXED)
     depth = 1
     for position in range(start + len(_BOXED), len(text) if start >= 0 else 0):

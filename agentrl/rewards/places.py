@@ -1,7 +1,7 @@
-"""A bound on what runs at the same time, for objects that outlive an event loop.
+"""Limits concurrency, for objects that outlive an event loop.
 
-Guarantees: at most ``count`` holders per event loop; works on loops one after the other, which a plain
-``asyncio.Semaphore`` does not.
+Guarantees: at most ``count`` holders per event loop; one object works on several event loops, unlike a plain
+``asyncio.Semaphore``.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 
 class Places:
-    """An async context manager that waits for one of ``count`` places.
+    """An async context manager that at most ``count`` tasks of an event loop hold at a time.
 
     Args:
-        count: Places of each event loop.
+        count: Number of places per event loop.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,5 +33,5 @@ class Places:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give it back."""
+        """Release the place."""
         self._semaphores[asyncio.get_running_loop()].release()

@@ -1,9 +1,9 @@
-"""A rubric: verifiers with weights make one reward.
+"""Combines several verifiers into one reward, a weighted sum.
 
-Guarantees: the verifiers run at the same time; each one's value is logged apart under its name; a weighted one that is
-missing makes the total missing, or, where the rubric says so, is left out and the others' weights grow to the same
-sum. Which ones were missing, and why, is in the verdict either way. What a verifier raises is raised, with its name;
-the others are then cancelled.
+Guarantees: the verifiers run concurrently; each value is logged under its criterion's name; a missing value of a
+weighted criterion makes the total missing or, with ``missing="skip"``, is left out and the other weights are scaled to
+the same sum. Missing criteria and their reasons are in the verdict either way. An exception of a verifier is raised
+with its criterion's name, and the other verifiers are cancelled.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ class Criterion:
     Attributes:
         name: Name of its metric.
         verifier: ``(answer, reference) -> Reward | Verdict``, sync or async.
-        weight: Factor in the total; 0 logs the value only, a negative one makes it a penalty.
-        runs: Place where the verifier runs; ``process`` for one that computes for long or may hang.
-        timeout: Seconds until it is missing.
+        weight: Factor in the total; with 0 the value is only logged, a negative weight makes it a penalty.
+        runs: Place where the verifier runs; ``process`` if it computes for long or may hang.
+        timeout: Seconds after which the value counts as missing.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Criterion:
 
 
 class Rubric:
-    """A weighted sum of verifiers; a verifier itself.
+    """A weighted sum of verifiers, which is itself a verifier.
 
     Args:
         criteria: The verifiers.
         missing: Effect of a missing value: ``"missing"`` makes the total missing, ``"skip"`` leaves the criterion out
-            and scales the others' weights so that their absolute sum stays what it was.
+            and scales the other weights so that the sum of absolute weights is unchanged.
     """
 
     def __init__(self, criteria: Sequence[Criterion], *, missing: Literal["missing", "skip"] = "missing") -> None:
@@ -64,12 +64,12 @@ class Rubric:
 
         Args:
             answer: The model's answer.
-            reference: Reference for every verifier; a dict with the criteria's names as keys, and no others, is shared
-                out by name.
+            reference: Reference for every verifier; a dict whose keys are exactly the criteria's names gives each
+                verifier the value under its name.
 
         Returns:
-            The total. Metrics: ``name`` (each value that is there), ``name/metric`` (each verifier's own), and
-            ``name/missing`` (1 for each that is not there).
+            The total. Metrics: ``name`` for each value, ``name/metric`` for each verifier's own metrics, and
+            ``name/missing`` = 1 for each missing value.
 
         Raises:
             Exception: The exception of a verifier, with its criterion's name as a note.
@@ -91,7 +91,7 @@ class Rubric:
         return self.total([task.result() for task in running.values()])
 
     def total(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """The weighted sum of the criteria's verdicts, in their order."""
+        """Returns the weighted sum of verdicts, given in the order of the criteria."""
         metrics: dict[str, float] = {}
         details: list[str] = []
         lost: list[Verdict] = []

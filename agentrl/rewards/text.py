@@ -1,7 +1,7 @@
-r"""Answers that are text: exact match, a pattern, the letter of a choice.
+r"""Verifies text answers: exact match, regular expression, multiple choice.
 
-Guarantees: any answer gives 1.0 or 0.0, never an error; a reference that no answer could meet is an error, never 0. Of
-several choices in an answer the last one counts.
+Guarantees: any answer gives 1.0 or 0.0, never an error; a reference that no answer can match raises. If an answer
+states several choices, the last one is taken.
 """
 
 import re
@@ -27,20 +27,20 @@ def exact_match_reward(
     ignore_punctuation: bool = False,
     ignore_articles: bool = False,
 ) -> float:
-    """1.0 where the texts are equal once normalised, else 0.0.
+    """Returns 1.0 if the texts are equal after normalisation, else 0.0.
 
-    Always the same: Unicode's NFKC form, and runs of white space as one space. All three options on are SQuAD's
-    normalisation.
+    Texts are always converted to Unicode's NFKC form, and runs of white space to one space. With all three options the
+    normalisation is SQuAD's.
 
     Args:
         answer: The model's answer.
         reference: The right answer.
-        ignore_case: Compare case-folded.
-        ignore_punctuation: Drop ASCII punctuation.
-        ignore_articles: Drop ``a``, ``an`` and ``the``.
+        ignore_case: Whether to compare case-folded texts.
+        ignore_punctuation: Whether to drop ASCII punctuation.
+        ignore_articles: Whether to drop ``a``, ``an`` and ``the``.
 
     Raises:
-        ValueError: Nothing of the reference is left.
+        ValueError: The reference is empty after normalisation.
     """
     options = (ignore_case, ignore_punctuation, ignore_articles)
     expected = _normalised(reference, *options)
@@ -50,19 +50,19 @@ def exact_match_reward(
 
 
 def regex_reward(answer: str, reference: str, *, flags: int = 0, whole: bool = False) -> float:
-    """1.0 where the pattern ``reference`` is found in the answer, else 0.0.
+    """Returns 1.0 if the regular expression ``reference`` matches the answer, else 0.0.
 
-    Python's ``re`` can take exponential time on some patterns and cannot be stopped: run one that is not known to be
-    harmless in a process (``Criterion(..., runs="process")``).
+    Python's ``re`` can take exponential time on some patterns and cannot be stopped: run patterns that you do not
+    trust in a process (``Criterion(..., runs="process")``).
 
     Args:
         answer: The model's answer.
-        reference: The pattern.
-        flags: ``re``'s flags.
-        whole: It must match the whole answer, white space around it left out.
+        reference: Regular expression of Python's ``re``.
+        flags: Flags of ``re.compile``.
+        whole: Whether the pattern must match the whole answer, without surrounding white space.
 
     Raises:
-        ValueError: It is no pattern.
+        ValueError: ``reference`` is not a valid regular expression.
     """
     try:
         pattern = re.compile(reference, flags)
@@ -72,17 +72,17 @@ def regex_reward(answer: str, reference: str, *, flags: int = 0, whole: bool = F
 
 
 def final_choice(answer: str, choices: str = "ABCD") -> str | None:
-    r"""The letter that an answer decides for.
+    r"""Returns the letter that an answer chooses.
 
-    Looked for in this order: the last ``\boxed{B}``; the last "answer is B", "Answer: (B)", "option B"; the last line
-    that is not empty, where it is one letter, as ``B``, ``(B)``, ``B.`` or ``**B**``.
+    It is taken from the last ``\boxed{B}``, else from the last "answer is B", "Answer: (B)" or "option B", else from
+    the last non-empty line if that is a single letter such as ``B``, ``(B)``, ``B.`` or ``**B**``.
 
     Args:
         answer: The whole answer.
         choices: The letters that can be chosen.
 
     Returns:
-        The letter as in ``choices``; ``None`` where there is none of them.
+        The letter as in ``choices``; ``None`` if the answer chooses none of them.
     """
     for pattern in (_BOXED, _SAID):
         found = [next(filter(None, match.groups())) for match in pattern.finditer(answer)]
@@ -94,7 +94,7 @@ def final_choice(answer: str, choices: str = "ABCD") -> str | None:
 
 
 def choice_reward(answer: str, reference: str, *, choices: str = "ABCD") -> float:
-    """1.0 where :func:`final_choice` is the reference's letter, else 0.0.
+    """Returns 1.0 if :func:`final_choice` is the reference's letter, else 0.0.
 
     Raises:
         ValueError: The reference is none of the choices.

@@ -1,7 +1,7 @@
-"""Reward functions written for TRL's trainers, as verifiers.
+"""Adapts reward functions written for TRL's trainers to verifiers.
 
-Guarantees: the function gets a batch of one in TRL's shape, and its one number back is checked like any verifier's;
-TRL's ``None`` ("skip this example") is missing. ``trl`` itself is not needed.
+Guarantees: the function gets a batch of one in TRL's shape, and the number it returns is checked like any verifier's;
+TRL's ``None`` ("skip this example") becomes a missing reward. ``trl`` itself is not needed.
 """
 
 import inspect
@@ -35,14 +35,14 @@ class TRLVerifier:
             answer: The completion.
             reference: The value of the dataset's column.
             prompt: The question, for functions that read it.
-            completion_ids: The answer's tokens, for functions of the length.
+            completion_ids: The answer's token ids, for functions that depend on its length.
             columns: Further columns of the dataset.
 
         Returns:
-            A verdict; an awaitable of it where the function is async.
+            A verdict; an awaitable verdict if the function is async.
 
         Raises:
-            TypeError: It did not return one number, or ``None``, for one answer.
+            TypeError: The function did not return a list of one number or one ``None``.
         """
         arguments = {name: [value] for name, value in {self.column: reference, **columns}.items()}
         arguments["prompts"] = [self._messages("user", prompt)]
@@ -66,7 +66,7 @@ class TRLVerifier:
 
 @dataclass(frozen=True)
 class AsyncTRLVerifier(TRLVerifier):
-    """The same for an ``async`` function, so that it runs on the event loop."""
+    """A :class:`TRLVerifier` for an ``async`` function, which runs on the event loop."""
 
     async def __call__(self, answer: str, reference: Any, **options: Any) -> Verdict:
         """See :meth:`TRLVerifier.__call__`."""
@@ -79,8 +79,8 @@ def from_trl(function: Callable[..., Any], *, column: str = "solution", conversa
 
     Args:
         function: The reward function, sync or async. It is called with keywords only and must take ``**kwargs``, as
-            TRL asks for; what needs ``completion_ids`` gets them only where the caller has them.
-        column: The keyword that the reference goes by; ``solution`` in TRL's own.
-        conversational: Whether prompts and completions are lists of messages, as in TRL's own, or plain strings.
+            TRL requires; it gets ``completion_ids`` only if the caller passes them.
+        column: Keyword argument for the reference; TRL's own functions use ``solution``.
+        conversational: Whether prompts and completions are lists of messages, as in TRL's own functions, or strings.
     """
     return (AsyncTRLVerifier if is_async(function) else TRLVerifier)(function, column, conversational)

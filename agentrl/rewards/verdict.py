@@ -1,8 +1,8 @@
-"""Verdicts of verifiers, and the function that runs any verifier.
+"""Defines verdicts, and runs verifiers.
 
-Guarantees: a value is a finite float or missing, and what is missing says why; missing is never 0. What a verifier
-returns is checked: anything else is an error that names the verifier and where it stands in the source. A verifier
-that blocks runs in a thread or a process, never on the event loop, and is given up or killed when its time is over.
+Guarantees: a value is a finite float, or missing with a reason; missing is never 0. Any other return value of a
+verifier raises an error that names the verifier and its place in the source. A verifier that blocks runs in a thread
+or a process, not on the event loop; at its time limit the thread is abandoned or the process killed.
 
 A verifier is a callable ``(answer, reference)`` that returns a :data:`Reward`, a :class:`Verdict`, or an awaitable of
 either.
@@ -21,7 +21,7 @@ from agentrl.host.worker_errors import WorkerCrashedError, WorkerTimeoutError
 from agentrl.host.worker_pool import in_thread, shared_pool
 
 Reward = float | None
-"""A finite float, or ``None``: missing, for a reason that has nothing to do with the answer's quality."""
+"""A finite float, or ``None`` if it is missing for a reason unrelated to the answer's quality."""
 
 Verifier = Callable[..., Any]
 """``(answer, reference) -> Reward | Verdict``, sync or async."""
@@ -34,21 +34,21 @@ class MissingReason(StrEnum):
     """Why a reward is missing."""
 
     TIMEOUT = "timeout"  # the verifier took too long
-    CRASHED = "crashed"  # the verifier's process died, or it could not tell
+    CRASHED = "crashed"  # the verifier's process died, or the verifier failed
     SANDBOX = "sandbox"  # the sandbox, not the code in it, failed
     API_ERROR = "api_error"  # the judge's server failed
-    UNPARSABLE_VERDICT = "unparsable_verdict"  # the judge said nothing that is a score on the scale
+    UNPARSABLE_VERDICT = "unparsable_verdict"  # the judge's reply has no score on the scale
     UNSAID = "unsaid"  # the verifier returned None and gave no reason
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A reward with what belongs to it.
+    """A reward, or the reason why it is missing, with metrics and an explanation.
 
     Attributes:
-        value: The reward; ``None`` is missing.
-        reason: Why it is missing; ``None`` exactly where there is a value.
-        metrics: Numbers to log apart from the reward.
+        value: The reward; ``None`` if it is missing.
+        reason: Why the reward is missing; ``None`` if and only if there is a value.
+        metrics: Numbers to log in addition to the reward.
         detail: Explanation for logs.
     """
 
@@ -58,7 +58,7 @@ class Verdict:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is neither a value nor a reason."""
+        """Require exactly one of value and reason, and a finite value."""
         if (self.value is None) is (self.reason is None):
             raise ValueError(f"Verdict(value={self.value!r}, reason={self.reason!r}): want exactly one of the two")
         if self.value is not None:
@@ -66,16 +66,16 @@ class Verdict:
 
     @classmethod
     def missing(cls, reason: MissingReason, detail: str = "", metrics: dict[str, float] | None = None) -> "Verdict":
-        """A reward that is not there."""
+        """Returns a verdict without a reward."""
         return cls(None, reason, metrics or {}, detail)
 
 
 def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
-    """Checks the value that ``verifier`` returned.
+    """Converts the return value of ``verifier`` to a verdict.
 
     Raises:
-        TypeError: It is no number, nor is a metric one.
-        ValueError: It is not finite, or a metric is not.
+        TypeError: The value or a metric is not a number.
+        ValueError: The value or a metric is not finite.
     """
     source = source_of(verifier)
     if returned is None:
@@ -90,22 +90,22 @@ def as_verdict(returned: Any, verifier: Verifier) -> Verdict:
 async def judge_answer(
     verifier: Verifier, answer: str, reference: Any, *, runs: Runs = "auto", timeout: float = 60.0
 ) -> Verdict:
-    """Run a verifier where it may.
+    """Run a verifier in the right place, within a time limit.
 
     Args:
-        verifier: See the module.
+        verifier: Callable ``(answer, reference)``, see the module.
         answer: The model's answer.
         reference: Reference that the verifier compares with.
         runs: Place where the verifier runs: event loop, thread or process.
-        timeout: Seconds it may take; the 60 s of the default suit a judge's model or a test suite.
+        timeout: Time limit in seconds; the default of 60 suits a judge model or a test suite.
 
     Returns:
-        Its verdict; missing where it took too long or its process died.
+        The verifier's verdict; missing if it took too long or its process died.
 
     Raises:
-        TypeError: It returned something that is no reward.
-        ValueError: It returned a number that is not finite.
-        Exception: Whatever it raised.
+        TypeError: The verifier returned something that is not a reward.
+        ValueError: The verifier returned a number that is not finite.
+        Exception: The verifier raised it.
     """
     try:
         returned = await _run(verifier, answer, reference, runs, timeout)
@@ -129,12 +129,12 @@ async def _run(verifier: Verifier, answer: str, reference: Any, runs: Runs, time
             return await returned
     except TimeoutError as error:
         if not limit.expired():
-            raise  # the verifier's own
+            raise  # raised by the verifier itself
         raise WorkerTimeoutError(f"{source_of(verifier)} took over {timeout:g} s") from error
 
 
 def is_async(verifier: Verifier) -> bool:
-    """Whether calling it gives an awaitable, as far as its definition says."""
+    """Whether the verifier is defined with ``async def``, so that calling it returns an awaitable."""
     while isinstance(verifier, functools.partial):
         verifier = verifier.func
     return inspect.iscoroutinefunction(verifier) or inspect.iscoroutinefunction(type(verifier).__call__)

@@ -1,6 +1,6 @@
-"""What episodes need, made from a recipe: the workflow, the connections to servers, the sessions on them.
+"""Builds the workflow, the server connections and the chat sessions of a recipe's episodes.
 
-Guarantees: nothing is started and no server is asked; everything that depends on the kind of server comes from its
+Guarantees: nothing is started and no server is called; everything that depends on the kind of server comes from its
 :class:`~agentrl.inference.kinds.kind.ServerKind`.
 """
 
@@ -19,7 +19,7 @@ from agentrl.inference.tool_parsers import PARSERS
 
 
 def make_workflow(recipe: Recipe) -> RolloutWorkflow:
-    """The recipe's workflow; the standard one also gets the recipe's environment and agent."""
+    """Builds the recipe's workflow; ``agent_env`` also gets the recipe's environment, agent and reward."""
     workflow = load("workflow", recipe.workflow.id)
     kwargs = dict(recipe.workflow.kwargs)
     if recipe.workflow.id == "agent_env":
@@ -37,17 +37,17 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
 
 
 def make_backend(recipe: Recipe, url: str) -> Backend:
-    """A connection to one server of the recipe's kind."""
+    """Connects to one server of the recipe's kind."""
     return server_kind(recipe.inference.engine).backend(url, recipe.inference.request_timeout)
 
 
 def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
-    """Token-exact chat sessions on servers of the recipe's kind, which must give token ids.
+    """Builds a client for token-exact chat sessions on servers that return token ids.
 
     Args:
-        recipe: For sampling and limits.
-        model: Folder with the tokenizer.
-        urls: Servers.
+        recipe: Recipe; ``inference``, ``sampling``, ``model`` and ``trainer.type`` are read.
+        model: Model folder with the tokenizer.
+        urls: URLs of the servers.
     """
     inference, sampling = recipe.inference, recipe.sampling
     kind = server_kind(inference.engine)
@@ -85,7 +85,7 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
 
 
 def make_text_client(recipe: Recipe, url: str) -> Client:
-    """Sessions in text, for evaluation, on a server of a kind that gives no token ids."""
+    """Builds a text-only client for evaluation on a server that returns no token ids."""
     inference, sampling = recipe.inference, recipe.sampling
     api = TextApi(
         url=url,

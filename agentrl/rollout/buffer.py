@@ -1,8 +1,8 @@
 """Buffer of finished groups for the trainer.
 
-Guarantees: first in, first out; a batch has exactly the asked number of groups, in the order in which their tasks were
-drawn, so that what an update takes from it does not depend on which of them was finished first; each group leaves once.
-A failure put in reaches whoever waits.
+Guarantees: first in, first out; a batch has exactly the requested number of groups, sorted by draw index, so its order
+does not depend on which group finished first; each group leaves once. After :meth:`GroupBuffer.fail` every waiting and
+later :meth:`GroupBuffer.take` raises the error.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Group:
 
 
 class GroupBuffer:
-    """Queue of groups with batch-sized takes."""
+    """Queue of finished groups, taken batch by batch."""
 
     def __init__(self) -> None:
         self._groups: deque[Group] = deque()
@@ -45,13 +45,13 @@ class GroupBuffer:
             self._changed.notify_all()
 
     async def fail(self, error: BaseException) -> None:
-        """Let every present and future :meth:`take` raise ``error``."""
+        """Make every waiting and later :meth:`take` raise ``error``."""
         async with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        """The ``count`` oldest groups, as soon as there are so many, by draw."""
+        """Wait for ``count`` groups and return the oldest ones, sorted by draw index."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure is not None or len(self._groups) >= count)
             if self._failure is not None:

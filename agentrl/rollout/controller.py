@@ -1,12 +1,12 @@
-"""The controller: admits tasks, runs episodes, hands out batches, moves weights, evaluates.
+"""The controller: admits tasks, runs episodes, serves batches, pushes weights and runs evaluations.
 
-Guarantees: groups are admitted only while the staleness gate has room; every admitted group ends in the journal
-exactly once; one failed episode never ends a run, a batch made mostly of failures does, with their reason. The version
-that the servers hold does not change while it is evaluated: the trainer asks (:meth:`Controller.ready`) before it
-publishes the next, and is refused otherwise. No call waits for the end of an evaluation.
+Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
+a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason. The
+servers' version does not change during its evaluation: the trainer asks (:meth:`Controller.ready`) before it
+publishes the next version, and a push during an evaluation is refused. No call waits for the end of an evaluation.
 
-How rewards are seen (:meth:`RewardConfig.seen`) is looked at here for one thing: whether a group may be admitted to a
-batch although its rewards are all alike. What they are worth to the policy is the trainer's.
+The controller applies the reward transform (:meth:`RewardConfig.seen`) only to find groups with uniform rewards. The
+trainer computes advantages.
 """
 
 import asyncio
@@ -33,24 +33,24 @@ from agentrl.rollout.step_records import Evaluate, StepRecords, Write
 from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import WeightTransaction
 
-MOST_KINDS = 20  # kinds of failures that are logged
+MOST_KINDS = 20  # distinct kinds of failures that are logged
 log = logging.getLogger(__name__)
 Score = Callable[[Episode], Awaitable[Episode]]
 
 
 class Controller:
-    """Serves one trainer.
+    """Rollout controller of one trainer.
 
     Args:
         recipe: Resolved recipe.
-        tasks: Training tasks in order.
-        workflow: Shared by all episodes.
-        client: Model access.
-        weights: Owner of what the servers serve.
-        journal: Record of episodes and group outcomes.
+        tasks: Stream of training tasks.
+        workflow: Workflow shared by all episodes.
+        client: Client that opens a session for each episode.
+        weights: Weight transaction of the servers.
+        journal: Journal of episodes and group outcomes.
         write_metrics: Called with a step and its metrics.
-        evaluate: Runs an evaluation at a version and returns its metrics.
-        score: Puts a teacher's logprobs into an episode that is over.
+        evaluate: Evaluates a version and returns its metrics.
+        score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Controller:
         self._journal = journal
         self._write_metrics = write_metrics
         self._records = StepRecords(evaluate, self._write_record, self._fail)
-        self._owed: dict[str, Any] | None = None  # the record of the step that is resumed at, to be evaluated yet
+        self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
         self._score = score
         self.gate = StalenessGate(
@@ -84,33 +84,33 @@ class Controller:
         )
         self._buffer = GroupBuffer()
         self._room = asyncio.Event()
-        self._served = asyncio.Event()  # the servers hold the version that training goes on from
+        self._served = asyncio.Event()  # the servers hold the version that training continues from
         self._served.set()
         self._groups: set[asyncio.Task[None]] = set()
         self._admission: asyncio.Task[None] | None = None
         self._consumed: dict[int, list[Group]] = {}
         self._pending_metrics: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
-        self._kinds: set[str] = set()  # of failures that were logged
-        self._over = False  # too much failed: nothing more is admitted
+        self._kinds: set[str] = set()  # kinds of failures that were logged
+        self._over = False  # too many episodes failed: no more groups are admitted
         self._recent: list[bool] = []  # whether each of the latest episodes failed
         self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
         self.last_beat = time.monotonic()
 
     def start(self) -> None:
-        """Admit tasks, and evaluate the starting version meanwhile."""
+        """Start to admit tasks; a new run also starts to evaluate version 0."""
         if self.gate.version == 0:
             self._records.add(0, {}, evaluate=True)
         self._admission = asyncio.create_task(self._admit(), name="admission")
 
     def restore(self, step: int, state: dict[str, Any], *, recorded: bool = False) -> None:
-        """Continue from the cut after ``step``; call before :meth:`start`.
+        """Continue from the checkpoint after ``step``; call before :meth:`start`.
 
         Args:
-            step: Trainer steps done.
+            step: Number of trainer steps done.
             state: Result of :meth:`checkpoint`.
-            recorded: The record of ``step`` was written after the cut.
+            recorded: Whether the record of ``step`` was written after the checkpoint.
         """
         self._tasks.restore(state["tasks"])
         self._owed = None if recorded else state["unwritten"]
@@ -131,13 +131,13 @@ class Controller:
             await self._room.wait()
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
-        """Forget a group; one that failed outside of its episodes ends the run, which would wait for it for ever."""
+        """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
         self._groups.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             self._fail(RolloutError("a group failed as a whole:\n" + "".join(traceback.format_exception(error))))
 
     def _fail(self, error: RolloutError) -> None:
-        """Tell whoever waits for a batch, now or later."""
+        """Make waiting and later calls of :meth:`next_batch` fail."""
         log.error("%s", error)
         failing = asyncio.create_task(self._buffer.fail(error))
         self._groups.add(failing)
@@ -181,7 +181,7 @@ class Controller:
         return None
 
     async def _note_failures(self, episodes: list[Episode]) -> None:
-        """Stop the run when more of the latest batch's worth of episodes failed than the recipe allows."""
+        """Stop the run when too many of the latest episodes (as many as a batch has) failed."""
         for episode in episodes:
             self._recent.append(episode.failed)
             if episode.failed:
@@ -206,10 +206,10 @@ class Controller:
             )
 
     async def next_batch(self, step: int) -> bytes:
-        """Batch of trainer step ``step`` as a file of columns; the same batch when asked again.
+        """Returns the batch of trainer step ``step`` as serialized columns; a repeated call returns the same batch.
 
         Raises:
-            RolloutError: Too many episodes fail.
+            RolloutError: Too many episodes failed, or the controller is stopping.
         """
         if step not in self._consumed:
             groups = await self._buffer.take(self._config.batch_size)
@@ -222,7 +222,7 @@ class Controller:
         return columns.to_bytes(step=step, tasks=len(self._tasks))
 
     async def ready(self, seconds: float) -> bool:
-        """Whether a version may be published, as soon as that is so, or after ``seconds``.
+        """Wait up to ``seconds`` until a new version may be published; returns whether it may.
 
         Raises:
             RolloutError: An evaluation failed.
@@ -230,10 +230,12 @@ class Controller:
         return await self._records.settled(seconds)
 
     async def publish(self, manifest: WeightManifest, *, final: bool = False) -> None:
-        """Serve a new version, or the one that a resumed trainer goes on from; the final one ends the rollouts.
+        """Push a version to the servers: a new one, or the one that a resumed trainer starts from.
+
+        The final version ends the rollouts.
 
         Raises:
-            WeightPushError: The servers did not take it.
+            WeightPushError: The servers did not load the version.
             RolloutError: The served version is being evaluated.
         """
         evaluating = self._records.evaluating
@@ -241,7 +243,7 @@ class Controller:
             raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
         await self._weights.push(manifest)
         if final:
-            await self._stop_rollouts()  # before there is room for groups that nobody would train on
+            await self._stop_rollouts()  # before the gate has room for groups that would never be trained on
         self.gate.version = manifest.version
         self._served.set()
         self._room.set()
@@ -250,7 +252,7 @@ class Controller:
             self._records.add(owed["step"], owed["metrics"], evaluate=True)
 
     def record(self, step: int, metrics: Mapping[str, float], *, final: bool) -> None:
-        """Record a step whose version is published, and evaluate it where due; the final one always."""
+        """Record a step after its version was published; evaluate it if due, the final one always."""
         found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         every = self.recipe.eval.every
         if final:
@@ -263,7 +265,7 @@ class Controller:
             self.finished.set()
 
     async def members(self) -> dict[str, Any]:
-        """Who takes part in a broadcast, see :meth:`WeightTransaction.members`."""
+        """Lists the servers that take part in a broadcast, see :meth:`WeightTransaction.members`."""
         return await self._weights.members()
 
     async def _stop_rollouts(self) -> None:
@@ -276,17 +278,17 @@ class Controller:
             self._journal.group("cancelled", draw=draw, task=self._tasks.task(draw).id, reason="end of the run")
 
     def checkpoint(self) -> dict[str, Any]:
-        """State at the current cut, with the record that waits for its evaluation."""
+        """Returns the state for :meth:`restore`, with the record that waits for its evaluation."""
         return {"tasks": self._tasks.state(), "unwritten": self._records.unwritten()}
 
     def heartbeat(self, *, done: bool) -> None:
-        """The trainer lives, or is done."""
+        """Note that the trainer is alive, or done."""
         self.last_beat = time.monotonic()
         if done:
             self.trainer_done.set()
 
     async def close(self) -> None:
-        """Cancel whatever runs, and tell whoever waits for a batch."""
+        """Cancel all groups and evaluations; waiting calls of :meth:`next_batch` fail."""
         await self._buffer.fail(RolloutError("the controller is stopping"))
         await self._records.close()
         jobs = [*self._groups, *([self._admission] if self._admission else [])]
@@ -296,7 +298,7 @@ class Controller:
 
 
 def hash_seed(*parts: int) -> int:
-    """A 31-bit seed that differs for different parts and is the same in every process."""
+    """Hashes integers to a 31-bit seed that is the same in every process."""
     value = 0x811C9DC5
     for part in parts:
         for byte in part.to_bytes(8, "little", signed=True):

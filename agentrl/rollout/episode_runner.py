@@ -1,7 +1,7 @@
-"""The episode boundary: whatever a workflow does, exactly one episode comes out.
+"""Runs one episode and returns exactly one record, whatever the workflow does.
 
-Guarantees: an exception, a timeout or a missing reward becomes a typed record with its traceback, never a reward;
-cancellation of the run itself passes through.
+Guarantees: an exception, a timeout or a missing reward becomes a failed episode with a typed reason and the traceback,
+never a reward; cancellation of the run itself is not caught.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ async def run_episode(
     timeout: float,
     evaluation: bool = False,
 ) -> Episode:
-    """Run one episode to its end, whatever that is.
+    """Run one episode and return its record, failed or not.
 
     Args:
-        workflow: Shared by all episodes; holds no state of one.
+        workflow: Workflow shared by all episodes; it keeps no state of a single episode.
         task: Task of the episode.
-        client: Model access.
-        group_id: Group of the episode.
-        index: Position in the group.
+        client: Client that opens a session for the episode.
+        group_id: Id of the episode's group.
+        index: Position of the episode in its group.
         seed: Seed of this episode.
-        timeout: Seconds.
-        evaluation: Use the evaluation sampling.
+        timeout: Time limit in seconds.
+        evaluation: Whether to use the sampling parameters of evaluation.
     """
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
@@ -51,11 +51,11 @@ async def run_episode(
         text = traceback.format_exc()
         if limit.expired():
             reason, error = StopReason.TIMEOUT, f"no end within {timeout:g} s\n{text}"
-        else:  # a time limit of the environment's or the agent's own
+        else:  # the environment or the agent has a time limit of its own
             reason, error = blame(text), text
     except InferenceError as caught:
         reason, error = StopReason.INFERENCE_ERROR, str(caught)
-    except (Exception, SystemExit):  # the episode boundary: user code may raise anything, and it stays in this episode
+    except (Exception, SystemExit):  # the episode boundary: user code may raise anything, and only this episode fails
         text = traceback.format_exc()
         reason, error = blame(text), text
     finally:
@@ -67,15 +67,15 @@ async def run_episode(
             trajectories=llm.trajectories(),
             reward=outcome.reward if error is None else None,
             metrics=outcome.metrics,
-            drift=llm.drift() if index == 0 and not evaluation else {},  # one of a group: it costs a whole render
+            drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
             stop_reason=reason,
             error=error,
         )
-    except ValueError as caught:  # a workflow of the user's own gave an outcome that is none
+    except ValueError as caught:  # a user's workflow returned an invalid outcome
         return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=f"{error or ''}\n{caught}".strip())
 
 
 def blame(text: str) -> StopReason:
-    """Whether the environment or the agent raised: the innermost of their frames in the traceback decides."""
+    """Decides whether the environment or the agent raised, by the innermost of their frames in the traceback."""
     env, agent = text.rfind("await env."), text.rfind("await agent.")
     return StopReason.AGENT_ERROR if agent > env else StopReason.ENVIRONMENT_ERROR

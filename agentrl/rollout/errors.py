@@ -1,4 +1,4 @@
-"""The error that ends a run from the rollouts' side."""
+"""The error with which the rollouts end a run."""
 
 
 class RolloutError(RuntimeError):

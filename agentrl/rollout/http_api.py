@@ -1,7 +1,7 @@
-"""The controller over HTTP: calls for the trainer, and ``servers`` for people.
+"""HTTP API of the controller: the trainer's calls, and ``/servers`` for the command line.
 
 Guarantees: a call without the run's secret is refused; a failure of the rollouts, of an evaluation or of a weight push
-is an answer with its reason (HTTP 409), not a broken connection; no call waits for the end of an evaluation.
+is answered with HTTP 409 and the reason, not with a broken connection; no call waits for the end of an evaluation.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from agentrl.weights.transaction import WeightPushError
 
 
 def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> Starlette:
-    """The controller's web application.
+    """Builds the controller's web application.
 
     Args:
         controller: Controller that answers the calls.
         server_pool: Servers that can be listed, added and removed.
-        secret: Bearer token that callers must show; empty for none.
+        secret: Bearer token that callers must send; empty for none.
     """
 
     async def call(request: Request) -> Response:

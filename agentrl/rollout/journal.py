@@ -1,7 +1,7 @@
-"""Append-only record of the outcome of every admitted group.
+"""Append-only journal with the outcome of every admitted group.
 
 Guarantees: one line per group and outcome, flushed at once; a resumed run adds a line that voids the records of the
-steps after its checkpoint. Episodes are written beside it as JSON lines, each once.
+steps after its checkpoint. Each episode is written once, as one JSON line of another file in the same folder.
 """
 
 import json
@@ -14,11 +14,11 @@ GroupOutcome = Literal["trained", "filtered", "failed", "cancelled", "resumed"]
 
 
 class Journal:
-    """Append-only record of a run.
+    """Append-only journal of a run.
 
     Args:
-        run_dir: ``runs/<name>``.
-        episodes: Also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
+        run_dir: Folder of the run, ``runs/<name>``.
+        episodes: Whether to also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
     """
 
     def __init__(self, run_dir: Path, *, episodes: bool) -> None:
@@ -29,7 +29,7 @@ class Journal:
     def group(
         self, outcome: GroupOutcome, *, draw: int, task: str, step: int | None = None, reason: str | None = None
     ) -> None:
-        """Record a group's end."""
+        """Record how a group ended."""
         record = {"outcome": outcome, "draw": draw, "task": task, "step": step, "reason": reason}
         self._append("journal.jsonl", json.dumps({k: v for k, v in record.items() if v is not None}))
 
@@ -38,7 +38,7 @@ class Journal:
         self._append("journal.jsonl", json.dumps({"outcome": "resumed", "step": step}))
 
     def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> None:
-        """Write an episode down."""
+        """Append an episode to the training or evaluation episodes file, if enabled."""
         if self._with_episodes:
             extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
             name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"

@@ -1,6 +1,6 @@
-"""Numbers about a batch of training episodes.
+"""Computes the metrics of a batch of training episodes.
 
-Guarantees: failed episodes are counted and enter no mean; a mean over nothing is left out, not 0.
+Guarantees: failed episodes are counted and excluded from every mean; a mean over no values is left out, not 0.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from agentrl.rollout.buffer import Group
 
 
 def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
-    """Metrics of a batch that is consumed at policy ``version``; ``seen`` is how the trainer sees rewards."""
+    """Computes the metrics of a batch trained at policy ``version``; ``seen`` holds the trainer's reward transform."""
     columns = concatenate([group.columns for group in groups])
     episodes = columns.episodes
     rewards = [e.reward for e in episodes if e.reward is not None]
@@ -64,5 +64,5 @@ def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | ND
 
 
 def is_uniform(episodes: Sequence[EpisodeBase], seen: RewardConfig) -> bool:
-    """Whether all rewards are equal to the trainer, so that the group teaches nothing."""
+    """Whether all rewards are equal after the trainer's reward transform, so the group gives no learning signal."""
     return len({seen.seen(e.reward) for e in episodes if e.reward is not None}) <= 1

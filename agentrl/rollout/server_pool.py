@@ -1,6 +1,6 @@
-"""Servers that are added and removed while a run goes on.
+"""Adds and removes inference servers during a run.
 
-Guarantees: a new server gets the current weights before it gets traffic; a removed one finishes what it runs.
+Guarantees: a new server gets the current weights before it gets traffic; a removed one finishes its running requests.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from agentrl.weights.transaction import WeightTransaction
 
 
 class ServerPool:
-    """The servers of one run, as people see them.
+    """The servers of one run, to be listed, added and removed.
 
     Args:
-        router: Who gets traffic.
+        router: Router that distributes requests to the servers.
         weights: Weight transaction of these servers.
         connect: Makes a backend for a URL.
     """
@@ -27,7 +27,7 @@ class ServerPool:
         self._connect = connect
 
     def status(self) -> list[dict[str, Any]]:
-        """All servers, with the policy version that those which serve hold."""
+        """Lists all servers with their state; serving ones with their policy version."""
         version = self._weights.committed.version
         return [
             {**asdict(status), "version": version if status.state == "serving" else None}
@@ -35,10 +35,10 @@ class ServerPool:
         ]
 
     async def add(self, url: str) -> None:
-        """Bring a server to the current weights and give it traffic.
+        """Load the current weights into a server and give it traffic.
 
         Raises:
-            InferenceError: It serves already, cannot be reached, or does not take the weights.
+            InferenceError: The server serves already, cannot be reached, or refuses the weights.
         """
         backend = self._connect(url)
         known = {status.url: status.state for status in self._router.status()}
@@ -51,11 +51,11 @@ class ServerPool:
             raise
 
     def remove(self, url: str) -> None:
-        """Give a server no new requests.
+        """Stop sending new requests to a server.
 
         Raises:
-            LookupError: There is no such server.
-            ValueError: It is the last one.
+            LookupError: The run has no server with this URL.
+            ValueError: The server is the last one.
         """
         url = url.rstrip("/")
         if [backend.url for backend in self._router.backends] == [url]:

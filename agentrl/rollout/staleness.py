@@ -1,8 +1,7 @@
-"""Admission: how many groups may be started without their data becoming too old.
+"""Limits how many groups are started, so that their data does not become too stale.
 
-Guarantees: pure arithmetic, no clock and no I/O. With ``eta`` the bound on staleness and ``B`` groups per step, a
-group is admitted only while all groups admitted so far are consumed at most ``eta`` steps after the version that is
-current now.
+Guarantees: pure arithmetic, no clock and no I/O. With staleness bound ``eta`` and ``B`` groups per step, a group is
+admitted only if every group admitted so far will be trained on at most ``eta`` steps after the current version.
 """
 
 from dataclasses import dataclass
@@ -10,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass
 class StalenessGate:
-    """Counts groups; see the staleness control of AReaL (arXiv:2505.24298, eq. 3).
+    """Counts groups to bound staleness, as AReaL does (arXiv:2505.24298, eq. 3).
 
     Attributes:
-        max_staleness: ``eta``, in trainer steps.
-        batch_size: ``B``, groups per step.
-        max_concurrent: Groups in flight at most.
+        max_staleness: Staleness bound ``eta`` in trainer steps.
+        batch_size: Number of groups per step, ``B``.
+        max_concurrent: Largest number of groups in flight.
         version: Current policy version.
-        running: Groups in flight.
-        accepted: Groups finished and kept, consumed ones included.
+        running: Number of groups in flight.
+        accepted: Number of groups finished and kept, including those already trained on.
     """
 
     max_staleness: int
@@ -29,20 +28,20 @@ class StalenessGate:
     accepted: int = 0
 
     def capacity(self) -> int:
-        """Groups that may be started now; negative when admission ran ahead."""
+        """Returns how many groups may be started now; negative when too many were started already."""
         by_concurrency = self.max_concurrent - self.running
         by_staleness = (self.max_staleness + self.version + 1) * self.batch_size - (self.accepted + self.running)
         return min(by_concurrency, by_staleness)
 
     def start(self) -> None:
-        """A group was started."""
+        """Count a started group."""
         self.running += 1
 
     def finish(self, *, accepted: bool) -> None:
-        """A group ended; one that is not accepted leaves room for another."""
+        """Count a finished group; one that is not accepted leaves room for another."""
         self.running -= 1
         self.accepted += int(accepted)
 
     def recover(self, version: int) -> None:
-        """Continue after a restart at ``version``: its batches count as accepted, nothing runs."""
+        """Continue after a restart at ``version``: all batches before it count as accepted, no group runs."""
         self.version, self.running, self.accepted = version, 0, version * self.batch_size

@@ -1,8 +1,8 @@
-"""The records of a run's steps, each with the evaluation that is due at it.
+"""Writes a run's step records, each with the metrics of the evaluation due at that step.
 
-Guarantees: one record a step, written when its evaluation is over; one evaluation at a time, which runs as a task of
-its own, so no call waits for its end; a failed evaluation is told to whoever asks from then on. A record that is not
-written yet is part of a checkpoint (:meth:`StepRecords.unwritten`), so a run that is resumed writes it.
+Guarantees: one record per step, written after its evaluation; one evaluation at a time, in its own asyncio task, so no
+call waits for its end; after a failed evaluation every :meth:`StepRecords.settled` raises. A record that is not
+written yet is part of a checkpoint (:meth:`StepRecords.unwritten`), so a resumed run writes it.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ Write = Callable[[int, dict[str, float]], None]  # step, metrics
 
 
 class StepRecords:
-    """Writes the records, after the evaluations that belong to them.
+    """Writes each step's record after its evaluation.
 
     Args:
-        evaluate: Evaluates the served version.
-        write: Takes the record of a step, once.
+        evaluate: Evaluates the served version and returns its metrics.
+        write: Called once with each step and its metrics.
         failed: Called with the reason when an evaluation fails.
     """
 
@@ -30,11 +30,11 @@ class StepRecords:
         self._evaluate = evaluate
         self._write = write
         self._failed = failed
-        self._waiting: tuple[int, dict[str, float]] | None = None  # for its evaluation
+        self._waiting: tuple[int, dict[str, float]] | None = None  # step and metrics of the record under evaluation
         self._job: asyncio.Task[None] | None = None
 
     def add(self, step: int, metrics: Mapping[str, float], *, evaluate: bool) -> None:
-        """Write a step's record, or start the evaluation that it waits for."""
+        """Write a step's record now, or start its evaluation and write the record afterwards."""
         if not evaluate:
             self._write(step, dict(metrics))
             return
@@ -44,12 +44,12 @@ class StepRecords:
 
     @property
     def evaluating(self) -> int | None:
-        """The version that is being evaluated now."""
+        """The version under evaluation; ``None`` if there is none."""
         running = self._job is not None and not self._job.done()
         return self._waiting[0] if running and self._waiting is not None else None
 
     async def settled(self, seconds: float) -> bool:
-        """Whether no evaluation is running, as soon as that is so, or after ``seconds``.
+        """Wait up to ``seconds`` for a running evaluation; returns whether none is running.
 
         Raises:
             RolloutError: An evaluation failed.
@@ -61,11 +61,11 @@ class StepRecords:
         return self.evaluating is None
 
     def unwritten(self) -> dict[str, Any] | None:
-        """The record that waits for its evaluation, as plain data."""
+        """Returns the record that waits for its evaluation, as plain data; ``None`` if there is none."""
         return None if self._waiting is None else {"step": self._waiting[0], "metrics": self._waiting[1]}
 
     async def close(self) -> None:
-        """Cancel the evaluation that runs."""
+        """Cancel a running evaluation."""
         if self._job is not None:
             self._job.cancel()
             await asyncio.gather(self._job, return_exceptions=True)
@@ -81,11 +81,11 @@ class StepRecords:
 
 
 def _failure(job: "asyncio.Task[None]") -> RolloutError | None:
-    """Why a finished evaluation gave nothing; ``None`` where it did."""
+    """Returns why a finished evaluation failed; ``None`` if it succeeded."""
     if job.cancelled():
         return RolloutError("the controller is stopping")
     error = job.exception()
     if error is None:
         return None
-    known = isinstance(error, RolloutError | InferenceError)  # their messages say all
+    known = isinstance(error, RolloutError | InferenceError)  # their messages need no traceback
     return RolloutError(f"the evaluation failed: {error if known else ''.join(traceback.format_exception(error))}")

@@ -1,7 +1,7 @@
-"""The order of tasks, and which of them are still owed.
+"""Draws training tasks in a reproducible order and remembers which draws are unfinished.
 
-Guarantees: draw number ``n`` is the same task in every run with the same seed; each epoch is a permutation of all
-tasks; after a restart the tasks that were drawn but not consumed come first, each once.
+Guarantees: a draw index is the same task in every run with the same seed; each epoch is a permutation of all
+tasks; after a restart the tasks that were drawn but not settled come first, each once.
 """
 
 import random
@@ -12,11 +12,11 @@ from agentrl.core.episode import Task
 
 
 class TaskStream:
-    """Endless stream of (draw number, task).
+    """Endless stream of (draw index, task).
 
     Args:
         tasks: All training tasks.
-        seed: Order of the epochs.
+        seed: Seed of the epochs' permutations.
         shuffle: Whether epochs are shuffled.
     """
 
@@ -35,7 +35,7 @@ class TaskStream:
         return len(self._tasks)
 
     def draw(self) -> tuple[int, Task]:
-        """The next task to run."""
+        """Returns the next draw index and its task."""
         if self._again:
             number = self._again.pop(0)
         else:
@@ -45,7 +45,7 @@ class TaskStream:
         return number, self.task(number)
 
     def task(self, number: int) -> Task:
-        """Task of a draw number."""
+        """Returns the task of a draw index."""
         epoch, position = divmod(number, len(self._tasks))
         if epoch not in self._orders:
             order = list(range(len(self._tasks)))
@@ -55,15 +55,15 @@ class TaskStream:
         return self._tasks[self._orders[epoch][position]]
 
     def settle(self, number: int) -> None:
-        """The draw was consumed, filtered or failed for good: it is not owed any more."""
+        """Mark a draw as trained on, filtered or failed: it is not drawn again after a restart."""
         self._open.discard(number)
 
     def state(self) -> dict[str, Any]:
-        """For :meth:`restore`: draws that are still owed, and the next one."""
+        """Returns the state for :meth:`restore`: the unsettled draw indices and the next one."""
         return {"next": self._next, "owed": sorted(self._open | set(self._again))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a cut."""
+        """Continue from a :meth:`state`."""
         self._next = state["next"]
         self._again = list(state["owed"])
         self._open.clear()

@@ -1,7 +1,8 @@
-"""A teacher that says how likely it finds what the policy sampled.
+"""Adds a teacher's logprobs to the tokens that the policy sampled.
 
-Guarantees: the teacher sees exactly the ids that the policy saw and sampled; an episode that it could not score is a
-failure with its reason, never an episode without its say; a sampled token that several branches share is scored once.
+Guarantees: the teacher scores exactly the ids that the policy saw and sampled; an episode that it cannot score fails
+with the reason, and is never returned without teacher logprobs; a sampled token shared by several branches is scored
+once.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from agentrl.inference.router import Lease, Router
 
 
 class Teacher:
-    """Servers of one teacher.
+    """The servers of one teacher.
 
     Args:
-        router: Their router; one that comes back gets traffic again, for its weights never change.
+        router: Router of these servers. A server that recovers gets traffic at once: its weights never change.
     """
 
     def __init__(self, router: Router) -> None:
@@ -24,10 +25,10 @@ class Teacher:
         router.rejoin = self._take_back
 
     async def start(self) -> None:
-        """See that every server scores, then watch them.
+        """Check that every server can score, then start the router's health checks.
 
         Raises:
-            InferenceError: One does not; the message names it.
+            InferenceError: A server cannot score; the message names it.
         """
         for backend in self._router.backends:
             try:
@@ -44,7 +45,10 @@ class Teacher:
         self._router.admit(backend)
 
     async def score(self, episode: Episode) -> Episode:
-        """The episode with ``teacher_logprobs``; failed where the teacher gave none, and as it is where it failed."""
+        """Returns the episode with ``teacher_logprobs``, or as failed if the teacher could not score it.
+
+        An episode that failed before is returned unchanged.
+        """
         if episode.failed:
             return episode
         lease = self._router.lease()
@@ -59,23 +63,23 @@ class Teacher:
 
 
 async def score_trajectory(trajectory: Trajectory, lease: Lease) -> Trajectory:
-    """The trajectory with the teacher's logprobs of all sampled tokens; one request for each branch.
+    """Returns the trajectory with the teacher's logprobs of all sampled tokens; one request per branch.
 
     Raises:
-        InferenceError: The teacher gave none.
+        InferenceError: The teacher could not score a branch.
     """
     nodes = list(trajectory.nodes)
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         start, token_ids = 0, []
-        starts: dict[int, int] = {}  # of the nodes of this branch that are to be scored
+        starts: dict[int, int] = {}  # node to score -> position of its first token in the branch
         for index in path:
             if any(nodes[index].loss_mask) and not nodes[index].teacher_logprobs:
                 starts[index] = len(token_ids)
             token_ids += nodes[index].token_ids
         if not starts:
             continue
-        start = max(min(starts.values()), 1)  # nothing comes before the first token: it has no logprob
+        start = max(min(starts.values()), 1)  # the first token has no logprob: no token precedes it
         logprobs = [0.0] * start + await lease.score(token_ids, start)
         for index, first in starts.items():
             nodes[index] = _scored(nodes[index], logprobs[first : first + len(nodes[index].token_ids)])

@@ -91,7 +91,7 @@ def build(recipe: Recipe, run_dir: Path, model: Path, examples: EncodedExamples,
         parts["eval_dataset"] = dataset(examples.held_out.data)
     trainer = load("trainer", str(config.type))(recipe, model, common, parts)
     trainer.course = course
-    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has all of it
+    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has the same numbers
     trainer.add_callback(course)
     trainer.add_callback(Checkpoints(checkpoints, config.keep_checkpoints, course))
     return trainer

@@ -54,7 +54,7 @@ class EncodedExamples:
         return 0 if self.held_out is None else len(self.held_out)
 
     def summary(self, recipe: Recipe) -> str:
-        """One line about the data, for the live view."""
+        """Returns one line about the data, for the live view."""
         limit, micro = recipe.supervised.max_length, micro_batch(recipe, self.train.longest)
         kind = "examples" if recipe.trainer.type == "sft" else "pairs"
         return (
@@ -153,13 +153,13 @@ def pad_token(template: ChatTemplate, examples: EncodedExamples) -> str:
 
 
 def micro_batch(recipe: Recipe, longest: int) -> int:
-    """Examples per micro-batch of a rank: as many as ``trainer.tokens_per_microbatch`` holds, at least one."""
+    """Computes the examples per micro-batch of a rank: as many as ``trainer.tokens_per_microbatch`` allows, or one."""
     share = recipe.supervised.batch_size // recipe.trainer.nproc
     return even_batch(share, recipe.trainer.tokens_per_microbatch // longest)
 
 
 def even_batch(examples: int, most: int) -> int:
-    """The largest batch of at most ``most`` that divides ``examples``: TRL averages over equal batches."""
+    """Finds the largest batch size up to ``most`` that divides ``examples``: TRL averages over equal batches."""
     return max(size for size in range(1, max(1, min(examples, most)) + 1) if examples % size == 0)
 
 

@@ -1,7 +1,8 @@
 """Checkpoints and the exported model of a training on TRL's trainers.
 
-Guarantees: a checkpoint named ``step-N`` is complete (it gets its name last) and holds what ``transformers`` needs to
-go on; older ones go only after the new one stands; ``model/`` is a plain Hugging Face folder, whole or not there.
+Guarantees: a checkpoint named ``step-N`` is complete (it gets its name last) and holds all that ``transformers`` needs
+to resume; older ones are removed only after the new one is complete; ``model/`` is a plain Hugging Face folder, either
+complete or absent.
 """
 
 import json
@@ -19,7 +20,7 @@ _UNFINISHED = "checkpoint-*"  # the name transformers gives to a checkpoint
 
 
 class Checkpoints(TrainerCallback):
-    """Gives what ``transformers`` saved its final name, and removes older ones.
+    """Gives a checkpoint saved by ``transformers`` its final name, and removes older ones.
 
     Args:
         folder: ``runs/<name>/checkpoints``; ``output_dir`` of the trainer.
@@ -54,7 +55,7 @@ def sweep_unfinished(folder: Path) -> None:
 
 
 def export(model: Any, tokenizer: Any, target: Path, dtype: Any) -> None:
-    """Write a Hugging Face folder, whole or not at all.
+    """Write a complete Hugging Face folder, or none.
 
     Args:
         model: A ``transformers`` model.

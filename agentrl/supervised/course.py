@@ -1,8 +1,8 @@
 """Schedule of a supervised training: learning rate, end, checkpoints, evaluations.
 
-Guarantees: rank 0 reads the clock and every rank acts on what it read, so all of them stop, save and evaluate in the
-same step and have the same learning rate; ``trainer.time_budget``, ``schedule``, ``save_every`` and the rest mean what
-they mean in a run that learns from episodes.
+Guarantees: rank 0 reads the clock and all ranks use its time, so all of them stop, save and evaluate in the
+same step and have the same learning rate; ``trainer.time_budget``, ``schedule``, ``save_every`` and the rest mean the
+same as in a run that learns from episodes.
 """
 
 import time
@@ -93,7 +93,7 @@ class Course(TrainerCallback):
 
 
 def shared(seconds: float, device: torch.device) -> float:
-    """Returns rank 0's value on every rank."""
+    """Returns rank 0's ``seconds`` on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return seconds
     value = torch.tensor([seconds], dtype=torch.float64, device=device)

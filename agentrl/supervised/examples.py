@@ -187,7 +187,7 @@ def sample_of(example: Mapping[str, Any]) -> Sample | None:
     """Parse an example with ``messages``, or ``prompt`` and ``completion``; ``None`` where it has neither.
 
     Raises:
-        ValueError: They are neither texts nor messages, or hold no assistant message.
+        ValueError: A value is neither a text nor a list of messages, or there is no assistant message to train on.
     """
     if "messages" in example:
         messages = as_messages(example["messages"], "messages", "user")
@@ -242,7 +242,7 @@ def as_messages(value: object, name: str, role: str) -> list[Message]:
     """Returns a text as one message of ``role``, and a list of messages unchanged.
 
     Raises:
-        ValueError: The value is neither.
+        ValueError: ``value`` is neither a text nor a list of messages.
     """
     if isinstance(value, str):
         return [{"role": role, "content": value}]

@@ -54,11 +54,11 @@ class Encoder:
             completion_only: Whether only assistant text and its end-of-turn token have a loss, or every token.
 
         Raises:
-            TemplateError: The template cannot render it turn by turn.
+            TemplateError: The template cannot render the conversation turn by turn.
         """
         ids: list[int] = []
         learned: list[bool] = []
-        done = ""  # the text that ``ids`` encode
+        done = ""  # the text encoded so far, as ``ids``
         for place, message in enumerate(sample.messages):
             if place < sample.start or message["role"] != "assistant":
                 continue

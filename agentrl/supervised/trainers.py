@@ -109,7 +109,7 @@ def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int,
         "gradient_checkpointing": config.gradient_checkpointing,
         "seed": recipe.seed,
         "logging_steps": 1,
-        "save_strategy": "no",  # the course says when
+        "save_strategy": "no",  # ``Course`` decides when to save and evaluate
         "eval_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,

@@ -1,1 +1,1 @@
-"""Checks an environment before it is trained on: the contract, reproducibility, what it blocks and leaves open."""
+"""Checks an environment before training: contract, reproducibility, blocking calls and leaked resources."""

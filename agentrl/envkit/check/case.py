@@ -1,6 +1,6 @@
-"""State that all checks share: the environment, the settings, the tasks, and the episodes that are played.
+"""State shared by all checks: the environment, the settings, the tasks, and the played episodes.
 
-Guarantees: episode ``n`` has the same seed, task and actions whenever it is asked for.
+Guarantees: episode ``n`` always has the same seed, task and actions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ class Settings:
     """Settings of a check: the number of episodes and their limits.
 
     Attributes:
-        episodes: Episodes with sampled actions.
+        episodes: Number of episodes with sampled actions.
         steps: Largest number of actions in an episode.
-        seed: Seed of the first episode; the others count on from it.
-        seconds: Limit of one call, in seconds.
-        load_seconds: Limit of the first import, construction and reading of the tasks, in seconds.
-        total_seconds: Limit of the whole check, in seconds.
-        task: The ``options`` of ``reset``; ``None``: tasks of the environment's dataset.
+        seed: Seed of the first episode; each further episode adds 1.
+        seconds: Time limit of one call, in seconds.
+        load_seconds: Time limit of the first import, construction and reading of the tasks, in seconds.
+        total_seconds: Time limit of the whole check, in seconds.
+        task: The ``options`` of ``reset``; ``None`` for tasks of the environment's dataset.
         actions: Actions to try before the sampled ones.
     """
 
@@ -40,15 +40,15 @@ class Settings:
 
 @dataclass
 class Case:
-    """One check of one environment.
+    """An environment under check, with its settings and tasks.
 
     Attributes:
         subject: The environment.
         settings: Number of episodes and their limits.
         target: The environment to check: an id, a path, a class or a function that makes it.
-        kwargs: Arguments of the environment, where ``target`` is an id.
-        tasks: The ``options`` of ``reset``, in turn; one ``None`` where the environment draws its own.
-        first: Episode 0, once it is known to be the same each time.
+        kwargs: Arguments of the environment, if ``target`` is an id.
+        tasks: The ``options`` of ``reset``, used in turn; ``[None]`` if the environment draws its own tasks.
+        first: Episode 0, once it is known to be reproducible.
     """
 
     subject: Subject
@@ -60,7 +60,7 @@ class Case:
 
     @contextmanager
     def env(self) -> Iterator[Env]:
-        """A new environment, closed at the end; whether closing works is another check's question."""
+        """Makes an environment and closes it at the end; errors of ``close`` are left to another check."""
         env = self.subject.make()
         try:
             yield env
@@ -69,24 +69,24 @@ class Case:
                 self.subject.loop.call("close", env.close)
 
     def seed(self, number: int) -> int:
-        """The seed of an episode."""
+        """Returns the seed of an episode."""
         return self.settings.seed + number
 
     def task(self, number: int) -> dict[str, Any] | None:
-        """The task of an episode."""
+        """Returns the task of an episode."""
         return self.tasks[number % len(self.tasks)]
 
     def actions(self, env: Env, number: int) -> list[Any]:
-        """The actions of an episode; every second one begins with the given ones and right answers."""
+        """Returns the actions of an episode; every second episode begins with the given actions and right answers."""
         sampled = sampled_actions(self.subject, env, self.seed(number), self.settings.steps)
         first = [*self.settings.actions, *right_answers(env, self.task(number))] if number % 2 else []
         return [*first, *sampled]
 
     def play(self, env: Env, number: int) -> Trace:
-        """An episode in a given instance."""
+        """Plays an episode in a given instance."""
         return play(self.subject, env, self.seed(number), self.task(number), self.actions(env, number))
 
     def episode(self, number: int) -> Trace:
-        """An episode in a new instance."""
+        """Plays an episode in a new instance."""
         with self.env() as env:
             return self.play(env, number)

@@ -1,7 +1,7 @@
-"""``check_environment``: all checks, one after the other.
+"""``check_environment``: runs all checks, one after the other.
 
-Guarantees: it returns a report whatever the environment does, short of ending the process; a rule that could not be
-checked is in it with the reason; what the environment changed of the process is put back, its child processes ended.
+Guarantees: it returns a report whatever the environment does, unless it ends the process; a rule that could not be
+checked is in the report with the reason; environment variables and working folder are restored, child processes ended.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ Target = str | type[Environment[Any, Any]] | Callable[[], Environment[Any, Any]]
 
 @dataclass(frozen=True)
 class _Check:
-    """One check, the rules it can find broken, and the checks that must have gone through before."""
+    """A check function, the rules it checks, and the checks that must have passed before."""
 
     function: Callable[[Case], None]
     rules: tuple[str, ...]
@@ -73,17 +73,17 @@ _CHECKS = (
 def check_environment(
     target: Target, *, kwargs: dict[str, Any] | None = None, settings: Settings | None = None
 ) -> Report:
-    """Hold an environment against the contract and against what training does to it.
+    """Check that an environment keeps the contract and withstands what training does to it.
 
-    May be called with or without a running event loop: the environment gets a loop of its own.
+    It can be called with or without a running event loop: the environment runs on a separate one.
 
     Args:
         target: A registered id, a path (``envs/mine.py:Mine``), a class, or a function that makes the environment.
-        kwargs: Arguments of the environment, where ``target`` is an id or a class.
+        kwargs: Arguments of the environment, if ``target`` is an id or a class.
         settings: Number of episodes and their limits.
 
     Returns:
-        Findings, the rules that are met, and those that could not be checked.
+        A report with the findings, the rules that are met, and those that could not be checked.
     """
     settings, kwargs = settings or Settings(), kwargs or {}
     name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
@@ -98,7 +98,7 @@ def check_environment(
         maker = (lambda: make(target, **kwargs)) if isinstance(target, str) else (lambda: target(**kwargs))
         subject = Subject(maker, loop, lines, watch)
         passed, skipped = _run(Case(subject, settings, target, kwargs))
-        end_children(besides=before)  # while the loop can still hear of it
+        end_children(besides=before)  # while the loop can still notice their end
     broken = {finding.check for finding in subject.findings}
     return Report(
         name=name,
@@ -110,10 +110,10 @@ def check_environment(
 
 
 def _lasting(target: Target) -> Target:
-    """A target that means the same wherever the environment moves the working folder to."""
+    """Makes a file path in the target absolute, because the environment may change the working folder."""
     if not isinstance(target, str):
         return target
-    with contextlib.suppress(LookupError):  # an unknown one is a finding
+    with contextlib.suppress(LookupError):  # an unknown target becomes a finding later
         file, _, name = spec_of("env", target).entry_point.rpartition(":")
         if file.endswith(".py") and Path(file).is_file():
             return f"{Path(file).resolve()}:{name}"
@@ -123,7 +123,7 @@ def _lasting(target: Target) -> Target:
 def _run(case: Case) -> tuple[list[str], dict[str, str]]:
     passed: list[str] = []
     skipped: dict[str, str] = {}
-    done: dict[Callable[[Case], None], str] = {}  # how each check ended: empty text for well
+    done: dict[Callable[[Case], None], str] = {}  # why each check did not pass; empty if it did
     for check in _CHECKS:
         reason = next((done[need] for need in check.needs if done[need]), "")
         if not reason:
@@ -151,7 +151,7 @@ def _outcome(check: _Check, case: Case) -> str:
 
 @contextlib.contextmanager
 def _process_kept() -> Iterator[None]:
-    """The process's environment variables and working folder are afterwards what they were."""
+    """Restores the process's environment variables and working folder."""
     variables, folder = dict(os.environ), Path.cwd()
     try:
         yield

@@ -1,6 +1,6 @@
-"""Compares values, finds where two first differ, and copies values for a later comparison.
+"""Compares values, finds their first difference, and copies values for a later comparison.
 
-Guarantees: NaN equals NaN; arrays are compared element by element; a difference is named by its path.
+Guarantees: NaN equals NaN; arrays are compared element by element; a difference is reported with its path.
 """
 
 import copy
@@ -12,7 +12,7 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> str:
-    """``[0]['content']: 'a' != 'b'``, or empty text where there is none."""
+    """Describes the first difference, such as ``[0]['content']: 'a' != 'b'``; empty if there is none."""
     if isinstance(one, dict) and isinstance(other, dict):
         if one.keys() != other.keys():
             return f"{path}: keys {_SHORT.repr(list(one))} != {_SHORT.repr(list(other))}"
@@ -37,10 +37,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """A value in a few words."""
+    """Abbreviates the ``repr`` of a value."""
     return _SHORT.repr(value)
 
 
 def snapshot(value: Any) -> Any:
-    """A copy that later changes of ``value`` do not reach."""
+    """Returns a deep copy, which later changes of ``value`` do not affect."""
     return copy.deepcopy(value)

@@ -1,7 +1,6 @@
 """Checks of the contract: methods, spaces, and the values that ``reset`` and ``step`` return.
 
-Guarantees: each function checks the rules that :mod:`~agentrl.envkit.check.checker` names beside it, and reports what
-it finds.
+Guarantees: each function checks exactly the rules that :mod:`~agentrl.envkit.check.checker` lists for it.
 """
 
 import inspect
@@ -18,19 +17,19 @@ from agentrl.envkit.language import LanguageEnvironment
 from agentrl.envkit.spaces.messages import MessageSpace, ToolCallSpace
 from agentrl.envkit.tools.tool import collect_tools
 
-FIRST_TASKS = 4  # of a dataset
-CALLS = 3  # of each tool
+FIRST_TASKS = 4  # tasks of a dataset that are used
+CALLS = 3  # sampled calls of each tool
 BUGS = ("NameError", "AttributeError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SystemExit")
 
 
 def check_construct(case: Case) -> None:
-    """It can be made."""
+    """Check that the environment can be constructed."""
     with case.subject.loop.patient(case.settings.load_seconds):
         case.subject.make()
 
 
 def check_signature(case: Case) -> None:
-    """``reset``, ``step`` and ``close`` are async and take what the rollout gives them."""
+    """Check that ``reset``, ``step`` and ``close`` are async and take the rollout's arguments."""
     subject, owner = case.subject, case.subject.made
     assert owner is not None
     wanted: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -58,7 +57,7 @@ def check_signature(case: Case) -> None:
 
 
 def check_spaces(case: Case) -> None:
-    """Both spaces are there; tools are described."""
+    """Check that both spaces exist and that tools have descriptions."""
     subject = case.subject
     with case.env() as env:
         where = subject.lines.of_class(env)
@@ -74,7 +73,7 @@ def check_spaces(case: Case) -> None:
 
 
 def check_tasks(case: Case) -> None:
-    """The dataset can be read."""
+    """Check that the dataset can be read."""
     owner, task = case.subject.made, case.settings.task
     assert owner is not None
     if task is not None:
@@ -96,7 +95,7 @@ def check_tasks(case: Case) -> None:
 
 
 def check_episodes(case: Case) -> None:
-    """Episodes with sampled actions keep the contract; the first one also warms up what is loaded once."""
+    """Check the contract in episodes with sampled actions; stalls of the first one are ignored as warm-up."""
     for number in range(max(case.settings.episodes, 2)):
         case.episode(number)
         if number == 0:
@@ -104,7 +103,7 @@ def check_episodes(case: Case) -> None:
 
 
 def check_odd_actions(case: Case) -> None:
-    """Nothing that a model writes makes the environment raise."""
+    """Check that malformed messages of a model do not make the environment raise."""
     subject = case.subject
     with case.env() as env:
         odd = odd_actions(subject, env, case.settings.seed)
@@ -117,7 +116,7 @@ def check_odd_actions(case: Case) -> None:
 
 
 def check_tools(case: Case) -> None:
-    """No tool fails on all of its sampled calls as only a fault in its code does."""
+    """Check that no tool answers all of its sampled calls with an exception that indicates a bug."""
     subject = case.subject
     with case.env() as env:
         space = env.action_space
@@ -133,7 +132,7 @@ def check_tools(case: Case) -> None:
 
 
 def _answer_of(case: Case, tool: dict[str, Any], seed: int) -> str:
-    """The answer to a sampled call of a tool; empty where there is none."""
+    """Returns the answer to a sampled call of a tool; empty if there is none."""
     call = case.subject.ask("spaces", "sampling a call", ToolCallSpace([tool], seed=seed).sample)
     action = {"role": "assistant", "content": "", "tool_calls": [call]}
     with case.env() as env:
@@ -143,7 +142,7 @@ def _answer_of(case: Case, tool: dict[str, Any], seed: int) -> str:
 
 
 def check_rewards(case: Case) -> None:
-    """Rewards differ."""
+    """Check that not all rewards are equal."""
     rewards = case.subject.seen.rewards
     if len(rewards) < 2:
         raise SkipCheckError("fewer than two rewards were seen")

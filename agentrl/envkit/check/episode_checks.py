@@ -1,7 +1,6 @@
-"""Checks that compare episodes: of one seed, of several, after another one, beside another one; and steps out of turn.
+"""Checks that compare episodes of equal or different seeds, consecutive or concurrent, and steps outside an episode.
 
-Guarantees: each function checks the rules that :mod:`~agentrl.envkit.check.checker` names beside it, and reports what
-it finds.
+Guarantees: each function checks exactly the rules that :mod:`~agentrl.envkit.check.checker` lists for it.
 """
 
 from dataclasses import replace
@@ -12,11 +11,11 @@ from agentrl.envkit.check.compare import first_difference
 from agentrl.envkit.check.subject import Env, SkipCheckError
 from agentrl.envkit.check.trials import Player, Trace, difference
 
-SEEDS = 8  # that must not all begin alike
+SEEDS = 8  # number of seeds whose first observations must not all be equal
 
 
 def check_same_seed(case: Case) -> None:
-    """Two instances with one seed, one task and the same actions have the same episode."""
+    """Check that two instances with equal seed, task and actions have equal episodes."""
     for number in range(2):
         one, other = case.episode(number), case.episode(number)
         _stop_at_difference(case, "same-seed", f"two episodes of seed {case.seed(number)} differ", one, other)
@@ -28,7 +27,7 @@ def check_same_seed(case: Case) -> None:
 
 
 def check_different_seeds(case: Case) -> None:
-    """Not all seeds begin alike."""
+    """Check that not all seeds give the same first observation."""
     if case.settings.task is not None:
         raise SkipCheckError("the task is given, so all episodes may begin alike")
     subject = case.subject
@@ -42,7 +41,7 @@ def check_different_seeds(case: Case) -> None:
 
 
 def check_reset_after_done(case: Case) -> None:
-    """An instance's second episode is that of a new instance."""
+    """Check that an instance's second episode equals that of a new instance."""
     fresh = case.episode(0)
     if not fresh.ended:
         raise SkipCheckError(_unended(case))
@@ -54,12 +53,12 @@ def check_reset_after_done(case: Case) -> None:
 
 
 def check_reset_mid_episode(case: Case) -> None:
-    """An episode that comes after one that was given up is that of a new instance."""
+    """Check that an episode after an abandoned one equals that of a new instance."""
     fresh = case.episode(0)
     with case.env() as env, case.subject.crashes_are("reset-mid-episode"):
         player = _player(case, env, 1)
         player.start()
-        if len(fresh.said) > 2:  # one step does not end it
+        if len(fresh.said) > 2:  # one step does not end the episode
             player.act(case.actions(env, 0)[0])
         again = case.play(env, 0)
     text = f"an episode of seed {case.seed(0)} that comes after one given up differs from a fresh one"
@@ -67,13 +66,13 @@ def check_reset_mid_episode(case: Case) -> None:
 
 
 def check_step_before_reset(case: Case) -> None:
-    """A step without an episode raises."""
+    """Check that ``step`` before the first ``reset`` raises."""
     with case.env() as env:
         _must_raise(case, env, "step-before-reset", "step before the first reset")
 
 
 def check_step_after_done(case: Case) -> None:
-    """A step after the end raises."""
+    """Check that ``step`` after the end of an episode raises."""
     with case.env() as env:
         trace = next((t for t in (case.play(env, number) for number in range(2)) if t.ended), None)
         if trace is None:
@@ -82,7 +81,7 @@ def check_step_after_done(case: Case) -> None:
 
 
 def check_instances(case: Case) -> None:
-    """Two instances whose episodes run at the same time do not see each other."""
+    """Check that concurrent episodes of two instances do not influence each other."""
     subject = case.subject
     alone = [case.episode(0), case.episode(1)]
     with case.env() as first, case.env() as second, subject.crashes_are("shared-state"):

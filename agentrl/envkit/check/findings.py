@@ -1,7 +1,7 @@
-"""The checker's report: findings, each with its line, its harm and its remedy.
+"""The checker's report: findings, each with its source line, its harm and its remedy.
 
-Guarantees: a finding's ``check`` is a key of :data:`~agentrl.envkit.check.rules.RULES` and stays the same from version
-to version; each rule is in exactly one of a report's three lists: with findings, passed, or skipped with a reason.
+Guarantees: a finding's ``check`` is a key of :data:`~agentrl.envkit.check.rules.RULES`, stable between versions; each
+rule of a report either has findings, or is in ``passed``, or in ``skipped`` with a reason.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -19,13 +19,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of an environment.
+    """A fault of an environment.
 
     Attributes:
         check: Id of the rule, such as ``reward-range``.
         level: Severity.
         message: The observed behavior.
-        where: ``file.py:12 Class.step``; empty where no line can be named.
+        where: Source line, such as ``file.py:12 Class.step``; empty if unknown.
         why: Harm to training.
         mend: Remedy.
     """
@@ -44,10 +44,10 @@ class Report:
 
     Attributes:
         name: Name of the environment.
-        findings: The worst first.
-        passed: Rules that were held against the environment and met.
+        findings: All findings, the most severe first.
+        passed: Rules that were checked and met.
         skipped: Rules that could not be checked, with the reason.
-        numbers: Episodes, steps, rewards and seconds.
+        numbers: Numbers of episodes, steps and cancelled awaits, lowest and highest reward, and seconds.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """Whether no finding is an error."""
         return not self.of(Level.ERROR)
 
     def of(self, level: Level) -> tuple[Finding, ...]:
-        """The findings of one level."""
+        """Returns the findings of one level."""
         return tuple(finding for finding in self.findings if finding.level is level)
 
     def strict(self) -> "Report":
-        """The same with warnings as errors."""
+        """Returns a copy of the report in which warnings are errors."""
         raised = {Level.WARNING: Level.ERROR}
         return replace(self, findings=tuple(replace(f, level=raised.get(f.level, f.level)) for f in self.findings))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Returns the report as JSON data."""
         return {**asdict(self), "ok": self.ok}

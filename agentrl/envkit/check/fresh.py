@@ -1,7 +1,7 @@
 """Makes an environment in a new Python process from its path and settings, and plays one episode there.
 
-Guarantees: the process imports from the same folders as this one, has other hashes of strings, and ends in bounded
-time; what it prints is kept, and shown only where it fails.
+Guarantees: the process has the same import path, another hash seed, and a time limit; its output is captured, and the
+last line is shown if it fails.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from typing import Any
 
 from agentrl.envkit.make import make
 
-SECONDS = 120.0  # for a new Python to import agentrl, make the environment and play an episode
-_HASH_SEED = "20011"  # another than this process has: the order of sets must not matter
+SECONDS = 120.0  # time limit to import agentrl, make the environment and play an episode
+_HASH_SEED = "20011"  # differs from this process's: the order of sets must not matter
 _BEGIN = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -29,17 +29,17 @@ answer(sys.stdin.buffer, sys.argv[1])
 
 
 class FreshProcessError(Exception):
-    """The process failed; its text is the last line it said."""
+    """Raised when the process failed; the text is the last line of its output."""
 
 
 def in_new_process(order: bytes) -> list[Any]:
     """Plays one episode in a new process.
 
     Args:
-        order: Pickled ``(entry_point, kwargs, seed, task, actions)``; no ``actions``: it is only made.
+        order: Pickled ``(entry_point, kwargs, seed, task, actions)``; without ``actions`` the environment is only made.
 
     Returns:
-        The first observation, then observation, reward, terminated and truncated of each step; empty if only made.
+        The first observation, then observation, reward, terminated and truncated of each step; empty without actions.
 
     Raises:
         FreshProcessError: The process failed, or took too long.
@@ -56,7 +56,7 @@ def in_new_process(order: bytes) -> list[Any]:
 
 
 def _run(command: list[str], given: bytes, said: Path) -> int | None:
-    """The exit code, ``None`` where time was up; no process of its group is left."""
+    """Runs a command and kills its process group; returns the exit code, or ``None`` after a timeout."""
     variables = {**os.environ, "PYTHONHASHSEED": _HASH_SEED}
     with said.open("wb") as out:
         process = subprocess.Popen(
@@ -74,8 +74,8 @@ def _run(command: list[str], given: bytes, said: Path) -> int | None:
 
 
 def answer(stdin: Any, result: str) -> None:
-    """The new process's part: make, play, and write what came."""
-    sys.excepthook = _leave  # Python itself would wait for what the environment has left running
+    """Makes the environment, plays the episode and writes the result; runs in the new process."""
+    sys.excepthook = _leave  # otherwise Python would wait for threads that the environment left running
     entry_point, kwargs, seed, task, actions = pickle.load(stdin)
     env = make(entry_point, **kwargs)
 

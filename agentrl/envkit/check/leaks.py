@@ -1,7 +1,7 @@
-"""Finds leaked resources: tasks, threads, child processes, files and sockets, and the line that opened each.
+"""Finds leaked tasks, threads, child processes, files and sockets, and the line that opened each.
 
-Guarantees: only what is new since a :class:`Snapshot` counts, and only if it is still there after a grace; idle
-threads of a pool and children that have ended are no leaks.
+Guarantees: a leak is a resource opened after a :class:`Snapshot` and still open after the grace period; idle
+threads of a pool and ended child processes are no leaks.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import psutil
 
 from agentrl.envkit.check.source_lines import UserLines
 
-GRACE_SECONDS = 1.0  # for what is ending; waited only where something is left
+GRACE_SECONDS = 1.0  # grace period for resources that are being closed
 _LOOK_SECONDS = 0.01
 _DESCRIPTORS = Path("/proc/self/fd")
 _KIND_OF_EVENT = {  # Python's audit events
@@ -42,18 +42,18 @@ _SETTERS = (
     "_collections_abc.py",
     "<frozen _collections_abc>",
     "contextlib.py",
-)  # between the user's line and the event
-_WORKERS = {("_worker", "thread.py"), ("_serve", "worker_threads.py")}  # of concurrent.futures, and agentrl's
+)  # files whose frames lie between the user's line and the audit event
+_WORKERS = {("_worker", "thread.py"), ("_serve", "worker_threads.py")}  # idle threads of concurrent.futures and agentrl
 
 
 @dataclass(frozen=True)
 class Leak:
-    """One thing that is still open.
+    """A resource that is still open.
 
     Attributes:
-        kind: ``task``, ``thread``, ``process``, ``file`` or ``socket``.
-        name: Which one.
-        where: The user's line that opened it, or at which it waits; empty where none was seen.
+        kind: Kind of resource: ``task``, ``thread``, ``process``, ``file`` or ``socket``.
+        name: Name of the task or thread, command line of the process, or path of the file.
+        where: The user's line that opened it, or at which it waits; empty if unknown.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The resources that are open at one time."""
+    """The resources that are open at one moment."""
 
     tasks: frozenset["asyncio.Task[Any]"]
     threads: frozenset[threading.Thread]
@@ -72,12 +72,12 @@ class Snapshot:
 
     @classmethod
     def take(cls, tasks: set["asyncio.Task[Any]"]) -> "Snapshot":
-        """Everything that is open now; ``tasks`` are those of the loop."""
+        """Records all resources that are open now; ``tasks`` are the event loop's."""
         threads = {thread for thread in threading.enumerate() if not is_idle(thread)}
         return cls(frozenset(tasks), frozenset(threads), frozenset(children()), frozenset(_descriptors()))
 
     def minus(self, earlier: "Snapshot") -> "Snapshot":
-        """Resources opened since ``earlier``."""
+        """Returns the resources opened since ``earlier``."""
         return Snapshot(
             self.tasks - earlier.tasks,
             self.threads - earlier.threads,
@@ -90,7 +90,7 @@ class Snapshot:
 
 
 def children() -> list[psutil.Process]:
-    """Child processes that run."""
+    """Lists the running child processes."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -100,7 +100,7 @@ def children() -> list[psutil.Process]:
 
 
 def end_children(besides: set[psutil.Process]) -> None:
-    """Kill child processes, and see them end; not with ``wait``, which would take their status from asyncio."""
+    """Kill child processes and wait for their end, without ``wait``, which would steal their status from asyncio."""
     left = set(children()) - besides
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -111,7 +111,7 @@ def end_children(besides: set[psutil.Process]) -> None:
 
 
 class OpenWatch:
-    """Remembers which of the user's lines opened what, while it is entered; its own thread's do not count."""
+    """Context manager that records which of the user's lines open resources; ignores the thread that created it."""
 
     def __init__(self, lines: UserLines) -> None:
         self.opened: list[tuple[str, str, str]] = []  # kind, path, line
@@ -127,7 +127,7 @@ class OpenWatch:
         _Hook.watch = None
 
     def note(self, kind: str, arguments: tuple[Any, ...]) -> None:
-        """Called at an audit event."""
+        """Record the user's line of an audit event."""
         if threading.get_ident() == self._own_thread:
             return
         frame: FrameType | None = sys._getframe(2)
@@ -135,7 +135,7 @@ class OpenWatch:
             while frame is not None and os.path.basename(frame.f_code.co_filename) in _SETTERS:
                 frame = frame.f_back
             if frame is None or not self._lines.is_user(frame.f_code.co_filename) or frame.f_code.co_name == "<module>":
-                return  # a library's, or made once, when the file is imported
+                return  # changed by a library, or once at import
         where = self._lines.of_frame(frame)
         if where:
             path = os.path.realpath(arguments[0]) if kind == "file" and isinstance(arguments[0], str) else ""
@@ -146,7 +146,7 @@ class OpenWatch:
         until = time.monotonic() + GRACE_SECONDS
         left = Snapshot.take(tasks()).minus(since)
         if left:
-            gc.collect()  # what nobody holds is no leak of the environment
+            gc.collect()  # unreferenced objects are no leaks
         while left and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
             left = Snapshot.take(tasks()).minus(since)
@@ -179,7 +179,7 @@ class OpenWatch:
 
 
 class _Hook:
-    """Python's audit hooks cannot be taken away again: there is one, and it sleeps while nothing is watched."""
+    """The process's only audit hook, because Python cannot remove one; it does nothing while no watch is active."""
 
     watch: OpenWatch | None = None
     _installed = False
@@ -198,19 +198,19 @@ class _Hook:
 
 
 def is_idle(thread: threading.Thread) -> bool:
-    """Whether a thread is an idle one of a pool: it ends with the interpreter."""
+    """Whether a thread is an idle worker of a pool, which ends with the interpreter."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) in _WORKERS
 
 
 def _descriptors() -> set[tuple[str, str]]:
-    """Number and target of each open file and socket."""
+    """Returns number and target of each open file descriptor."""
     if not _DESCRIPTORS.is_dir():
         process = psutil.Process()
         files = {(str(file.fd), file.path) for file in process.open_files()}
         return files | {(str(one.fd), f"socket:{one.laddr}") for one in process.net_connections()}
     found = set()
     for number in os.listdir(_DESCRIPTORS):
-        with contextlib.suppress(OSError):  # the one that listing the folder took
+        with contextlib.suppress(OSError):  # the descriptor used to list the folder is closed already
             found.add((number, os.readlink(_DESCRIPTORS / number)))
     return found

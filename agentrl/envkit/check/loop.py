@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own, on which all of the user's code runs, each call with a deadline.
+"""Runs all of the user's code on an event loop in a separate thread, each call with a deadline.
 
 Guarantees: whatever a call does (raise SystemExit, wait for ever, block the thread, swallow its cancellation), its
-caller gets an :class:`Outcome` in bounded time. Where a call blocks the thread and cannot be freed, later calls raise
-:class:`LoopLostError` at once.
+caller gets an :class:`Outcome` in bounded time. If a call blocks the thread and cannot be interrupted, later calls
+raise :class:`LoopLostError` at once.
 """
 
 import asyncio
@@ -21,33 +21,33 @@ from typing import Any
 from agentrl.envkit.check.source_lines import UserLines
 from agentrl.envkit.check.stalls import StallWatch
 
-ANSWER_SECONDS = 1.0  # for a loop to show that it still runs, and for a cancelled call to end
+ANSWER_SECONDS = 1.0  # time for the loop to respond, and for a cancelled call to end
 
 
 class CannotGoOnError(Exception):
-    """No more calls are possible; its text is the reason for what is skipped."""
+    """Raised when no more calls are possible; the text is the reason why checks are skipped."""
 
 
 class LoopLostError(CannotGoOnError):
-    """A call blocks the loop's thread."""
+    """Raised when an earlier call blocks the loop's thread."""
 
 
 class OutOfTimeError(CannotGoOnError):
-    """The time for the whole check is used up."""
+    """Raised when the time for the whole check is used up."""
 
 
 class _FreedError(BaseException):
-    """Raised inside a call that blocks the loop, to free it."""
+    """Raised inside a call that blocks the loop, to interrupt it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a call.
+    """Result of a call.
 
     Attributes:
         value: Return value of the call.
         error: Exception that the call raised, of any kind.
-        hung: Line at which the call was stuck when its time was up, ``None`` if it ended; empty: unknown line.
+        hung: Line at which the call was stuck at its deadline, empty if unknown; ``None`` if the call ended.
         suspensions: Number of times the call suspended.
         seconds: Duration of the call.
     """
@@ -60,16 +60,16 @@ class Outcome:
 
 
 class EnvLoop:
-    """The loop; a context manager.
+    """The event loop and its thread; a context manager.
 
     Args:
-        lines: Tells the user's lines.
-        call_seconds: Limit of one call.
-        total_seconds: Limit of all calls together.
+        lines: Finds the user's source lines.
+        call_seconds: Time limit of one call, in seconds.
+        total_seconds: Time limit of all calls together, in seconds.
     """
 
     def __init__(self, lines: UserLines, call_seconds: float, total_seconds: float) -> None:
-        self.strays: list[tuple[str, str]] = []  # errors nobody awaited: text and line
+        self.strays: list[tuple[str, str]] = []  # unhandled errors of background tasks: text and line
         self._lines = lines
         self.call_seconds = call_seconds
         self._until = time.monotonic() + total_seconds
@@ -96,18 +96,18 @@ class EnvLoop:
             self._loop.close()
 
     def call(self, label: str, function: Callable[..., Any], *args: Any, cancel_at: int = 0, **kwargs: Any) -> Outcome:
-        """Call a function on the loop, and await what it gives where that can be awaited.
+        """Call a function on the loop, and await its result if that is awaitable.
 
         Args:
-            label: The call's name among the stalls; empty: it is none of the user's.
-            function: Anything that can be called.
-            args: Its arguments.
-            cancel_at: Cancel it when it waits for the n-th time; 0 never does.
-            kwargs: Its arguments.
+            label: Name of the call in reported stalls; empty to record no stalls.
+            function: Any callable.
+            args: Positional arguments of ``function``.
+            cancel_at: Number of the suspension at which the call is cancelled; 0 for never.
+            kwargs: Keyword arguments of ``function``.
 
         Raises:
             LoopLostError: An earlier call blocks the thread.
-            OutOfTimeError: No time is left.
+            OutOfTimeError: The time for all calls is used up.
         """
         if self._lost:
             raise LoopLostError(f"the event loop is still blocked at {self._lost}")
@@ -128,7 +128,7 @@ class EnvLoop:
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
-        """Calls may take at least this long meanwhile."""
+        """Raise the time limit of a call to at least this within the context."""
         before, self.call_seconds = self.call_seconds, max(seconds, self.call_seconds)
         try:
             yield
@@ -136,7 +136,7 @@ class EnvLoop:
             self.call_seconds = before
 
     def tasks(self) -> set["asyncio.Task[Any]"]:
-        """Tasks that are not done, without the one that asks."""
+        """Returns the unfinished tasks of the loop."""
         return self.call("", lambda: asyncio.all_tasks() - {asyncio.current_task()}).value or set()
 
     def _give_up(
@@ -166,10 +166,10 @@ class EnvLoop:
         while not self._ended:
             try:
                 self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:  # out of a task of the environment
+            except (SystemExit, KeyboardInterrupt) as error:  # raised in a task of the environment
                 self.strays.append((f"a task raised {error!r}", self._lines.of_error(error)))
             except _FreedError:
-                pass  # came after its call had ended
+                pass  # it arrived after the call had ended
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.stop)
@@ -182,7 +182,7 @@ class EnvLoop:
 
 
 async def _attempt(function: Callable[[], Any], cancel_at: int, tasks: list["asyncio.Task[Any]"]) -> Outcome:
-    """The boundary between the user's code and the checker: whatever comes out becomes an outcome."""
+    """Runs the user's code and turns any result or exception into an outcome."""
     task = asyncio.current_task()
     assert task is not None
     tasks.append(task)
@@ -193,17 +193,17 @@ async def _attempt(function: Callable[[], Any], cancel_at: int, tasks: list["asy
         if inspect.isawaitable(value):
             counted = _Counted(value, cancel_at)
             value = await counted
-    except BaseException as caught:  # the boundary: SystemExit and cancellation too
+    except BaseException as caught:  # the user's code may raise anything, SystemExit and cancellation included
         value, error = None, caught
     waits = counted.suspensions if counted is not None else 0
     return Outcome(value, error, None, waits, time.perf_counter() - started)
 
 
 class _Counted(Generator[Any, Any, Any]):
-    """An awaitable that counts how often it waits, and cancels its task at one of these points."""
+    """An awaitable that counts its suspensions, and cancels its task at one of them."""
 
     def __init__(self, awaited: Any, cancel_at: int) -> None:
-        self.cr_await = awaited  # as a coroutine has it, for whoever asks where the task waits
+        self.cr_await = awaited  # like a coroutine's attribute, to find the line at which the task waits
         self._inner = awaited.__await__()
         self._cancel_at = cancel_at
         self.suspensions = 0
@@ -222,7 +222,7 @@ class _Counted(Generator[Any, Any, Any]):
         if self.suspensions == self._cancel_at:
             task = asyncio.current_task()
             assert task is not None
-            task.cancel()  # arrives when the task waits, which is now
+            task.cancel()  # takes effect at this suspension
         return waits_for
 
 

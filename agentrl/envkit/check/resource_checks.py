@@ -1,7 +1,6 @@
-"""Checks of what an environment leaves behind: open resources, a blocked loop, state of the process, and a new process.
+"""Checks for leaked resources, a blocked event loop, changed process state, and use in a new process.
 
-Guarantees: each function checks the rules that :mod:`~agentrl.envkit.check.checker` names beside it, and reports what
-it finds.
+Guarantees: each function checks exactly the rules that :mod:`~agentrl.envkit.check.checker` lists for it.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from agentrl.envkit.check.stalls import STALL_SECONDS
 from agentrl.envkit.check.subject import Env, SkipCheckError, StopCheckError
 from agentrl.envkit.check.trials import Trace, difference, odd_actions
 
-CONFIRM = 2  # stalls at one line that count: a single one may be the machine's
-CANCELS = 12  # awaits of one call at which it is cancelled, spread over all of them
+CONFIRM = 2  # stalls at one line to report it: a single one may be caused by the machine
+CANCELS = 12  # largest number of awaits of a call at which it is cancelled, evenly spread
 
 
 def check_close(case: Case) -> None:
-    """After close nothing is open, in whatever state it was closed; a second close is fine."""
+    """Check that ``close`` works in any state and twice, and leaves no resource open."""
     subject = case.subject
     for state in ("before reset", "in mid-episode", "after an episode"):
         since = subject.open_now()
@@ -38,7 +37,7 @@ def check_close(case: Case) -> None:
 
 
 def check_cancellation(case: Case) -> None:
-    """A call that is cancelled, at whichever of its awaits, ends; after close nothing is open."""
+    """Check that a call cancelled at any of its awaits ends, and that ``close`` then leaves no resource open."""
     subject = case.subject
     _cancel_everywhere(case, "reset", None)
     with case.env() as env:
@@ -51,7 +50,7 @@ def check_cancellation(case: Case) -> None:
 
 
 def _cancel_everywhere(case: Case, name: str, action: Any) -> None:
-    """Cancel one call at each of its awaits, up to the first finding."""
+    """Cancel a call at its awaits, one after the other, until the first finding."""
     subject = case.subject
     with case.env() as env:
         waits = _call(case, env, name, action, 0).suspensions
@@ -86,7 +85,7 @@ def _call(case: Case, env: Env, name: str, action: Any, cancel_at: int) -> Any:
 
 
 def check_fresh_process(case: Case) -> None:
-    """A new process can make the environment from its path and settings, and plays the same episode."""
+    """Check that a new process can make the environment and plays the same episode."""
     subject, owner = case.subject, case.subject.made
     assert owner is not None
     where = subject.lines.of_class(owner)
@@ -116,7 +115,7 @@ def check_fresh_process(case: Case) -> None:
 
 
 def check_blocking(case: Case) -> None:
-    """No line keeps the loop from others; judged over all episodes."""
+    """Check that no line blocks the event loop, over all episodes."""
     stalls = defaultdict(list)
     for stall in case.subject.loop.watch.stalls:
         stalls[stall.where].append(stall)
@@ -129,7 +128,7 @@ def check_blocking(case: Case) -> None:
 
 
 def check_process_state(case: Case) -> None:
-    """Nothing of the whole process was changed."""
+    """Check that environment variables and working folder were not changed."""
     for kind, _, where in case.subject.watch.opened:
         if kind in ("environment", "folder"):
             what = "an environment variable" if kind == "environment" else "the working folder"
@@ -137,6 +136,6 @@ def check_process_state(case: Case) -> None:
 
 
 def check_background(case: Case) -> None:
-    """No task died unseen."""
+    """Check that no background task failed unnoticed."""
     for text, where in case.subject.loop.strays:
         case.subject.report("background-error", text, where or case.subject.lines.of_class(case.subject.made))

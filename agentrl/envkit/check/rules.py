@@ -1,6 +1,6 @@
-"""The rules of the checker: the id, severity, harm and remedy of each.
+"""Defines the checker's rules: id, severity, harm and remedy of each.
 
-Guarantees: ids are stable; the texts need no other page to be understood.
+Guarantees: ids are stable between versions; each text can be understood without other documentation.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ ERROR, WARNING, HINT = Level.ERROR, Level.WARNING, Level.HINT
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """A rule of the checker.
 
     Attributes:
         level: Severity of its findings.
@@ -28,7 +28,7 @@ class Rule:
 RULES: dict[str, Rule] = {
     "construct": Rule(
         ERROR,
-        "A run makes one environment for each episode: none can start.",
+        "A run makes one environment for each episode, so no episode can start.",
         "Make the constructor work with the given key=value settings and defaults for the rest.",
     ),
     "signature": Rule(
@@ -38,18 +38,18 @@ RULES: dict[str, Rule] = {
     ),
     "spaces": Rule(
         ERROR,
-        "Gymnasium's tools, and this checker, read the spaces to know what may go in and come out.",
+        "Gymnasium's tools, and this checker, read the spaces to know the valid actions and observations.",
         "Set observation_space and action_space to gymnasium spaces, or subclass LanguageEnvironment.",
     ),
     "tool-description": Rule(
         HINT,
-        "A tool's docstring is all that the model is told about it: without one it has to guess.",
-        "Give the method a docstring: a line of what it does, and an Args: section.",
+        "The model knows a tool only by its docstring: without one it has to guess.",
+        "Give the method a docstring: one line that says what it does, and an Args: section.",
     ),
     "tool-broken": Rule(
         WARNING,
-        "The model gets the error as the tool's answer and learns not to call it; nobody else ever sees it.",
-        "Mend the method: it fails so on arguments that fit its own type hints.",
+        "The model gets the error as the tool's answer and learns not to call it; it is reported nowhere else.",
+        "Mend the method: it fails on arguments that fit its type hints.",
     ),
     "dataset": Rule(
         ERROR,
@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {
     ),
     "no-task": Rule(
         ERROR,
-        "reset needs a task and there is none: the class has no dataset, and none was given.",
+        "reset needs a task, but the class has no dataset and no task was given.",
         "Give the class a dataset, or the checker one task: --task '{\"question\": ...}'.",
     ),
     "raises": Rule(
@@ -68,8 +68,8 @@ RULES: dict[str, Rule] = {
     ),
     "hang": Rule(
         ERROR,
-        "An episode that never returns holds its place until the run's own limit ends it.",
-        "Bound every await: async with asyncio.timeout(seconds). What blocks (time.sleep, long computing) goes into "
+        "An episode that never returns occupies its place until the run's time limit ends it.",
+        "Bound every await: async with asyncio.timeout(seconds). Run blocking code (time.sleep, long computing) in "
         "a thread or process with a limit: agentrl.host.worker_pool, or blocking = True on the class.",
     ),
     "return": Rule(
@@ -79,18 +79,18 @@ RULES: dict[str, Rule] = {
     ),
     "info": Rule(
         ERROR,
-        "info['metrics'] is logged as numbers: anything else fails the episode.",
-        "Return a dict; put numbers only into info['metrics'], other things beside it.",
+        "info['metrics'] is logged as numbers: any other value fails the episode.",
+        "Return a dict; put only numbers into info['metrics'], and other values under other keys of info.",
     ),
     "observation-space": Rule(
         ERROR,
-        "What the space does not contain, a chat API or a wrapper refuses: the episode fails, or is read wrongly.",
-        "Return what the space describes; messages are dicts with a role and a text as content.",
+        "A chat API or a wrapper refuses or misreads an observation outside the space.",
+        "Return elements of the space; messages are dicts with a role and a text as content.",
     ),
     "reward-type": Rule(
         ERROR,
-        "A reward that is no finite number fails the episode; one NaN would turn all weights into NaN.",
-        "Return a finite float, e.g. float(answer == right), or None where the reward is missing; await what is async.",
+        "A reward that is not a finite number fails the episode; one NaN would turn all weights into NaN.",
+        "Return a finite float, e.g. float(answer == right), or None if the reward is missing; await async calls.",
     ),
     "reward-range": Rule(
         ERROR,
@@ -99,42 +99,42 @@ RULES: dict[str, Rule] = {
     ),
     "empty-observation": Rule(
         WARNING,
-        "The model is asked to go on without being told anything new: two answers follow each other.",
+        "The model is asked to continue without a new message: two answers follow each other.",
         "Return at least one message from reset, and from each step that does not end the episode.",
     ),
     "held-out": Rule(
         WARNING,
-        "Recipes evaluate on the split test: the run ends before its first step.",
+        "Recipes evaluate on the split test, which is missing: the run ends before its first step.",
         "Give more tasks (every fifth is held out), or dataset = {'train': [...], 'test': [...]}.",
     ),
     "reward-missing": Rule(
         WARNING,
-        "An episode without a reward is counted and not trained on.",
-        "Return a number on every path of reward, judge or step; keep None for a judge that failed.",
+        "An episode without a reward is counted but not trained on.",
+        "Return a number on every path of reward, judge or step; use None only if judging failed.",
     ),
     "equal-rewards": Rule(
         HINT,
-        "A group whose rewards are all equal has no advantage: nothing is learned from it.",
-        "Check that a right answer earns more than a wrong one; where the sampled actions are all wrong, this is fine.",
+        "A group whose rewards are all equal has zero advantage: nothing is learned from it.",
+        "Check that a right answer earns more than a wrong one; if all sampled actions are wrong, this is fine.",
     ),
     "odd-action": Rule(
         ERROR,
-        "Models do write this. The exception fails the episode, and the model is never taught that it was wrong.",
+        "Models do write this. The exception fails the episode, so the model never learns that it was wrong.",
         "Answer it with an observation or a low reward; read content as action.get('content') or ''.",
     ),
     "options-mutated": Rule(
         ERROR,
-        "The task is shared by all episodes of its group, and by later epochs: they see the changed one.",
+        "The task is shared by all episodes of its group and by later epochs: they get the changed task.",
         "Copy before writing: task = dict(options), or copy.deepcopy(options) for nested values.",
     ),
     "action-mutated": Rule(
         ERROR,
-        "The action is the agent's record of the conversation: the next prompt no longer holds what was generated.",
+        "The action is part of the agent's conversation: the next prompt no longer holds what was generated.",
         "Copy the message before changing it.",
     ),
     "observation-reused": Rule(
         ERROR,
-        "Whoever kept the observation, for the trajectory or the next prompt, finds it changed.",
+        "The trajectory and the next prompt keep the observation, and would contain the changed one.",
         "Return a new object each time: list(self.messages), array.copy().",
     ),
     "same-seed": Rule(
@@ -145,18 +145,18 @@ RULES: dict[str, Rule] = {
     ),
     "different-seeds": Rule(
         HINT,
-        "All episodes start alike: the model sees one task over and over.",
+        "All episodes start alike: the model sees the same task every time.",
         "Use the seed: self.choose_task(seed, options), or self.np_random after it.",
     ),
     "reset-after-done": Rule(
         ERROR,
-        "What is left of the last episode leaks into the next one.",
+        "State of the last episode leaks into the next one.",
         "Set every attribute of the episode in reset, not in the constructor or the class.",
     ),
     "reset-mid-episode": Rule(
         ERROR,
         "An episode that is given up (truncated by the run) leaves the environment unusable.",
-        "Let reset start anew whatever the state is.",
+        "Let reset start a new episode in any state.",
     ),
     "step-after-done": Rule(
         WARNING,
@@ -170,22 +170,22 @@ RULES: dict[str, Rule] = {
     ),
     "blocks-loop": Rule(
         WARNING,
-        "All episodes of a process share one event loop: while this line runs, every other episode stands still.",
+        "All episodes of a process share one event loop: while this line runs, every other episode waits.",
         "Await an async client, or move the call off the loop: await asyncio.to_thread(...), a process for computing.",
     ),
     "background-error": Rule(
         WARNING,
-        "Something failed, or was dropped unclosed, where nobody looks: the episode goes on without it.",
+        "A background task failed, or an object was not closed, unnoticed: the episode goes on without it.",
         "Await the tasks you start, or use asyncio.TaskGroup; close clients in close.",
     ),
     "cancel-leak": Rule(
         ERROR,
-        "Episodes are cancelled in every run (at their time limit and at its end): what each leaves open adds up.",
+        "Episodes are cancelled in every run (at their time limit and at its end): leaked resources add up.",
         "Use async with or try/finally around the await, and free everything in close.",
     ),
     "cancel-swallowed": Rule(
         WARNING,
-        "A run that wants to end an episode waits for it in vain.",
+        "A run cannot end such an episode, and waits for it without success.",
         "Catch Exception, not BaseException; after cleaning up in except asyncio.CancelledError, raise.",
     ),
     "close": Rule(
@@ -195,8 +195,8 @@ RULES: dict[str, Rule] = {
     ),
     "close-leak": Rule(
         ERROR,
-        "What each episode leaves open adds up until the machine has none left: files, sockets, processes, memory.",
-        "Free it in close: close files and writers, kill and wait for processes, cancel and await tasks.",
+        "Leaked files, sockets, processes and memory add up over the episodes until the machine has none left.",
+        "Free them in close: close files and writers, kill and wait for processes, cancel and await tasks.",
     ),
     "new-process": Rule(
         ERROR,
@@ -205,7 +205,7 @@ RULES: dict[str, Rule] = {
     ),
     "shared-state": Rule(
         ERROR,
-        "Many instances live at the same time: one episode changes another's course or reward.",
+        "Many instances exist at the same time: one episode changes another's course or reward.",
         "Keep the episode's state on self, set in reset; no mutable class attributes, globals or global random.",
     ),
     "global-state": Rule(

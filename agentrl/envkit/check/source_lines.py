@@ -1,7 +1,7 @@
-"""Finds the line of the user's own code: of an exception, a stack, a waiting task, or a method.
+"""Finds the user's source line of an exception, a stack, a waiting task, or a method.
 
-Guarantees: a line is one of the user's files, never of the standard library, an installed package or agentrl itself;
-an environment that is an installed package counts as the user's own. Where there is none the answer is empty.
+Guarantees: a line is in one of the user's files, never in the standard library, an installed package or agentrl;
+the package of the checked environment counts as the user's. If there is no such line, the result is empty.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 import agentrl
 
 _AGENTRL = os.path.realpath(os.path.dirname(agentrl.__file__))
-_EXAMPLES = tuple(os.path.join(_AGENTRL, folder) + os.sep for folder in ("envs", "agents"))  # user code that ships
+_EXAMPLES = tuple(os.path.join(_AGENTRL, folder) + os.sep for folder in ("envs", "agents"))  # count as user code
 _FOREIGN = tuple(
     os.path.realpath(path) + os.sep
     for name, path in sysconfig.get_paths().items()
@@ -36,14 +36,14 @@ def _is_local(filename: str) -> bool:
 
 
 class UserLines:
-    """Finds the user's lines; knows more of them once :meth:`add` has seen the environment."""
+    """Finds the user's source lines; :meth:`add` marks an environment's files as the user's."""
 
     def __init__(self) -> None:
         self._own: frozenset[str] = frozenset()
-        self._folder = Path.cwd()  # now: the environment may change it
+        self._folder = Path.cwd()  # read now, because the environment may change it
 
     def add(self, env: object) -> None:
-        """Count the files of an environment's classes as the user's."""
+        """Mark the files of an environment's classes as the user's."""
         package = _class_of(env).__module__.partition(".")[0]
         owners = [owner for owner in _own_classes(env) if owner.__module__.partition(".")[0] == package]
         codes = [getattr(value, "__code__", None) for owner in owners for value in vars(owner).values()]
@@ -54,7 +54,7 @@ class UserLines:
         return filename in self._own or _is_local(filename)
 
     def of_error(self, error: BaseException) -> str:
-        """The innermost user's line an exception came through, those of an exception group's members included."""
+        """Finds the innermost user's line in an exception's traceback, or in those of an exception group's members."""
         if isinstance(error, SyntaxError) and error.filename:
             return f"{self._short(error.filename)}:{error.lineno}"
         for member in getattr(error, "exceptions", ()):
@@ -71,7 +71,7 @@ class UserLines:
         return found
 
     def of_frame(self, frame: FrameType | None) -> str:
-        """The innermost user's line of a running stack."""
+        """Finds the innermost user's line of a running stack."""
         while frame is not None:
             if self.is_user(frame.f_code.co_filename):
                 return self.place(frame.f_code, frame.f_lineno)
@@ -79,7 +79,7 @@ class UserLines:
         return ""
 
     def of_tasks(self, tasks: Iterable["asyncio.Task[Any]"]) -> str:
-        """The innermost user's line at which one of the tasks waits; the first task that has one."""
+        """Finds the innermost user's line at which a task waits, for the first task that has one."""
         for task in tasks:
             found = ""
             for code, line in _awaited(task.get_coro()):
@@ -90,7 +90,7 @@ class UserLines:
         return ""
 
     def of_method(self, env: object, *names: str) -> str:
-        """The first of the methods that the environment's own classes define."""
+        """Finds the line of the first of these methods that the user's classes define, else of the class."""
         for name in names:
             for owner in _own_classes(env):
                 function = vars(owner).get(name)
@@ -101,7 +101,7 @@ class UserLines:
         return self.of_class(env)
 
     def of_class(self, env: object) -> str:
-        """File and line of the environment's class."""
+        """Finds file and line of the environment's class."""
         owner = _class_of(env)
         try:
             file = inspect.getsourcefile(owner)
@@ -110,7 +110,7 @@ class UserLines:
             return ""
 
     def place(self, code: CodeType, line: int | None) -> str:
-        """``file.py:12 Class.step``."""
+        """Formats a code line as ``file.py:12 Class.step``."""
         name = code.co_qualname.replace("<locals>.", "")
         return f"{self._short(code.co_filename)}:{line}" + (f" {name}" if name != "<module>" else "")
 
@@ -132,7 +132,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _awaited(awaited: Any) -> Iterator[tuple[CodeType, int | None]]:
-    """Code and line of a suspended coroutine and of those that it awaits, outermost first."""
+    """Yields code and line of a suspended coroutine and of those that it awaits, outermost first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None:

@@ -1,7 +1,7 @@
 """Measures how long the event loop was blocked, and by which line.
 
-Guarantees: only time counts in which a user's line was on the loop's stack, without the time that the thread waited
-for a CPU (Linux) and without imports; a busy machine alone makes no stall.
+Guarantees: time counts only while a user's line is on the loop's stack, without imports and without the time that the
+thread waited for a CPU (Linux); a busy machine alone causes no stall.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from types import FrameType
 
 from agentrl.envkit.check.source_lines import UserLines
 
-STALL_SECONDS = 0.05  # what the other episodes of a loop may have to wait
-TICK_SECONDS = 0.01  # between two looks at the loop's stack
+STALL_SECONDS = 0.05  # shortest blocking that counts as a stall
+TICK_SECONDS = 0.01  # interval between two samples of the loop's stack
 
 
 @dataclass(frozen=True)
 class Stall:
-    """One time that the loop stood still.
+    """A period during which the event loop was blocked.
 
     Attributes:
-        label: The call that was going on, such as ``step``.
-        where: The user's line that was seen most.
+        label: The call that was running, such as ``step``.
+        where: The user's line seen most often.
         seconds: Duration, without the time spent waiting for a CPU.
     """
 
@@ -36,12 +36,12 @@ class Stall:
 
 
 class StallWatch:
-    """A thread that knocks at a loop and, where nobody opens, looks what it is doing.
+    """A thread that pings an event loop and samples its stack while it does not respond.
 
     Args:
-        loop: The loop; :meth:`watch` must be called for anything to happen.
-        thread: The one it runs in.
-        lines: Tells the user's lines.
+        loop: The event loop; it is watched after :meth:`watch`.
+        thread: Thread of the event loop.
+        lines: Finds the user's source lines.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, lines: UserLines) -> None:
@@ -83,7 +83,7 @@ class StallWatch:
             time.sleep(TICK_SECONDS)
 
     def _look_until(self, opened: Callable[[], bool]) -> list[str]:
-        """The user's line at each look, empty for none."""
+        """Samples the user's line, empty for none, until the loop responds."""
         seen: list[str] = []
         while not opened() and not self._ended:
             time.sleep(TICK_SECONDS)
@@ -93,7 +93,7 @@ class StallWatch:
         return seen
 
     def _cpu_wait(self) -> float:
-        """Seconds the loop's thread has been ready and had no CPU; 0 where the system does not tell."""
+        """Returns how many seconds the loop's thread has waited for a CPU; 0 if the system does not report it."""
         try:
             text = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text()
         except OSError:

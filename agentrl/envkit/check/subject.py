@@ -1,7 +1,7 @@
-"""The environment under check: every call to it, and what its failures become.
+"""Calls the environment under check and turns its failures into findings.
 
-Guarantees: the user's code runs on the loop alone, with a deadline; a failure is recorded as a finding once, and stops
-the check that met it; what comes back from ``reset`` and ``step`` has the contract's shape.
+Guarantees: the user's code runs only on the checker's loop, with a deadline; a failure is recorded as a finding once,
+and stops the current check; the results of ``reset`` and ``step`` have the contract's shape.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ Env = Environment[Any, Any]
 
 
 class StopCheckError(Exception):
-    """The check cannot go on; its text is the rule that was broken."""
+    """Raised when a check cannot continue; the text is the rule that was broken."""
 
 
 class SkipCheckError(Exception):
-    """The check says nothing about this environment; its text is the reason."""
+    """Raised when a check does not apply to this environment; the text is the reason."""
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Seen:
     """Counts and rewards of the episodes played.
 
     Attributes:
-        rewards: All of them.
+        rewards: Rewards of all steps.
         episodes: Number of episodes started.
         steps: Number of steps taken.
-        awaits: Points at which calls were cancelled.
+        awaits: Number of calls that were cancelled at an await.
     """
 
     rewards: list[float] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Seen:
 
 
 class Subject:
-    """One environment, made anew for each episode.
+    """The environment under check.
 
     Args:
-        maker: Makes it.
+        maker: Makes a new instance.
         loop: Event loop on which the environment's code runs.
-        lines: Tells the user's lines.
-        watch: Knows what was opened where.
+        lines: Finds the user's source lines.
+        watch: Records which lines open resources.
     """
 
     def __init__(self, maker: Callable[[], Any], loop: EnvLoop, lines: UserLines, watch: OpenWatch) -> None:
@@ -77,13 +77,13 @@ class Subject:
             self.findings.append(Finding(rule, text.level, message, where, text.why, text.mend))
 
     def stop(self, rule: str, message: str, where: str = "") -> StopCheckError:
-        """Record a finding that the check cannot go on after; to be raised."""
+        """Record a finding after which the check cannot continue; returns the exception to raise."""
         self.report(rule, message, where)
         return StopCheckError(rule)
 
     @contextmanager
     def crashes_are(self, rule: str) -> Iterator[None]:
-        """What exceptions of reset and step are reported as meanwhile."""
+        """Report exceptions of ``reset`` and ``step`` under ``rule`` within the context."""
         before, self._crash_rule = self._crash_rule, rule
         try:
             yield
@@ -91,7 +91,7 @@ class Subject:
             self._crash_rule = before
 
     def make(self) -> Env:
-        """A new environment."""
+        """Makes a new environment."""
         outcome = self.loop.call("the constructor", self._maker)
         self.lines.add(self.made or Environment)
         made = self.value(outcome, "construct", "making the environment", "")
@@ -106,10 +106,10 @@ class Subject:
         return self.value(self.loop.call("", function, *args), rule, what, where)
 
     def value(self, outcome: Outcome, rule: str, what: str, where: str) -> Any:
-        """The value of an outcome that has one.
+        """Returns the value of an outcome.
 
         Raises:
-            StopCheckError: It has none.
+            StopCheckError: The call raised or hung, so the outcome has no value.
         """
         if outcome.hung is not None:
             raise self.stop("hang", f"{what} did not end within {outcome.seconds:.3g} s", outcome.hung or where)
@@ -122,7 +122,7 @@ class Subject:
         raise self.stop(rule, text[:500], self.lines.of_error(error) or where)
 
     def reset(self, env: Env, seed: int | None, options: Any) -> Any:
-        """``env.reset``, its observation."""
+        """Calls ``env.reset`` and returns the observation."""
         self.seen.episodes += 1
         where = self.lines.of_method(env, "reset")
         outcome = self.loop.call("reset", env.reset, seed=seed, options=options)
@@ -133,7 +133,7 @@ class Subject:
         return result[0]
 
     def step(self, env: Env, action: Any) -> tuple[Any, Any, bool, bool]:
-        """``env.step``; observation, reward, terminated, truncated."""
+        """Calls ``env.step`` and returns observation, reward, terminated and truncated."""
         self.seen.steps += 1
         where = self.lines.of_method(env, "step", "judge", "reward")
         said = f"step, given {short(action)},"
@@ -143,14 +143,14 @@ class Subject:
             raise self.stop("return", f"step returned {_what(result)}; {wanted}", where)
         observation, reward, terminated, truncated, info = result
         for name, value in (("terminated", terminated), ("truncated", truncated)):
-            if type(value).__name__ not in ("bool", "bool_"):  # numpy's bool is one too
+            if type(value).__name__ not in ("bool", "bool_"):  # bool_ is numpy's bool
                 raise self.stop("return", f"step returned {name}={short(value)}; want a bool", where)
         self._check_info(info, "step", where)
         self._check_reward(env, reward, action)
         return observation, reward, bool(terminated), bool(truncated)
 
     def close(self, env: Env, what: str = "close") -> None:
-        """``env.close``."""
+        """Calls ``env.close``."""
         outcome = self.loop.call("close", env.close)
         self.value(outcome, "close", what, self.lines.of_method(env, "close"))
 
@@ -159,7 +159,7 @@ class Subject:
         return Snapshot.take(self.loop.tasks())
 
     def report_leaks(self, rule: str, since: Snapshot, when: str, env: Env) -> bool:
-        """Report what is still open, and whether anything is."""
+        """Report resources that are still open; returns whether there are any."""
         leaks = self.watch.leaks(since, self.loop.tasks)
         for leak in leaks:
             where = leak.where or self.lines.of_method(env, "close", "step", "reset")
@@ -191,7 +191,7 @@ class Subject:
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives something to await, as far as can be seen."""
+    """Whether a function is defined as a coroutine function."""
     return inspect.iscoroutinefunction(inspect.unwrap(function)) or asyncio.iscoroutinefunction(function)
 
 

@@ -1,7 +1,7 @@
-"""Episodes of the environment under check, and which actions they are played with.
+"""Plays episodes of the environment under check, and chooses their actions.
 
-Guarantees: actions depend on the seed alone; an episode is held against the contract while it runs: its observations
-lie in their space and stay as they were returned, the task and the actions stay as they were given.
+Guarantees: actions depend on the seed alone; while an episode runs, it is checked that observations are in their space
+and are not changed later, and that the task and the actions are not changed.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from agentrl.envkit.check.compare import first_difference, short, snapshot
 from agentrl.envkit.check.subject import Env, Subject
 from agentrl.envkit.spaces.messages import MessageSpace, ToolCallSpace
 
-LONG_TEXT = "so it is 7 and then " * 2500  # 50,000 characters: what a model says that does not stop
-_ANSWERS = ("answer", "solution", "target")  # keys of a task under which a right answer may stand
+LONG_TEXT = "so it is 7 and then " * 2500  # 50,000 characters, like a model that does not stop
+_ANSWERS = ("answer", "solution", "target")  # keys of a task that may hold a right answer
 
 
 @dataclass
 class Trace:
-    """One episode.
+    """The record of an episode.
 
     Attributes:
         said: Copies of the results of ``reset`` and of each step: observation, reward, terminated, truncated.
-        ended: Whether it came to its end.
-        returned: Each observation itself, and the copy taken when it was returned.
+        ended: Whether the episode terminated or was truncated.
+        returned: Each returned observation, with the copy taken at that time.
     """
 
     said: list[dict[str, Any]] = field(default_factory=list)
@@ -33,13 +33,13 @@ class Trace:
 
 @dataclass
 class Player:
-    """One environment and its episode, played action by action.
+    """Plays an episode of an environment action by action.
 
     Attributes:
         subject: The environment under check.
         env: The instance.
         seed: Seed of the episode.
-        task: The ``options`` of ``reset``, copied; ``None``: the environment draws one.
+        task: The ``options`` of ``reset``, which gets a copy; ``None`` if the environment draws a task.
     """
 
     subject: Subject
@@ -49,7 +49,7 @@ class Player:
     trace: Trace = field(default_factory=Trace)
 
     def start(self) -> None:
-        """Reset."""
+        """Reset the environment."""
         self.trace = Trace()
         options = self.subject.ask("dataset", "copying the task", snapshot, self.task)
         observation = self.subject.reset(self.env, self.seed, options)
@@ -61,7 +61,7 @@ class Player:
         self._keep(observation, "reset", "prompt", said={})
 
     def act(self, action: Any) -> None:
-        """Step, unless the episode is over."""
+        """Take a step, unless the episode is over."""
         if self.trace.ended:
             return
         given = self.subject.ask("spaces", "copying an action", snapshot, action)
@@ -98,7 +98,7 @@ class Player:
 
 
 def play(subject: Subject, env: Env, seed: int, task: Any, actions: Sequence[Any]) -> Trace:
-    """One episode with these actions, to its end or theirs."""
+    """Plays an episode until it ends or the actions are used up."""
     player = Player(subject, env, seed, task)
     player.start()
     for action in actions:
@@ -107,7 +107,7 @@ def play(subject: Subject, env: Env, seed: int, task: Any, actions: Sequence[Any
 
 
 def difference(subject: Subject, one: Trace, other: Trace) -> str:
-    """The first thing that differs between two episodes; empty text where nothing does."""
+    """Describes the first difference between two episodes; empty if there is none."""
     for number, (a, b) in enumerate(zip(one.said, other.said, strict=False)):
         found = subject.ask("raises", "comparing observations", first_difference, a, b)
         if found:
@@ -116,21 +116,21 @@ def difference(subject: Subject, one: Trace, other: Trace) -> str:
 
 
 def sampled_actions(subject: Subject, env: Env, seed: int, count: int) -> list[Any]:
-    """Actions from the environment's space."""
+    """Samples actions from the environment's space."""
     space = env.action_space
     subject.ask("spaces", "action_space.seed", space.seed, seed)
     return [subject.ask("spaces", "action_space.sample", space.sample) for _ in range(count)]
 
 
 def right_answers(env: Env, task: dict[str, Any] | None) -> list[Any]:
-    """Messages with what the task has as its answer, so that not only wrong ones are judged."""
+    """Returns messages with the task's own answers, so that not only wrong answers are judged."""
     if task is None or not isinstance(env.action_space, MessageSpace):
         return []
     return [{"role": "assistant", "content": str(task[key])} for key in _ANSWERS if key in task]
 
 
 def odd_actions(subject: Subject, env: Env, seed: int) -> dict[str, Any]:
-    """Malformed messages that models do write, by name, and one call of each tool."""
+    """Returns malformed messages as models write them, by name, and one call of each tool."""
     space = env.action_space
     if not isinstance(space, MessageSpace):
         return {}
@@ -146,7 +146,7 @@ def odd_actions(subject: Subject, env: Env, seed: int) -> dict[str, Any]:
     found = {
         "an empty answer": {"role": "assistant", "content": ""},
         "a very long answer": {"role": "assistant", "content": LONG_TEXT},
-        "the same once more": {"role": "assistant", "content": LONG_TEXT},  # one stall alone counts for nothing
+        "the same once more": {"role": "assistant", "content": LONG_TEXT},  # a single stall is not reported
         "a message whose content is None": {"role": "assistant", "content": None},
         "a message without content": {"role": "assistant"},
         "an unparsable tool call": calling(call(known, '{"query": "1 +')),

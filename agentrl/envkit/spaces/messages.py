@@ -1,8 +1,8 @@
 """Gymnasium spaces of messages and tool calls.
 
-Guarantees: what ``sample`` gives, ``contains`` accepts; samples depend on the seed alone; ``to_jsonable`` gives plain
-JSON that ``from_jsonable`` turns into equal samples. A message is in a :class:`MessageSpace` where a chat API would
-take it; calls of unknown tools and arguments against the schema are outside.
+Guarantees: ``contains`` accepts every sample; samples depend on the seed alone; ``to_jsonable`` returns plain
+JSON that ``from_jsonable`` turns into equal samples. A message is in a :class:`MessageSpace` if a chat API would
+accept it; calls of unknown tools and arguments that violate the schema are outside.
 """
 
 import copy
@@ -24,14 +24,14 @@ _WORDS = ("a", "no", "yes", "7", "-3", "0.5", "think", "42", "north", "\n", "é"
 
 
 class ToolCallSpace(Space[dict[str, Any]]):
-    """One call of one of some tools, in OpenAI's shape: ``arguments`` is the text of a JSON object.
+    """Space of calls of the given tools, in OpenAI's shape: ``arguments`` is the text of a JSON object.
 
     Args:
         tools: Entries of a chat request's ``tools``.
         seed: Seed of the samples.
 
     Raises:
-        ValueError: No tools, or a tool's parameters are no JSON schema.
+        ValueError: ``tools`` is empty, or a tool's parameters are not a JSON schema.
     """
 
     def __init__(self, tools: Sequence[dict[str, Any]], seed: int | None = None) -> None:
@@ -54,7 +54,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         return {name: value for name, value in vars(self).items() if name != "_validators"}  # these cannot be pickled
 
     def sample(self, mask: Any = None, probability: Any = None) -> dict[str, Any]:
-        """A call of a random tool with random arguments that fit its schema.
+        """Samples a call of a random tool with random arguments that fit its schema.
 
         Args:
             mask: Not supported.
@@ -66,7 +66,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         validator = self._validators[name]
         drawn = (
             sample_json(validator.schema, self.np_random) for _ in range(TRIES)
-        )  # oneOf, not, pattern only exclude
+        )  # several draws: sample_json ignores oneOf, not and pattern, which only exclude values
         arguments = next((one for one in drawn if validator.is_valid(one)), None)
         if arguments is None:
             raise ValueError(f"cannot sample arguments of tool {name!r}: nothing of {TRIES} draws fits its schema")
@@ -75,7 +75,7 @@ class ToolCallSpace(Space[dict[str, Any]]):
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
     def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a call that would be run."""
+        """Whether ``x`` is a valid call of a known tool."""
         if not isinstance(x, dict) or not isinstance(x.get("id"), str) or x.get("type", "function") != "function":
             return False
         function = x.get("function")
@@ -113,12 +113,12 @@ class ToolCallSpace(Space[dict[str, Any]]):
 
 
 class MessageSpace(Space[Message]):
-    """One chat message.
+    """Space of chat messages.
 
     Args:
-        roles: Roles it may have.
-        tools: Tools that an assistant message may call; calls are outside where there are none.
-        any_calls: Take tool calls of whatever name, for observations: they are history, not actions.
+        roles: Roles that a message may have.
+        tools: Tools that an assistant message may call; without tools, messages with calls are outside.
+        any_calls: Whether to accept calls of any tool, for observations: they are history, not actions.
         seed: Seed of the samples.
     """
 
@@ -146,7 +146,7 @@ class MessageSpace(Space[Message]):
         return used
 
     def sample(self, mask: Any = None, probability: Any = None) -> Message:
-        """A message of a few words; half of the assistant's call a tool where there are tools.
+        """Samples a message of a few words; with tools, half of the assistant's messages call one.
 
         Args:
             mask: Not supported.
@@ -164,7 +164,7 @@ class MessageSpace(Space[Message]):
         return message
 
     def contains(self, x: Any) -> bool:
-        """Whether a chat API would take ``x``, and an environment run its calls."""
+        """Whether a chat API would accept ``x``, and an environment run its calls."""
         if not isinstance(x, dict) or x.get("role") not in self.roles:
             return False
         calls = x.get("tool_calls")
@@ -212,10 +212,10 @@ class MessageSpace(Space[Message]):
 
 
 class MessageListSpace(Space[list[Message]]):
-    """A list of messages, which may be empty: what is new since the last action.
+    """Space of message lists, which may be empty: the messages that are new since the last action.
 
     Args:
-        message: Space of each; any role where ``None``.
+        message: Space of each message; ``None`` for messages of any role.
         seed: Seed of the samples.
     """
 
@@ -230,7 +230,7 @@ class MessageListSpace(Space[list[Message]]):
         return used
 
     def sample(self, mask: Any = None, probability: Any = None) -> list[Message]:
-        """Up to three messages.
+        """Samples up to three messages.
 
         Args:
             mask: Not supported.

@@ -1,8 +1,8 @@
-"""Random JSON values that fit a JSON schema.
+"""Samples random JSON values from a JSON schema.
 
-Guarantees: the value depends on the generator alone; objects have their required properties and any of the others;
-depth is bounded, so that recursive schemas end. Of ``pattern``, ``format``, ``not`` and the other keywords that only
-exclude, nothing is known here: the caller validates what comes out.
+Guarantees: the value depends on the random generator alone; objects have their required properties and some of the
+others; depth is bounded, so that recursive schemas end. ``pattern``, ``format``, ``not`` and other keywords that only
+exclude values are ignored: the caller must validate the result.
 """
 
 import math
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-TRIES = 20  # draws for each item of a list without doubles
-MAX_DEPTH = 6  # of nested values; below it only what is required
-DEEPEST = 50  # of what is required
+TRIES = 20  # draws for each item of a list with unique items
+MAX_DEPTH = 6  # nesting depth below which only required values are sampled
+DEEPEST = 50  # largest nesting depth of required values
 _LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
-_SPREAD = 100  # numbers without bounds lie within this of 0, or of the one bound
+_SPREAD = 100  # largest distance of an unbounded number from 0, or from its only bound
 
 
 def sample_json(schema: Any, rng: "np.random.Generator") -> Any:
-    """A value that fits ``schema``, a JSON schema (draft 2020-12) with local ``$ref`` only."""
+    """Samples a value of ``schema``, a JSON schema (draft 2020-12) with only local ``$ref``."""
     return _sample(schema, rng, schema, 0)
 
 
@@ -27,7 +27,7 @@ def _sample(schema: Any, rng: "np.random.Generator", root: Any, depth: int) -> A
     if not isinstance(schema, dict):
         return None  # the schema ``true``
     if depth > DEEPEST:
-        raise ValueError("the schema requires values inside of values without an end")
+        raise ValueError("the schema requires infinitely nested values")
     if "$ref" in schema:
         return _sample(_resolve(schema["$ref"], root), rng, root, depth + 1)
     if "const" in schema:
@@ -37,7 +37,7 @@ def _sample(schema: Any, rng: "np.random.Generator", root: Any, depth: int) -> A
     for word in ("anyOf", "oneOf"):
         if word in schema:
             branches = schema[word]
-            if depth >= MAX_DEPTH:  # the shallow ones end a recursion
+            if depth >= MAX_DEPTH:  # branches without nested values end a recursion
                 branches = [b for b in branches if not {"$ref", "properties", "items"} & set(b)] or branches
             rest = {key: value for key, value in schema.items() if key != word}
             return _sample(rest | branches[int(rng.integers(len(branches)))], rng, root, depth)
@@ -92,7 +92,7 @@ def _object(schema: dict[str, Any], rng: "np.random.Generator", root: Any, depth
 
 
 def _number(schema: dict[str, Any], rng: "np.random.Generator", *, whole: bool) -> float:
-    """A number within the bounds; with few digits where that is possible."""
+    """Samples a number within the bounds, with few digits if possible."""
     low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf))
     high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf))
     if math.isinf(low):

@@ -1,1 +1,1 @@
-"""Tools that a model may call: from a Python function to its schema, and from a call in text to checked arguments."""
+"""Tools that a model can call: schemas made from Python functions, and validation and running of calls."""

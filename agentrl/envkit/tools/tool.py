@@ -1,8 +1,8 @@
-"""Python functions as OpenAI tools.
+"""Turns Python functions into OpenAI tools.
 
-Guarantees: a tool's schema says exactly what its function takes, and is plain JSON; a function that cannot be described
-so is a ``TypeError`` when the tool is made, never a surprise in an episode. Arguments reach the function only after
-pydantic has validated them; an argument that the function does not have is refused.
+Guarantees: a tool's schema describes exactly the arguments of its function, and is plain JSON; a function that cannot
+be described raises ``TypeError`` when the tool is made, not in an episode. Arguments reach the function only after
+pydantic has validated them; unknown arguments are refused.
 
 Arguments are validated as JSON in pydantic's lax mode: ``"5"`` and ``5.0`` pass for an ``int``, ``5.5`` and ``"five"``
 do not, and ``5`` does not pass for a ``str``. For a strict parameter write ``Annotated[int, Field(strict=True)]``.
@@ -25,9 +25,9 @@ __all__ = ["Tool", "ToolArgumentError", "UnparsableArgumentsError", "collect_too
 
 FunctionT = TypeVar("FunctionT")
 
-NO_LIMIT = 86_400.0  # seconds for a tool without a limit: whoever calls it has one
+NO_LIMIT = 86_400.0  # seconds; for a tool without a time limit, whose caller has one
 _MARK = "__agentrl_tool__"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI's API accepts
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names that OpenAI's API accepts
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class _Mark:
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """One callable as an OpenAI tool; made with :meth:`from_function`.
+    """A Python callable as an OpenAI tool; made with :meth:`from_function`.
 
     Attributes:
         name: Name by which the model calls the tool.
         description: Description that the model reads.
         parameters: JSON schema of an object with the arguments.
-        timeout: Seconds one call may take, where the tool has a limit of its own.
+        timeout: Time limit of one call in seconds; ``None`` if the tool has no limit of its own.
         function: The function or coroutine function that runs.
         contract: Schema and validation of the arguments.
     """
@@ -62,17 +62,17 @@ class Tool:
     def from_function(cls, function: Callable[..., Any], *, name: str | None = None) -> "Tool":
         """Describe a function by its signature, type hints and docstring.
 
-        Of a Google-style docstring the text before the first section is the tool's description, and the lines under
-        ``Args:`` describe the parameters; a ``Field(description=...)`` in a type hint goes before them.
+        In a Google-style docstring the text before the first section is the tool's description, and the lines under
+        ``Args:`` describe the parameters; a ``Field(description=...)`` in a type hint overrides them.
 
         Args:
             function: A function or a bound method, sync or async. A sync one runs in a thread.
-            name: The tool's name; by default what ``@tool`` says, or the function's own.
+            name: The tool's name; by default the name given to ``@tool``, or the function's.
 
         Raises:
             TypeError: The function cannot be described: ``*args``, ``**kwargs``, a positional-only parameter, a
                 parameter without a type hint or with one that has no JSON schema.
-            ValueError: The name is not one that OpenAI's API takes.
+            ValueError: OpenAI's API does not accept the name.
         """
         mark = _find_mark(function) or _Mark()
         return cls._build(function, mark.name if name is None else name, mark.timeout)
@@ -91,12 +91,12 @@ class Tool:
         return not inspect.iscoroutinefunction(self.function)
 
     def schema(self) -> dict[str, Any]:
-        """The tool as an entry of a chat request's ``tools``."""
+        """Returns the tool as an entry of a chat request's ``tools``."""
         function = {"name": self.name, "description": self.description, "parameters": copy.deepcopy(self.parameters)}
         return {"type": "function", "function": function}
 
     def usage(self) -> str:
-        """The argument names in a few words."""
+        """Lists the names of required and optional arguments, for error messages."""
         required = self.parameters.get("required", [])
         optional = [name for name in self.parameters["properties"] if name not in required]
         parts = [
@@ -105,17 +105,17 @@ class Tool:
         return "; ".join(parts) or "it takes no arguments"
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Validate what the model wrote.
+        """Parse and validate arguments that the model wrote.
 
         Args:
-            arguments: A JSON object as text. Empty text stands for ``{}`` where the tool has no parameters at all.
+            arguments: A JSON object as text. Empty text means ``{}`` if the tool has no parameters.
 
         Returns:
-            Keyword arguments for :meth:`call`; one that is left out keeps the function's own default.
+            Keyword arguments for :meth:`call`; omitted arguments keep the function's defaults.
 
         Raises:
-            ToolArgumentError: They are not the tool's; :class:`UnparsableArgumentsError` where the text is not a JSON
-                object. A key that is given twice counts as that: which one was meant is not known.
+            UnparsableArgumentsError: ``arguments`` is not a JSON object, or has a duplicate key.
+            ToolArgumentError: The arguments do not fit the tool's parameters.
         """
         if not arguments.strip() and not self.parameters["properties"]:
             return {}
@@ -124,7 +124,7 @@ class Tool:
         return self.validate(decode(self.name, arguments))
 
     def validate(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """:meth:`parse` for arguments that are a dict of JSON values already."""
+        """Validate arguments that are a dict of JSON values already; otherwise like :meth:`parse`."""
         try:
             model = self.contract.model.model_validate_json(encode(self.name, arguments))
         except ValidationError as error:
@@ -136,10 +136,10 @@ class Tool:
         }
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        """Run the function: on the event loop where it is async, otherwise in a thread.
+        """Run the function: on the event loop if it is async, otherwise in a thread.
 
-        A thread cannot be stopped: when this call is cancelled, the function runs on to its end and its result is
-        dropped; other calls get other threads, see :func:`~agentrl.host.worker_pool.in_thread`.
+        A thread cannot be stopped: if this call is cancelled, the function continues to its end and its result is
+        dropped; other calls use other threads, see :func:`~agentrl.host.worker_threads.in_thread`.
 
         Args:
             arguments: Validated arguments, from :meth:`parse`.
@@ -162,13 +162,13 @@ def tool(*, name: str | None = None, timeout: float | None = None) -> Callable[[
 def tool(function: Any = None, /, *, name: str | None = None, timeout: float | None = None) -> Any:
     """Mark a method of an environment class as a tool, as ``@tool`` or ``@tool(name=..., timeout=...)``.
 
-    The method stays what it is. Tools of one message run at the same time, the sync ones in threads: methods that
-    change the environment in several steps need a lock, or are async without an ``await`` in between.
+    The method itself is not changed. The tool calls of one message run concurrently, sync ones in threads: a method
+    that changes the environment in several steps needs a lock, or must be async without an ``await`` in between.
 
     Args:
         function: The method.
         name: The tool's name; by default the method's.
-        timeout: Seconds one call may take; goes before the limit of
+        timeout: Time limit of one call in seconds; overrides the limit of
             :func:`~agentrl.envkit.tools.tool_calls.run_tool_calls`.
     """
     if timeout is not None and timeout <= 0:
@@ -182,10 +182,10 @@ def tool(function: Any = None, /, *, name: str | None = None, timeout: float | N
 
 
 def collect_tools(instance: object) -> list[Tool]:
-    """The tools of an object: its methods marked with :func:`tool`, bound to it.
+    """Collects the tools of an object: its bound methods marked with :func:`tool`.
 
-    They come in order of definition, those of base classes first. A method that overrides a tool is the tool in its
-    place, with or without a mark of its own; ``name = None`` in a subclass takes the tool away.
+    They are in order of definition, those of base classes first. A method that overrides a tool replaces it, with or
+    without its own mark; ``name = None`` in a subclass removes the tool.
 
     Raises:
         TypeError: A method cannot be described, see :meth:`Tool.from_function`.
@@ -206,10 +206,10 @@ def collect_tools(instance: object) -> list[Tool]:
 
 
 def tools_by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
-    """The tools under their names.
+    """Maps names to tools.
 
     Raises:
-        ValueError: Two have the same name.
+        ValueError: Two tools have the same name.
     """
     table: dict[str, Tool] = {}
     for one in tools:
@@ -231,5 +231,5 @@ def _find_mark(function: Any) -> _Mark | None:
 def _run_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
-    except StopIteration as error:  # asyncio cannot hand it over: whoever waits for the thread would wait for ever
+    except StopIteration as error:  # a future cannot hold StopIteration: the caller would wait for ever
         raise RuntimeError("the tool raised StopIteration") from error

@@ -1,7 +1,7 @@
-"""Tool arguments between the model's JSON and pydantic, and the lines that tell the model what is wrong with them.
+"""Decodes tool arguments from the model's JSON, and explains errors in them to the model.
 
-Guarantees: what is not exactly one JSON object is refused, never mended; a line is one line, repeats no long value, and
-calls things by the names that the model used.
+Guarantees: text that is not exactly one JSON object is refused, never repaired; an explanation is one line, quotes no
+long value, and uses the model's own names.
 """
 
 import json
@@ -12,22 +12,22 @@ from pydantic import ValidationError
 from agentrl.core.registry import nearest
 from agentrl.core.strict_json import strict_json
 
-_QUOTED = 80  # characters of a wrong value that a line repeats
+_QUOTED = 80  # characters of a wrong value that an explanation quotes
 
 
 class ToolArgumentError(ValueError):
-    """Arguments that a tool does not take; the text is one line for the model."""
+    """Raised for arguments that a tool does not accept; the text is one line for the model."""
 
 
 class UnparsableArgumentsError(ToolArgumentError):
-    """Arguments that are not a JSON object at all."""
+    """Raised for arguments that are not a JSON object."""
 
 
 def decode(tool: str, text: str) -> dict[str, Any]:
-    """The JSON object in ``text``.
+    """Parses ``text`` as a JSON object.
 
     Raises:
-        UnparsableArgumentsError: There is none, or a key stands in it twice, so that it is not known which is meant.
+        UnparsableArgumentsError: ``text`` is not a JSON object, or has a duplicate key.
     """
     try:
         value = strict_json(text)
@@ -39,10 +39,10 @@ def decode(tool: str, text: str) -> dict[str, Any]:
 
 
 def encode(tool: str, arguments: dict[str, Any]) -> str:
-    """``arguments`` as JSON for pydantic, which is laxer with JSON than with Python objects: a list is a tuple there.
+    """Encodes arguments as JSON for pydantic, which accepts more from JSON: a list there can be a tuple.
 
     Raises:
-        UnparsableArgumentsError: They are not JSON values.
+        UnparsableArgumentsError: A value in ``arguments`` is not JSON, or a name is not a string.
     """
     try:
         if not all(isinstance(key, str) for key in arguments):
@@ -55,14 +55,14 @@ def encode(tool: str, arguments: dict[str, Any]) -> str:
 def explained(
     tool: str, error: ValidationError, arguments: dict[str, Any], usage: str, names: list[str]
 ) -> ToolArgumentError:
-    """Pydantic's error as one line for the model.
+    """Turns pydantic's error into one line for the model.
 
     Args:
         tool: The tool's name.
         error: The validation error.
         arguments: The arguments that were validated.
         usage: The tool's signature in words.
-        names: The parameters, for the nearest to one that does not exist.
+        names: Names of the parameters, to suggest the nearest to an unknown name.
     """
     found: dict[str, list[str]] = {}
     came: dict[str, str] = {}
@@ -85,9 +85,9 @@ def explained(
 
 
 def _path(location: tuple[int | str, ...], arguments: Any) -> str:
-    """Path of an erroneous value, in the model's own names: ``point.x``, ``items[3]``.
+    """Formats the path of a wrong value in the model's own names: ``point.x``, ``items[3]``.
 
-    Pydantic also puts the branches of unions into a location; what the arguments do not have is left out.
+    Pydantic's location also contains branches of unions, which are left out.
     """
     path, value = "", arguments
     for depth, step in enumerate(location):
@@ -101,12 +101,12 @@ def _path(location: tuple[int | str, ...], arguments: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` with every run of white space as one space."""
+    """Replaces every run of white space by one space."""
     return " ".join(text.split())
 
 
 def quote(value: Any) -> str:
-    """``value`` as JSON in one short line, whatever it is."""
+    """Formats any value as JSON in one short line."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""Running the tool calls of an assistant message.
+"""Runs the tool calls of an assistant message.
 
-Guarantees: each call gives one event, in the calls' order, and each event carries the message that answers the call. A
-call that cannot be read, names no known tool or has wrong arguments never runs; its answer says in one line what is
-wrong and what is allowed. Whatever a tool raises stays in its event. Only the end of the whole episode
-(``asyncio.CancelledError``) comes through, and then no task of ours is left.
+Guarantees: each call gives one event, in the calls' order, and each event has the message that answers the call. A
+call that cannot be parsed, names an unknown tool or has wrong arguments never runs; its answer says in one line what is
+wrong and what is allowed. An exception of a tool is stored in its event. Only cancellation of the whole episode
+(``asyncio.CancelledError``) is raised, and then none of the tasks is left.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class ToolEventKind(StrEnum):
     """Outcome of a tool call."""
 
     OK = "ok"  # the tool returned
-    UNPARSABLE = "unparsable"  # the call or its arguments cannot be read; not run
+    UNPARSABLE = "unparsable"  # the call or its arguments cannot be parsed; not run
     UNKNOWN_TOOL = "unknown_tool"  # no tool has this name; not run
     WRONG_ARGUMENTS = "wrong_arguments"  # a JSON object, but not the tool's arguments; not run
     RAISED = "raised"  # the tool raised, or what it returned cannot be turned into JSON
@@ -36,15 +36,16 @@ class ToolEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ToolEvent:
-    """One tool call and its outcome.
+    """A tool call and its outcome.
 
     Attributes:
-        name: The tool's name as the model wrote it; empty where there was none.
-        call_id: The call's id; made up where there was none.
+        kind: Outcome of the call.
+        name: The tool's name as the model wrote it; empty if there was none.
+        call_id: The call's id; generated if there was none.
         message: The answer that goes back to the model.
-        result: The tool's return value, before it became text.
+        result: The tool's return value, before conversion to text.
         seconds: Duration of the call.
-        error: Failure for the log: the traceback where there is one, otherwise the line that the model gets.
+        error: Failure for the log: the traceback if there is one, otherwise the line that the model gets.
     """
 
     kind: ToolEventKind
@@ -59,23 +60,23 @@ class ToolEvent:
 async def run_tool_calls(
     message: Message, tools: Sequence[Tool], *, timeout: float | None = None, max_chars: int | None = None
 ) -> list[ToolEvent]:
-    """Run all tool calls of a message at the same time.
+    """Run all tool calls of a message concurrently.
 
-    A call is read as far as there is only one way to: ``name`` and ``arguments`` may stand without a ``function``
-    around them, arguments may be a dict, an id may be missing. A parser that could not read a call hands it on with
-    what was wrong under the key ``error``; such a call is answered with that, never run.
+    Unambiguous deviations are accepted: ``name`` and ``arguments`` without an enclosing ``function``, arguments as a
+    dict, a missing id. A call with the key ``error``, in which a parser says why it could not read the call, is not run
+    but answered with that text.
 
     Args:
-        message: An assistant message in OpenAI's shape; without ``tool_calls`` there is nothing to do.
+        message: An assistant message in OpenAI's shape, with or without ``tool_calls``.
         tools: Tools that the model may call.
-        timeout: Seconds for each call, where the tool has no limit of its own. An async tool is cancelled. A thread
-            cannot be: it is given up and runs on, see :meth:`Tool.call`. The wait for a free thread counts.
-        max_chars: Characters of an answer that are kept, half of them from its end; a note says how many were left
-            out between.
+        timeout: Time limit of each call in seconds, if the tool has no limit of its own; waiting for a free thread
+            counts. An async tool is cancelled; a thread is abandoned and runs on, see :meth:`Tool.call`.
+        max_chars: Characters of an answer that are kept, half of them from its end; a note in the middle says how
+            many were left out.
 
     Returns:
-        One event per call, in order. A result that is a ``str`` is the answer as it is, any other becomes JSON.
-        Half of a surrogate pair, which no JSON request can carry, becomes U+FFFD in the answer.
+        One event per call, in order. A ``str`` result is the answer unchanged, any other becomes JSON.
+        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in the answer.
 
     Raises:
         ValueError: Two tools have the same name, or a limit is not above 0.
@@ -91,7 +92,7 @@ async def run_tool_calls(
 
 @dataclass(frozen=True)
 class _Call:
-    """A tool call as far as it can be read; ``problem`` says why no further."""
+    """A parsed tool call; ``problem`` says why it could not be parsed."""
 
     id: str
     name: str = ""
@@ -158,14 +159,14 @@ def _read_call(raw: Any, call_id: str) -> _Call:
 
 
 async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_chars: int | None) -> ToolEvent:
-    """The boundary between a tool and the episode: whatever comes out of a tool becomes an event."""
+    """Runs one call; any result or exception of the tool becomes an event."""
     started = time.perf_counter()
     try:
         event = await _attempt(call, table, timeout)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a tool is user code: anything may come out of it
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a tool is user code and may raise anything
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # the episode's end; otherwise something inside the tool was cancelled
+            raise  # the episode was cancelled; otherwise a task inside the tool was
         event = call.raised(error)
     content = shortened(_sendable(event.message["content"]), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
@@ -192,7 +193,7 @@ async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -
             result = await tool.call(arguments)
     except TimeoutError:
         if not scope.expired():
-            raise  # the tool's own
+            raise  # raised by the tool itself
         still = "; it may still be running" if tool.in_thread else ""
         why = f"{call.name} did not finish within {limit:g} s and was given up{still}"
         return call.event(ToolEventKind.TIMEOUT, why, error=why)
@@ -226,7 +227,7 @@ def _sendable(text: str) -> str:
 
 
 def shortened(text: str, max_chars: int | None) -> str:
-    """A text with what is beyond ``max_chars`` left out of its middle, and a note of how much that is."""
+    """Shortens a text to ``max_chars`` characters by leaving out its middle, with a note of how much."""
     if max_chars is None or len(text) <= max_chars:
         return text
     tail = max_chars // 2

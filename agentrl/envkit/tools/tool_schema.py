@@ -1,8 +1,8 @@
-"""JSON schema of a Python function's arguments, read from its signature, type hints and docstring.
+"""Builds the JSON schema of a function's arguments from its signature, type hints and docstring.
 
 Guarantees: the JSON schema and the validation come from one pydantic model, so they cannot differ; the schema is plain
-JSON without pydantic's titles; a function that cannot be described without guessing is a ``TypeError`` that names the
-function and the parameter and says how to mend it.
+JSON without pydantic's titles; a function that cannot be described without guessing raises a ``TypeError`` that names
+the function and the parameter and says how to fix it.
 """
 
 import inspect
@@ -23,11 +23,11 @@ from pydantic_core import SchemaError
 
 from agentrl.core.registry import nearest
 
-# Sections that are no part of the description; others, as Example, stay in it, where a model reads them.
+# Sections left out of the description; others, such as Example, stay in it for the model.
 _SECTIONS = {"Args", "Arguments", "Returns", "Raises", "Yields"}
 _PARSER = GoogleParser([section for section in DEFAULT_SECTIONS if section.title in _SECTIONS])
 _VERBATIM = {"default", "const", "enum", "examples", "discriminator"}  # keywords that hold values, not schemas
-_NAMED = {"properties", "$defs"}  # keywords that hold schemas under names of the author's choice
+_NAMED = {"properties", "$defs"}  # keywords that hold schemas under arbitrary names
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Contract:
     Attributes:
         description: The docstring up to its first section.
         parameters: JSON schema of an object with the arguments.
-        model: The same for validation.
-        names: Parameter name of each field of ``model``.
-        optional: Parameters whose default stands in the function.
+        model: Pydantic model that validates the arguments.
+        names: Maps field names of ``model`` to parameter names.
+        optional: Names of the parameters that have a default.
     """
 
     description: str
@@ -49,15 +49,15 @@ class Contract:
     optional: frozenset[str]
 
 
-# Environments are made anew for each episode, and a contract costs a millisecond. Keys: the function, then "is bound".
+# Cached: each episode makes an environment, and a contract costs a millisecond. Keys: the function, then "is bound".
 _KNOWN: WeakKeyDictionary[Callable[..., Any], dict[bool, Contract]] = WeakKeyDictionary()
 
 
 def contract_of(function: Callable[..., Any]) -> Contract:
-    """The contract of a function or bound method.
+    """Returns the contract of a function or bound method.
 
     Raises:
-        TypeError: It cannot be described.
+        TypeError: The function cannot be described; the message says why.
     """
     if not inspect.isroutine(function):
         raise TypeError(f"{function!r} is no function or bound method; wrap it in one")
@@ -80,7 +80,7 @@ def _read(function: Callable[..., Any]) -> Contract:
         default = ... if parameter.default is parameter.empty else parameter.default
         if default is not ...:
             optional.add(parameter.name)
-        # Neutral field names: a parameter may be called json, model_config or _x, which pydantic keeps for itself.
+        # Neutral field names: a parameter may be called json, model_config or _x, which pydantic reserves.
         field = f"p{position}"
         names[field] = parameter.name
         fields[field] = (hint, Field(default, alias=parameter.name, validation_alias=parameter.name))
@@ -103,7 +103,7 @@ def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _checked_hint(function: Callable[..., Any], parameter: inspect.Parameter, *, first: bool) -> Any:
-    """The type of a parameter, with proof that it has a schema."""
+    """Returns a parameter's type after checking that it has a JSON schema."""
     where = f"{_label(function)}: parameter {parameter.name!r}"
     if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
         raise TypeError(f"{where} takes any number of arguments; give each one a named parameter")
@@ -117,13 +117,13 @@ def _checked_hint(function: Callable[..., Any], parameter: inspect.Parameter, *,
         raise TypeError(f"{where} has Field(...) as its default; write Annotated[type, Field(...)] and a plain default")
     hint = _evaluated(where, function, parameter)
     try:
-        # With the default inside, so that one that is no JSON is found here, where the parameter is known.
+        # Includes the default, so that one that is not JSON raises here, where the parameter is known.
         full: Any = hint if parameter.default is parameter.empty else Annotated[hint, Field(default=parameter.default)]
         json.dumps(TypeAdapter(full).json_schema(schema_generator=_StrictSchema), allow_nan=False)
     except (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())
         if not isinstance(error, SchemaError):
-            text = text.split(". ")[0]  # what follows is advice on pydantic, not on the tool
+            text = text.split(". ")[0]  # the rest is advice about pydantic, not about the tool
         raise TypeError(
             f"{where}: no JSON schema for {hint!r} or its default: {text}; "
             f"use a JSON type, a dataclass, a pydantic model, an Enum or a Literal"
@@ -132,7 +132,7 @@ def _checked_hint(function: Callable[..., Any], parameter: inspect.Parameter, *,
 
 
 def _evaluated(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type hint itself where it is text; parameters alone are looked at, so a return hint cannot fail here."""
+    """Evaluates a parameter's type hint if it is a string; the return hint is not evaluated."""
     names = getattr(inspect.unwrap(function), "__globals__", {})
     holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
@@ -149,14 +149,14 @@ def _label(function: Callable[..., Any]) -> str:
 
 
 class _StrictSchema(GenerateJsonSchema):
-    """Raises an error where pydantic would warn and leave something out of the schema."""
+    """Schema generator that raises where pydantic would warn and omit a part of the schema."""
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         raise PydanticInvalidForJsonSchema(detail)
 
 
 def without_titles(schema: Any) -> Any:
-    """A JSON schema without ``title`` keywords; a property that is called ``title`` stays."""
+    """Removes ``title`` keywords from a JSON schema; a property named ``title`` stays."""
     if isinstance(schema, list):
         return [without_titles(item) for item in schema]
     if not isinstance(schema, dict):

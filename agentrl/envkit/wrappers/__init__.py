@@ -1,7 +1,7 @@
-"""Wrappers: environments around environments, and Gymnasium's environments for language agents.
+"""Wrappers of environments, and Gymnasium's environments for language agents.
 
-Guarantees: this package imports :mod:`agentrl.core` alone. A function that returns a wrapped environment is an
-environment by path: ``file.py:make_env``.
+Guarantees: a function that returns a wrapped environment can be used as an environment by its path:
+``file.py:make_env``.
 """
 
 from agentrl.envkit.wrappers.context_limit import ContextLimit

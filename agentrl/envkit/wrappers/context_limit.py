@@ -1,8 +1,8 @@
 """Limits the length of an episode's conversation, in characters or tokens.
 
-Guarantees: each message is measured once, when it is said, so the cost is linear in the conversation; the step that
-goes beyond the limit is carried out and its reward counts; the episode is truncated after it, unless the task itself
-ended with it. A tool result that is cut says how much is missing.
+Guarantees: each message is measured once, so the cost is linear in the conversation; the step that exceeds the limit
+is still taken and its reward counts; the episode is truncated after it, unless it ended with that step anyway. A
+shortened tool result says how much is missing.
 """
 
 import json
@@ -16,23 +16,23 @@ from agentrl.envkit.wrappers.wrapper import StepResult, Wrapper, with_metrics
 
 
 class Tokenizer(Protocol):
-    """The interface that tokenizers of all libraries share."""
+    """Interface of a tokenizer, common to all libraries."""
 
     def encode(self, text: str, /) -> Sequence[int]:
-        """Token ids of a text."""
+        """Returns the token ids of a text."""
         ...
 
 
 class ContextLimit(Wrapper):
-    """Truncates an episode whose conversation gets too long, and cuts long tool results.
+    """Truncates an episode whose conversation gets too long, and shortens long tool results.
 
-    The text of messages and of their tool calls counts; what a chat template and a system prompt of the agent's own
-    add does not: leave room for them. Metric: ``context_chars`` or ``context_tokens``.
+    The text of messages and of their tool calls counts; the chat template's tokens and the agent's own system prompt
+    do not: leave room for them. Metric: ``context_chars`` or ``context_tokens``.
 
     Args:
         env: The inner environment.
-        max_chars: Characters of the conversation.
-        max_tokens: Tokens of the conversation; needs ``tokenizer``.
+        max_chars: Largest length of the conversation in characters.
+        max_tokens: Largest length of the conversation in tokens; needs ``tokenizer``.
         tokenizer: An object with ``encode``, or a function from a text to its number of tokens.
         max_result_chars: Characters of a tool's answer that are kept, half of them from its end.
 
@@ -66,13 +66,13 @@ class ContextLimit(Wrapper):
         self._length = 0
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode, and measuring."""
+        """Start an episode and measure its first messages."""
         observation, info = await super().reset(seed=seed, options=options)
         self._length = sum(self._measure(message) for message in observation)
         return observation, info
 
     async def step(self, action: Message) -> StepResult:
-        """Act; truncated where the conversation is too long for another turn."""
+        """Take a step; truncate the episode if the conversation is too long for another turn."""
         observation, reward, terminated, truncated, info = await super().step(action)
         observation = [self._cut(message) for message in observation]
         self._length += sum(self._measure(message) for message in (action, *observation))
@@ -98,7 +98,7 @@ class ContextLimit(Wrapper):
 
 
 def message_text(message: Message) -> str:
-    """The text of a message, its parts joined where it has several."""
+    """Returns the text of a message; several parts are joined."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))

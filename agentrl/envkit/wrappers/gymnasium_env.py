@@ -1,9 +1,9 @@
-"""Any ``gymnasium.Env`` that can be told in text, as an environment for language agents.
+"""Makes an environment for language agents of any ``gymnasium.Env`` whose spaces can be described in text.
 
-Guarantees: seeds, rewards, terminated and truncated pass through unchanged; an answer without an action is answered
-with what is allowed, and never becomes a random or default action; the blocking environment does not block the event
-loop, and its steps never run at the same time. A step that hangs fails its own episode with a typed error; its
-environment is dropped and made anew for the next one.
+Guarantees: seeds, rewards, terminated and truncated pass through unchanged; an answer without a valid action gets a
+message with the allowed actions, and never becomes a random or default action; the environment does not block the
+event loop, and its steps never run concurrently. A step that hangs fails its own episode with a typed error; the
+environment is dropped, and the next episode makes a new one.
 """
 
 import asyncio
@@ -28,31 +28,32 @@ FIRST_TEST_SEED = 1_000_000  # far above all training seeds
 
 
 class StepTimeoutError(RuntimeError):
-    """A ``reset`` or ``step`` took too long. No TimeoutError: that would read as the episode's own deadline."""
+    """Raised if a ``reset`` or ``step`` takes too long; no TimeoutError, which would mean the episode's deadline."""
 
 
 class GymnasiumEnvironment(LanguageEnvironment):
-    """A ``gymnasium.Env`` in words.
+    """A ``gymnasium.Env`` with observations and actions as text.
 
-    A task is ``{"seed": int}``; other keys go to the environment as its ``options``. The task's seed goes before that
-    of ``reset``, so that a group of attempts starts in the same place; without a task the seed of ``reset`` is the
-    task. ``info["gymnasium"]`` is the environment's own info. Metrics: ``steps`` and ``invalid_actions``.
+    A task is ``{"seed": int}``; other keys go to the environment as its ``options``. The task's seed overrides that
+    of ``reset``, so that all episodes of a group start in the same state; without a task the seed of ``reset`` is
+    used. ``info["gymnasium"]`` is the environment's own info. Metrics: ``steps`` and ``invalid_actions``.
 
     Args:
-        env: Gymnasium id (``module:Id-v0`` imports first), a function that makes an environment, or an environment.
-            One that is given as an object cannot be made anew, so it is over with ``close`` or a step that hangs.
-        instructions: Start of the first message; by default the rules, where the game is one of Gymnasium's toy texts.
-        action_names: Names of a ``Discrete`` space's actions, in order; those of toy-text games are known.
-        describe: From an observation to text. Known or given, it goes before the words made from the space.
-        parse: From an answer's text to an action; raises :class:`~agentrl.wrappers.ParseError` for the model to read.
-        observe: ``render``: what ``render_mode="ansi"`` draws, before ``describe``; ``space``: never draw; ``auto``:
-            draw where the environment can and no ``describe`` is given.
-        max_steps: Steps of the environment before the episode is truncated, beside its own limit.
-        max_invalid: Answers without an action before the episode is truncated; ``None`` for no limit.
-        invalid_reward: Reward of such an answer.
-        run_in: ``thread``, or ``loop`` for one whose steps take microseconds: no time limit there.
-        step_timeout: Seconds that one ``reset`` or ``step`` may take in a thread.
-        max_numbers: Numbers that a space told in text may have.
+        env: Gymnasium id (``module:Id-v0`` imports the module first), a function that makes an environment, or an
+            environment. An environment object cannot be used after ``close`` or after a step that hangs.
+        instructions: Start of the first message; by default the rules, if the game is one of Gymnasium's toy texts.
+        action_names: Names of a ``Discrete`` space's actions, in order; known for toy-text games.
+        describe: Function from an observation to text; replaces the text made from the space.
+        parse: Function from an answer's text to an action; its :class:`~agentrl.wrappers.ParseError` is shown to the
+            model.
+        observe: ``render`` shows the drawing of ``render_mode="ansi"``, then the text of ``describe``; ``space`` never
+            draws; ``auto`` draws if the environment can and no ``describe`` is given.
+        max_steps: Number of steps after which the episode is truncated, besides the environment's own limit.
+        max_invalid: Number of answers without an action after which the episode is truncated; ``None`` for no limit.
+        invalid_reward: Reward of an answer without an action.
+        run_in: ``thread``, or ``loop`` for steps that take microseconds, without a time limit.
+        step_timeout: Time limit of one ``reset`` or ``step`` in a thread, in seconds.
+        max_numbers: Largest number of numbers that a space described in text may have.
         make_kwargs: Arguments of ``gymnasium.make``, or of the function.
 
     Raises:
@@ -120,7 +121,7 @@ class GymnasiumEnvironment(LanguageEnvironment):
         """Start an episode.
 
         Raises:
-            StepTimeoutError: It took longer than ``step_timeout``.
+            StepTimeoutError: The reset took longer than ``step_timeout``.
         """
         self._playing = False
         own, rest = self._seed_of(seed, options), {k: v for k, v in (options or {}).items() if k != "seed"}
@@ -130,10 +131,10 @@ class GymnasiumEnvironment(LanguageEnvironment):
         return self._words_of().opening(observed), {"gymnasium": info, "metrics": self._metrics()}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
-        """Do what the message says, or answer what is wrong with it.
+        """Take the action in the message, or answer why it has none.
 
         Raises:
-            StepTimeoutError: It took longer than ``step_timeout``.
+            StepTimeoutError: The step took longer than ``step_timeout``.
         """
         if not self._playing:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
@@ -145,7 +146,7 @@ class GymnasiumEnvironment(LanguageEnvironment):
             over = self.max_invalid is not None and self._invalid >= self.max_invalid
             self._playing = not over
             return translator.refusal(error), self.invalid_reward, False, over, {"metrics": self._metrics()}
-        self._playing = False  # also where the step raises: what it left behind is nobody's episode
+        self._playing = False  # also if the step raises: the episode is over then
         observed, reward, terminated, truncated, info = await self._run("step", self._step, chosen)
         self._steps += 1
         if self.max_steps is not None and self._steps >= self.max_steps and not terminated:
@@ -155,7 +156,7 @@ class GymnasiumEnvironment(LanguageEnvironment):
         return content, reward, terminated, truncated, {"gymnasium": info, "metrics": self._metrics()}
 
     async def close(self) -> None:
-        """Close the environment; one that is in a step is closed after it."""
+        """Close the environment, after a running step if there is one."""
         self._playing = False
         held, self._held = self._held, None
         self._gone = True
@@ -180,7 +181,7 @@ class GymnasiumEnvironment(LanguageEnvironment):
         return own
 
     async def _run(self, what: str, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function(env, *args)`` where it belongs; the one place that reaches the blocking environment."""
+        """Run ``function(env, *args)`` in a thread or on the loop; all access to the environment goes through here."""
         if self._busy:
             raise RuntimeError(f"{self.name}.{what} called while another call of this environment runs")
         if self._held is None:
@@ -205,7 +206,7 @@ class GymnasiumEnvironment(LanguageEnvironment):
     async def _in_thread(self, what: str, held: HeldEnv, function: Callable[..., T], *args: Any) -> T:
         try:
             return await in_thread(function, *args, timeout=self.step_timeout)
-        except (WorkerTimeoutError, asyncio.CancelledError) as error:  # its thread may still be in it
+        except (WorkerTimeoutError, asyncio.CancelledError) as error:  # the thread may still be in the call
             held.give_up()
             if self._held is held:
                 self._held, self._gone = None, True
@@ -230,5 +231,5 @@ class GymnasiumEnvironment(LanguageEnvironment):
         return self._translator
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the live environment and its episode."""
+        """Returns the state without the live environment and its episode."""
         return self.__dict__ | {"_held": None, "_translator": None, "_busy": False, "_playing": False}

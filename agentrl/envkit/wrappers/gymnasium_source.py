@@ -1,7 +1,6 @@
 """Makes a ``gymnasium.Env`` from an id, a function, or the object itself.
 
-Guarantees: an unknown id and arguments that the environment does not take are errors before anything is made; making
-one runs nothing of ours in between.
+Guarantees: an unknown id and wrong arguments raise before an environment is made.
 """
 
 import importlib
@@ -19,20 +18,20 @@ _MAKE_ONLY = ("max_episode_steps", "disable_env_checker")  # arguments of gymnas
 
 
 class EnvSource:
-    """Makes environments.
+    """Makes Gymnasium environments.
 
     Args:
-        source: Id, function or environment.
+        source: Gymnasium id, function that makes an environment, or environment.
         kwargs: Arguments of ``gymnasium.make``, or of the function.
-        draw: Ask for ``render_mode="ansi"`` where an id's environment has it.
+        draw: Whether to set ``render_mode="ansi"`` if the environment of an id supports it.
 
     Attributes:
         name: Name of the environment in error messages.
-        is_object: Whether there is one environment, which cannot be made anew.
+        is_object: Whether the source is an environment, which cannot be made again.
 
     Raises:
         LookupError: Gymnasium does not know the id.
-        TypeError: The source is none of these, or does not take ``kwargs``.
+        TypeError: ``source`` has a wrong type, or does not take ``kwargs``.
     """
 
     def __init__(self, source: str | Env | Callable[..., Env], kwargs: dict[str, Any], *, draw: bool) -> None:
@@ -43,10 +42,10 @@ class EnvSource:
         self.name = self._checked()
 
     def make(self) -> Env:
-        """A new environment, or the one that was given.
+        """Makes a new environment, or returns the given one.
 
         Raises:
-            TypeError: The function made something else.
+            TypeError: The function did not return a ``gymnasium.Env``.
         """
         source = self._source
         if isinstance(source, gymnasium.Env):
@@ -63,7 +62,7 @@ class EnvSource:
         return gymnasium.make(spec, **kwargs)
 
     def _checked(self) -> str:
-        """The name, once it is clear that an environment can be made."""
+        """Checks source and arguments; returns the environment's name."""
         source = self._source
         if isinstance(source, gymnasium.Env):
             if self._kwargs:
@@ -83,11 +82,11 @@ class EnvSource:
 
 @dataclass(frozen=True)
 class SeedTasks(Sequence[Mapping[str, Any]]):
-    """Tasks ``{"seed": n}``.
+    """Sequence of tasks ``{"seed": n}``.
 
     Attributes:
         start: First seed.
-        size: Number of environments.
+        size: Number of tasks.
     """
 
     start: int
@@ -108,10 +107,10 @@ class SeedTasks(Sequence[Mapping[str, Any]]):
 
 
 def find_spec(id: str) -> EnvSpec:
-    """Returns Gymnasium's entry for an id; imports the module that stands before a colon.
+    """Returns Gymnasium's entry for an id; first imports the module named before a colon.
 
     Raises:
-        LookupError: It knows no such id.
+        LookupError: Gymnasium does not know the id.
     """
     module, _, name = id.rpartition(":")
     if module:
@@ -129,7 +128,7 @@ def _creator(spec: EnvSpec) -> Any:
 def _check_arguments(function: Any, kwargs: dict[str, Any], name: str) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one written in C may not tell its arguments
+    except ValueError:  # a function written in C may have no signature
         return
     try:
         signature.bind(**kwargs)

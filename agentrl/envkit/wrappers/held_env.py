@@ -1,7 +1,7 @@
-"""One ``gymnasium.Env`` that is used from threads and may be given up while it is in one.
+"""Holds a ``gymnasium.Env`` that is used from threads, and that can be abandoned during a call.
 
-Guarantees: its methods never run at the same time; it is made in the thread that first needs it; it is closed once,
-after the call that it is in, however long that takes, and never by the event loop.
+Guarantees: the environment's methods never run concurrently; it is made in the thread that first needs it; it is
+closed once, after a running call, however long that takes, and never by the event loop.
 """
 
 import threading
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class HeldEnv:
-    """A blocking environment and the lock around it.
+    """A blocking environment with a lock.
 
     Args:
         make: Makes the environment.
@@ -28,7 +28,7 @@ class HeldEnv:
         self._given_up = False
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function(env, ...)``; blocks."""
+        """Run ``function(env, ...)`` in this thread."""
         try:
             with self._lock:
                 if self._given_up:
@@ -41,14 +41,14 @@ class HeldEnv:
                 self.close()
 
     def close(self) -> None:
-        """Close the environment, if it was made; blocks until the call that it is in returns."""
+        """Close the environment, if it was made; blocks until a running call returns."""
         with self._lock:
             env, self._env = self._env, None
             if env is not None:
                 env.close()
 
     def give_up(self) -> None:
-        """Close the environment as soon as it is free, without waiting for that."""
+        """Close the environment after a running call, without waiting for it."""
         self._given_up = True
-        if not self._lock.locked():  # otherwise the call that holds it sees the flag when it is through
+        if not self._lock.locked():  # otherwise the running call closes it at its end
             threading.Thread(target=self.close, name="agentrl-close", daemon=True).start()

@@ -1,9 +1,8 @@
 """Records episodes to disk, one JSON line each.
 
-Guarantees: a line is whole, however many environments and processes write to the file, and even after one that was
-killed half-way through its own; it is plain ASCII JSON without line separators inside. What is written is a copy, taken
-when it was said. An episode that was left before its end has ``"finished": false``. The line is written before ``step``
-returns.
+Guarantees: each line is complete, however many environments and processes write to the file, even after a process
+was killed while writing; it is ASCII JSON without line separators inside. Messages are copied at the time of the step.
+An episode abandoned before its end has ``"finished": false``. The line is written before ``step`` returns.
 """
 
 import fcntl
@@ -28,7 +27,7 @@ class RecordEpisodes(Wrapper):
 
     Args:
         env: The inner environment; wrappers outside of this one are not in the record.
-        folder: Made where it is not there.
+        folder: Folder of the file; created if missing.
     """
 
     def __init__(self, env: Environment[Any, Any], folder: str | os.PathLike[str]) -> None:
@@ -38,7 +37,7 @@ class RecordEpisodes(Wrapper):
         self._episode: dict[str, Any] | None = None
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode; one that was not at its end is written as unfinished."""
+        """Start an episode; a running one is written as unfinished."""
         self._write()
         observation, info = await super().reset(seed=seed, options=options)
         self._episode = {
@@ -56,7 +55,7 @@ class RecordEpisodes(Wrapper):
         return observation, info
 
     async def step(self, action: Any) -> StepResult:
-        """Act, and write the episode where this was its end."""
+        """Take a step; write the episode if it ended."""
         self._check_running()
         self._say(action)
         result = await super().step(action)
@@ -73,7 +72,7 @@ class RecordEpisodes(Wrapper):
         return result
 
     async def close(self) -> None:
-        """Write an episode that is not at its end as unfinished, and close."""
+        """Write a running episode as unfinished, and close the environment."""
         try:
             self._write()
         finally:
@@ -90,23 +89,23 @@ class RecordEpisodes(Wrapper):
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file that others add to as well.
+    """Append a line to a file that other processes append to as well.
 
     Args:
-        path: Made where it is not there.
-        line: Without its newline.
+        path: File to append to; created if missing.
+        line: Text of the line, without newline.
     """
     with path.open("ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         half = b""
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            half = b"" if file.read(1) == b"\n" else b"\n"  # somebody was killed in the middle of a line
+            half = b"" if file.read(1) == b"\n" else b"\n"  # a process was killed in the middle of a line
         file.write(half + line.encode("ascii") + b"\n")
 
 
 def plain(value: Any) -> Any:
-    """A copy of ``value`` as JSON takes it; what JSON has no word for becomes its ``repr``."""
+    """Copies ``value`` as JSON data; a value that JSON cannot express becomes its ``repr``."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

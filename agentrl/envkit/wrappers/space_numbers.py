@@ -1,7 +1,7 @@
-"""Spaces of numbers: their bounds in words, and numbers out of JSON.
+"""Describes the bounds of numeric spaces in text, and reads numbers from JSON.
 
-Guarantees: a number that is outside of its bounds, not finite, or not whole where it must be is a
-:class:`ParseError`; nothing is clipped or rounded to fit. Bounds and numbers are compared in the space's own precision.
+Guarantees: a number that is outside of its bounds, not finite, or not whole where it must be raises
+:class:`ParseError`; no number is clipped or rounded to fit. Bounds and numbers are compared in the space's dtype.
 """
 
 import math
@@ -12,21 +12,21 @@ from gymnasium import spaces
 
 from agentrl.envkit.tools.tool_arguments import quote
 
-_EACH = 8  # numbers whose bounds are told one by one
+_EACH = 8  # up to so many numbers, different bounds are listed one by one
 
 Space = spaces.Space[Any]
 
 
 class ParseError(ValueError):
-    """A text that is no element of the space; the error's text is for the model."""
+    """Raised for a text that is not an element of the space; the message is for the model."""
 
 
 class UnsupportedSpaceError(TypeError):
-    """A space that has no words here, or too many numbers."""
+    """Raised for a space of an unknown kind, or with too many numbers."""
 
 
 def leaves(data: Any, want: int) -> list[Any]:
-    """The numbers in nested lists, in order, if there are ``want``."""
+    """Flattens nested lists; raises ``ParseError`` unless they have ``want`` items."""
     found: list[Any] = []
     waiting = [data]
     while waiting:
@@ -41,7 +41,7 @@ def leaves(data: Any, want: int) -> list[Any]:
 
 
 def integer(value: Any, low: int, high: int) -> int:
-    """``value`` if it is a whole number in bounds."""
+    """Returns ``value`` if it is a whole number within the bounds; raises ``ParseError`` otherwise."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or not low <= value <= high:
         raise ParseError(f"{quote(value)} is not a whole number from {low} to {high}")
@@ -49,7 +49,7 @@ def integer(value: Any, low: int, high: int) -> int:
 
 
 def number(value: Any, low: float, high: float, dtype: np.dtype[Any]) -> float:
-    """``value`` in the precision of ``dtype`` if it is finite and in bounds."""
+    """Returns ``value`` rounded to ``dtype`` if finite and within the bounds; raises ``ParseError`` otherwise."""
     exact = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e308:
         with np.errstate(over="ignore"):
@@ -60,7 +60,7 @@ def number(value: Any, low: float, high: float, dtype: np.dtype[Any]) -> float:
 
 
 def bounds(space: Space) -> tuple[Any, Any, tuple[int, ...], np.dtype[Any]]:
-    """Lowest and highest numbers, shape and type of a space of numbers."""
+    """Returns lowest and highest values, shape and dtype of a numeric space."""
     if isinstance(space, spaces.Box):
         return space.low, space.high, space.shape, np.dtype(space.dtype)
     if isinstance(space, spaces.MultiDiscrete):
@@ -73,7 +73,7 @@ def bounds(space: Space) -> tuple[Any, Any, tuple[int, ...], np.dtype[Any]]:
 
 
 def describe_numbers(space: Space) -> str:
-    """Description of an element's form, as part of a sentence."""
+    """Describes the form of an element, as part of a sentence."""
     low, high, shape, dtype = bounds(space)
     kind = "number" if dtype.kind == "f" else "whole number"
     pairs = list(zip(low.ravel().tolist(), high.ravel().tolist(), strict=True))
@@ -90,7 +90,7 @@ def describe_numbers(space: Space) -> str:
 
 
 def in_words(low: float, high: float) -> str:
-    """Bounds with a space in front; empty where there are none."""
+    """Describes bounds in words, after a space; empty if there are none."""
     if math.isinf(low) and math.isinf(high):
         return ""
     if math.isinf(high):
@@ -101,6 +101,6 @@ def in_words(low: float, high: float) -> str:
 
 
 def short(space: Space) -> str:
-    """A space in a few characters, for messages."""
+    """Abbreviates a space, for error messages."""
     text = " ".join(repr(space).split())
     return text if len(text) <= 80 else f"{type(space).__name__}{space.shape or ''}"

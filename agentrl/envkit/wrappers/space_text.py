@@ -1,7 +1,7 @@
-"""Gymnasium's spaces in words: what may be said, what was seen, and text back into an element.
+"""Describes Gymnasium's spaces and their elements in text, and parses text into elements.
 
-Guarantees: whatever text comes in, :func:`parse_value` gives an element of the space or raises :class:`ParseError`,
-whose text says what is allowed; it never guesses, clips or rounds. Its work is bounded: spaces of more than
+Guarantees: for any text :func:`parse_value` returns an element of the space or raises :class:`ParseError`,
+whose message says what is allowed; it never guesses, clips or rounds. Its work is bounded: spaces of more than
 ``MAX_NUMBERS`` numbers are refused, and only the end of a long text is read.
 """
 
@@ -27,11 +27,11 @@ from agentrl.envkit.wrappers.space_numbers import (
     short,
 )
 
-MAX_NUMBERS = 64  # more than this nobody reads or writes as text: it is an image or a simulator's state
-MAX_CHARS = 4000  # of an answer's end that are looked at
+MAX_NUMBERS = 64  # more numbers are an image or a simulator's state, unsuitable for text
+MAX_CHARS = 4000  # only so many characters at an answer's end are read
 _TAG = re.compile(r"<action>", re.IGNORECASE)
 _END_TAG = re.compile(r"</action>", re.IGNORECASE)
-_AROUND = " \t\r\n.,;:!?\"'`*_()[]"  # what people put around a word
+_AROUND = " \t\r\n.,;:!?\"'`*_()[]"  # ignored around a word
 _WORDS = re.compile(r"[^\s:=*`\"'.,;!?()\[\]<>]+")
 _LAST_INTEGER = re.compile(r"(?<![\w.\-])-?\d{1,18}$")
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -39,10 +39,10 @@ _BETWEEN = re.compile(r"[,\s]+")
 
 
 def check_space(space: Space, max_numbers: int = MAX_NUMBERS) -> None:
-    """Refuse a space that cannot be told in text.
+    """Check that a space can be described in text.
 
     Raises:
-        UnsupportedSpaceError: Its kind is not known, or it has more than ``max_numbers`` numbers.
+        UnsupportedSpaceError: The space is of an unknown kind, or has more than ``max_numbers`` numbers.
     """
     count = _count(space)
     if count > max_numbers:
@@ -50,10 +50,10 @@ def check_space(space: Space, max_numbers: int = MAX_NUMBERS) -> None:
 
 
 def check_names(space: Space, names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` if each stands for one element of a ``Discrete`` space.
+    """Returns ``names`` if they name the elements of a ``Discrete`` space one by one.
 
     Raises:
-        ValueError: They are not as many, or two read the same.
+        ValueError: The space is not ``Discrete``, the number of names is wrong, or two names read the same.
     """
     if not isinstance(space, spaces.Discrete) or len(names) != space.n:
         want = f"{space.n} names" if isinstance(space, spaces.Discrete) else "none: only Discrete actions have names"
@@ -64,10 +64,10 @@ def check_names(space: Space, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_space(space: Space, names: Sequence[str] | None = None) -> str:
-    """Description of an element's form, as part of a sentence.
+    """Describes the form of an element, as part of a sentence.
 
     Args:
-        space: One that :func:`check_space` takes.
+        space: Space that :func:`check_space` accepts.
         names: Names of a ``Discrete`` space's elements, in order.
     """
     if isinstance(space, spaces.Discrete):
@@ -89,7 +89,7 @@ def describe_space(space: Space, names: Sequence[str] | None = None) -> str:
 
 
 def describe_value(space: Space, value: Any, names: Sequence[str] | None = None) -> str:
-    """An element as text: its name, a text as it is, anything else as JSON with 4 digits of each float."""
+    """Formats an element as text: its name, a text unchanged, any other as JSON with 4 digits per float."""
     if isinstance(space, spaces.Discrete):
         return names[int(value) - int(space.start)] if names else str(int(value))
     if isinstance(space, spaces.Text):
@@ -100,7 +100,7 @@ def describe_value(space: Space, value: Any, names: Sequence[str] | None = None)
 
 
 def to_json(space: Space, value: Any) -> Any:
-    """An element as JSON data, exactly."""
+    """Converts an element to JSON data without rounding."""
     if isinstance(space, spaces.Dict):
         return {str(key): to_json(one, value[key]) for key, one in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -109,7 +109,7 @@ def to_json(space: Space, value: Any) -> Any:
 
 
 def example(space: Space, names: Sequence[str] | None = None) -> str:
-    """Text of one element, for instructions; :func:`parse_value` reads it."""
+    """Returns the text of an example element, for instructions; :func:`parse_value` can parse it."""
     if isinstance(space, spaces.Discrete) and names:
         return names[0]
     value = _simplest(space)
@@ -117,18 +117,18 @@ def example(space: Space, names: Sequence[str] | None = None) -> str:
 
 
 def parse_value(space: Space, text: str, names: Sequence[str] | None = None) -> Any:
-    """Read an answer: what stands in the last ``<action>`` tag, or else at the text's end.
+    """Parse an answer's action from the last ``<action>`` tag, or without a tag from the text's end.
 
     Without a tag, a ``Discrete`` action is the last word or whole number, a ``Text`` action the whole text, and
-    anything else the last line, from its first bracket on.
+    any other action the last line, from its first bracket on.
 
     Args:
-        space: One that :func:`check_space` takes.
-        text: Whatever the model said.
-        names: Names of a ``Discrete`` space's elements, in order; numbers are read too.
+        space: Space that :func:`check_space` accepts.
+        text: The model's answer.
+        names: Names of a ``Discrete`` space's elements, in order; numbers are accepted too.
 
     Raises:
-        ParseError: It is no element of the space.
+        ParseError: The text is not an element of the space.
     """
     text = text[-MAX_CHARS:]
     tags = list(_TAG.finditer(text))

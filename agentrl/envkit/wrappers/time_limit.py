@@ -1,7 +1,7 @@
 """Limits the turns and the seconds of an episode.
 
-Guarantees: the step that reaches the limit is carried out and its reward counts; the episode is truncated after it,
-unless the task itself ended with it. Nothing is interrupted: a step that hangs is its environment's affair.
+Guarantees: the step that reaches the limit is still taken and its reward counts; the episode is truncated after it,
+unless it ended with that step anyway. A running step is never interrupted.
 """
 
 import time
@@ -17,9 +17,9 @@ class TimeLimit(Wrapper):
 
     Args:
         env: The inner environment.
-        max_turns: Steps of an episode.
-        max_seconds: Seconds from the start of ``reset``, the model's own included.
-        clock: Seconds of any kind that only grow.
+        max_turns: Largest number of steps of an episode.
+        max_seconds: Largest duration from the start of ``reset`` in seconds, including the model's time.
+        clock: Returns monotonic seconds.
 
     Raises:
         ValueError: Neither limit is given, or one is not above 0.
@@ -46,12 +46,12 @@ class TimeLimit(Wrapper):
         self._start = 0.0
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode, and counting."""
+        """Start an episode and reset the counters."""
         self._turns, self._start = 0, self._clock()
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> StepResult:
-        """Act; truncated where a limit is reached."""
+        """Take a step; truncate the episode if a limit is reached."""
         observation, reward, terminated, truncated, info = await super().step(action)
         self._turns += 1
         reached = self._reached()

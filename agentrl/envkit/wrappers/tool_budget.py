@@ -1,8 +1,7 @@
 """Limits the tool calls of an episode.
 
-Guarantees: no call beyond the budget reaches the inner environment; each is answered by a tool message of its own, and
-never left out, so the conversation stays one that a chat API takes. A message whose calls are all refused is not
-mistaken for the final answer.
+Guarantees: no call beyond the budget reaches the inner environment; each is answered by a tool message, so that a chat
+API still accepts the conversation. A message whose calls are all refused is not mistaken for the final answer.
 """
 
 from typing import Any
@@ -13,16 +12,16 @@ from agentrl.envkit.wrappers.wrapper import StepResult, Wrapper, with_metrics
 
 
 class ToolBudget(Wrapper):
-    """Runs ``max_calls`` tool calls of an episode, and no more.
+    """Runs at most ``max_calls`` tool calls of an episode.
 
-    Every call that the model writes counts, right or wrong. The calls of one message use the budget in their order.
-    A message that is refused as a whole earns 0 and is no turn of the inner environment: set a limit of turns too.
-    Metrics: ``tool_budget_used``, calls handed on, and ``tool_calls_refused``.
+    Every call that the model writes counts, valid or not. The calls of one message use the budget in their order.
+    A message whose calls are all refused gets reward 0 and is no step of the inner environment: limit the turns too.
+    Metrics: ``tool_budget_used``, the number of calls passed on, and ``tool_calls_refused``.
 
     Args:
         env: The inner environment.
-        max_calls: Calls of an episode; 0 takes the tools away.
-        truncate: End the episode at the first call that is refused.
+        max_calls: Largest number of calls of an episode; with 0 all calls are refused.
+        truncate: Whether to truncate the episode at the first refused call.
     """
 
     def __init__(self, env: Environment[Any, Any], max_calls: int, *, truncate: bool = False) -> None:
@@ -36,7 +35,7 @@ class ToolBudget(Wrapper):
 
     @property
     def reward_range(self) -> tuple[float, float]:  # type: ignore[override]
-        """The inner environment's, and 0 for a message that is refused."""
+        """The inner environment's range, extended to 0 for a refused message."""
         low, high = self.env.reward_range
         return min(low, 0.0), max(high, 0.0)
 
@@ -46,7 +45,7 @@ class ToolBudget(Wrapper):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Message) -> StepResult:
-        """Act with the calls that the budget has room for, and answer the others."""
+        """Take a step with the calls that the budget allows, and answer the others."""
         self._check_running()
         calls = _calls(action)
         room = self.max_calls - self._used
@@ -72,7 +71,7 @@ class ToolBudget(Wrapper):
         name = (function if isinstance(function, dict) else given).get("name")
         call_id = given.get("id")
         if not isinstance(call_id, str) or not call_id:
-            call_id = f"call_{index}"  # as core.tool_calls names it
+            call_id = f"call_{index}"  # same ids as in envkit.tools.tool_calls
         answer: Message = {"role": "tool", "tool_call_id": call_id}
         if isinstance(name, str) and name:
             answer["name"] = name
@@ -89,7 +88,7 @@ def _calls(action: Message) -> list[Any]:
 
 
 def _after_tools(observation: list[Message], answers: list[Message]) -> list[Message]:
-    """``answers`` behind the last tool message of ``observation``: answers to calls stand together."""
+    """Inserts ``answers`` after the last tool message, because answers to calls must be adjacent."""
     if not answers:
         return observation
     place = max((i + 1 for i, message in enumerate(observation) if message.get("role") == "tool"), default=0)

@@ -1,7 +1,7 @@
-"""Gymnasium's toy-text environments in words: their actions, rules and observations.
+"""Texts for Gymnasium's toy-text environments: names of actions, rules, and observations in words.
 
-Guarantees: nothing here is advice; the rules say what the environment's own documentation says. The numbers of actions
-are those of the environments' ``Discrete`` spaces.
+Guarantees: the rules contain no advice, only facts of the environment's own documentation. Names are in the order of
+the environments' ``Discrete`` action spaces.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ _STOPS = (("R", 0, 0), ("G", 0, 4), ("Y", 4, 0), ("B", 4, 3))  # Taxi's four pla
 
 @dataclass(frozen=True)
 class Game:
-    """Description of an environment.
+    """Texts of a toy-text environment.
 
     Attributes:
-        actions: Names, in the order of the action's number.
-        rules: Rules of the game, told in the first message.
-        describe: An observation in words, where its number alone says nothing.
+        actions: Names of the actions, in the order of their numbers.
+        rules: Rules of the game, part of the first message.
+        describe: Function from an observation to text; ``None`` if the drawing is enough.
     """
 
     actions: tuple[str, ...]
@@ -79,4 +79,4 @@ GAMES = {
         _blackjack,
     ),
 }
-"""By the id without its version."""
+"""Maps ids without version to texts."""

@@ -1,8 +1,8 @@
-"""Changes rewards, observations or actions by a function.
+"""Wrappers that transform rewards, observations or actions by a function.
 
-Guarantees: a missing reward (``None``) stays missing and never reaches the function; a wrong reward of the inner
-environment is that environment's error, a wrong one of the function names the wrapper. The environment's own objects
-are handed to the function as they are: it returns new ones.
+Guarantees: a missing reward (``None``) stays missing and never reaches the function; an invalid reward of the inner
+environment raises an error that names the environment, an invalid result of the function one that names the wrapper.
+The function gets the environment's own objects, not copies, and must return new ones.
 """
 
 import math
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class TransformReward(Wrapper):
-    """Changes each step's reward.
+    """Transforms each step's reward.
 
     Args:
         env: The inner environment.
-        function: From a reward to another; ``None`` makes it missing.
-        reward_range: Lowest and highest reward that comes out; unbounded by default.
+        function: Function from a reward to the new reward; ``None`` makes it missing.
+        reward_range: Lowest and highest new reward; unbounded by default.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class TransformReward(Wrapper):
         self._reward_range = reward_range
 
     async def step(self, action: Any) -> StepResult:
-        """Act, and change the reward.
+        """Take a step, and transform the reward.
 
         Raises:
-            ValueError: The function gave no finite number.
+            ValueError: The function did not return a finite number or ``None``.
         """
         observation, reward, terminated, truncated, info = await super().step(action)
         if reward is not None:
@@ -54,16 +54,16 @@ class TransformReward(Wrapper):
 
 
 class ScaleReward(TransformReward):
-    """``reward * scale + bias``, then clipped.
+    """Changes each reward to ``reward * scale + bias``, clipped to ``clip``.
 
     Args:
         env: The inner environment.
-        scale: Factor; not 0.
-        bias: Added to each step's reward.
-        clip: Lowest and highest reward that comes out.
+        scale: Factor, not 0.
+        bias: Number added to each step's scaled reward.
+        clip: Lowest and highest new reward; ``None`` for no clipping.
 
     Raises:
-        ValueError: An argument is not finite, ``scale`` is 0, or ``clip`` is upside down.
+        ValueError: An argument is not finite, ``scale`` is 0, or ``clip`` is in the wrong order.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ScaleReward(TransformReward):
 
 
 class TransformObservation(Wrapper):
-    """Changes each observation.
+    """Transforms each observation.
 
     Args:
         env: The inner environment.
-        function: From an observation to another.
-        observation_space: Space of what comes out, where it is another.
+        function: Function from an observation to the new one.
+        observation_space: Space of the new observations, if it differs.
     """
 
     def __init__(
@@ -110,23 +110,23 @@ class TransformObservation(Wrapper):
         self._observation_space = observation_space
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Start an episode, and change the first observation."""
+        """Start an episode, and transform the first observation."""
         observation, info = await super().reset(seed=seed, options=options)
         return self.function(observation), info
 
     async def step(self, action: Any) -> StepResult:
-        """Act, and change the observation."""
+        """Take a step, and transform the observation."""
         observation, reward, terminated, truncated, info = await super().step(action)
         return self.function(observation), reward, terminated, truncated, info
 
 
 class TransformAction(Wrapper):
-    """Changes each action before the inner environment sees it.
+    """Transforms each action before the inner environment gets it.
 
     Args:
         env: The inner environment.
-        function: From the agent's action to the environment's.
-        action_space: Space of what the agent gives, where it is another.
+        function: Function from the agent's action to the inner environment's.
+        action_space: Space of the agent's actions, if it differs.
     """
 
     def __init__(
@@ -137,6 +137,6 @@ class TransformAction(Wrapper):
         self._action_space = action_space
 
     async def step(self, action: Any) -> StepResult:
-        """Change the action, and act."""
-        self._check_running()  # before the function, which may count
+        """Transform the action, and take a step."""
+        self._check_running()  # before the function, which may have side effects
         return await super().step(self.function(action))

@@ -1,7 +1,6 @@
-"""Translates between one ``gymnasium.Env`` and text: the first message, observations, and answers.
+"""Translates between a ``gymnasium.Env`` and text: the first message, observations, and answers.
 
-Guarantees: everything that can be wrong with names, spaces or render modes is an error when the translator is made. It
-holds no state of an episode.
+Guarantees: wrong names, spaces or render modes raise when the translator is made. It keeps no state of an episode.
 """
 
 import re
@@ -30,20 +29,20 @@ _CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Translator:
-    """Words for one environment.
+    """Translates observations and actions of one environment.
 
     Args:
-        env: The environment; kept by nobody here.
+        env: The environment; no reference is kept.
         instructions: Start of the first message; by default the rules of a known game.
         action_names: Names of a ``Discrete`` action space's elements.
-        describe: An observation in words.
-        parse: An answer's text to an action.
-        observe: See :class:`~agentrl.wrappers.GymnasiumEnvironment`.
-        max_numbers: Numbers that a space told in text may have.
+        describe: Function from an observation to text.
+        parse: Function from an answer's text to an action.
+        observe: ``auto``, ``render`` or ``space``, see :class:`~agentrl.wrappers.GymnasiumEnvironment`.
+        max_numbers: Largest number of numbers that a space described in text may have.
 
     Raises:
-        UnsupportedSpaceError: A space has no words, and no function was given for it.
-        ValueError: Wrong names, or nothing to render.
+        UnsupportedSpaceError: A space cannot be described in text, and no function was given for it.
+        ValueError: The names are wrong, or the environment cannot render text.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Translator:
             check_space(self.observations, max_numbers)
 
     def opening(self, observed: str) -> list[Message]:
-        """The first message: instructions, how to answer, and the first observation."""
+        """Returns the first message: instructions, the form of an answer, and the first observation."""
         how = ""
         if self._parse is None:
             how = (
@@ -85,10 +84,10 @@ class Translator:
         return user("\n\n".join(part for part in (self._instructions, how, observed) if part))
 
     def observed(self, env: gymnasium.Env[Any, Any], observation: Any) -> str:
-        """An observation as text.
+        """Returns an observation as text.
 
         Raises:
-            TypeError: ``render`` or ``describe`` gave no text.
+            TypeError: ``render`` or ``describe`` did not return text.
         """
         parts: list[Any] = []
         if self.rendered:
@@ -103,10 +102,10 @@ class Translator:
         return "\n".join(without_colours(part).strip("\n") for part in parts)
 
     def action(self, message: Message) -> Any:
-        """The action in an assistant message.
+        """Parses the action of an assistant message.
 
         Raises:
-            ParseError: There is none.
+            ParseError: The message has no valid action.
         """
         content = message.get("content")
         if isinstance(content, list):
@@ -125,7 +124,7 @@ class Translator:
         return f"<action>{example(self.actions, self.names)}</action>"
 
     def refusal(self, error: ParseError) -> list[Message]:
-        """The answer to a message without an action: what was wrong and what is allowed."""
+        """Returns the answer to a message without an action: the error and the allowed actions."""
         text = f"That is no action: {error}."
         if self._parse is None:
             wanted = describe_space(self.actions, self.names)
@@ -136,15 +135,15 @@ class Translator:
 
 
 def game_name(id: str) -> str:
-    """A Gymnasium id without namespace and version."""
+    """Strips namespace and version from a Gymnasium id."""
     return re.sub(r"-v\d+$", "", id.rpartition("/")[2])
 
 
 def without_colours(text: str) -> str:
-    """Terminal text as plain text: ``[ ]`` around what was coloured, for colour may be all that marks a place."""
+    """Replaces terminal colours by ``[ ]``, because colour may be the only mark of the agent's place."""
     return _CODE.sub("", _COLOURED.sub(r"[\1]", text))
 
 
 def user(text: str) -> list[Message]:
-    """One message of the user."""
+    """Returns a text as a list with one user message."""
     return [{"role": "user", "content": text}]

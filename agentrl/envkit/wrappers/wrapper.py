@@ -1,9 +1,9 @@
 """Base class of wrappers: an environment that forwards every call to the environment inside it.
 
-Guarantees: what a subclass does not change is the inner environment's, ``spec`` and tasks included; ``step`` before
-``reset``, or after the wrapper ended the episode, is an error even where the inner environment would go on; ``close``
-closes the inner environment. Attributes are handed on one by one, by name: there is no ``__getattr__``, so a wrapper
-can be pickled and copied where its parts can.
+Guarantees: everything that a subclass does not override comes from the inner environment, including ``spec`` and tasks;
+``step`` before ``reset``, or after the wrapper ended the episode, raises even if the inner environment would go on;
+``close`` closes the inner environment. Attributes are forwarded by explicit properties, not by ``__getattr__``, so a
+wrapper can be pickled and copied if its parts can.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 StepResult = tuple[Any, Any, bool, bool, Info]
-"""Gymnasium's 5-tuple; the reward is ``None`` where it is missing."""
+"""Gymnasium's 5-tuple; the reward is ``None`` if it is missing."""
 
 
 class Wrapper(Environment[Any, Any]):
-    """Hands everything on; subclasses override ``reset`` or ``step`` and call ``super()``.
+    """Forwards every call; subclasses override ``reset`` or ``step`` and call ``super()``.
 
     Args:
         env: The inner environment.
@@ -51,10 +51,10 @@ class Wrapper(Environment[Any, Any]):
         return result
 
     async def step(self, action: Any) -> StepResult:
-        """Act in the inner environment.
+        """Take a step in the inner environment.
 
         Raises:
-            RuntimeError: There is no episode to act in.
+            RuntimeError: No episode is running.
         """
         self._check_running()
         result = checked_step(await self.env.step(action), self)
@@ -71,7 +71,7 @@ class Wrapper(Environment[Any, Any]):
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
 
     def _truncate(self, info: Info, why: str) -> Info:
-        """End the episode here; ``info["truncated_by"]`` says which limit it was."""
+        """Mark the episode as ended; returns ``info`` with the limit under ``"truncated_by"``."""
         self._running = False
         return {**info, "truncated_by": why}
 
@@ -97,7 +97,7 @@ class Wrapper(Environment[Any, Any]):
 
     @property
     def spec(self) -> Spec | None:  # type: ignore[override]
-        """The inner environment's: all layers were made together."""
+        """The inner environment's spec, which describes all layers together."""
         return self.env.spec
 
     @spec.setter
@@ -111,7 +111,7 @@ class Wrapper(Environment[Any, Any]):
 
     @property
     def split(self) -> str:  # type: ignore[override]
-        """The inner environment's part of its dataset."""
+        """The inner environment's split of its dataset."""
         return self.env.split
 
     @split.setter
@@ -139,22 +139,22 @@ class Wrapper(Environment[Any, Any]):
         return self.env.np_random
 
     def choose_task(self, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        """The inner environment's choice."""
+        """Lets the inner environment choose the task."""
         return self.env.choose_task(seed, options)
 
     def own_tasks(self, split: str) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner environment's tasks."""
+        """Returns the inner environment's tasks."""
         return self.env.own_tasks(split)
 
     def read_tasks(self, split: str) -> tuple[list[dict[str, Any]], str]:  # type: ignore[override]
-        """The inner environment's tasks, and where they come from."""
+        """Returns the inner environment's tasks, and a sentence about their source."""
         return self.env.read_tasks(split)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of this wrapper or of the nearest layer inside that has it, as in Gymnasium.
+        """Returns an attribute of this wrapper or of the nearest inner layer that has it, as in Gymnasium.
 
         Raises:
-            AttributeError: No layer has it.
+            AttributeError: No layer has the attribute.
         """
         if hasattr(self, name):
             return getattr(self, name)
@@ -166,5 +166,5 @@ class Wrapper(Environment[Any, Any]):
 
 
 def with_metrics(info: Info, **metrics: float) -> Info:
-    """A copy of ``info`` with more metrics in it."""
+    """Returns a copy of ``info`` with further metrics."""
     return {**info, "metrics": {**info.get("metrics", {}), **metrics}}

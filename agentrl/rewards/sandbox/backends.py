@@ -1,7 +1,7 @@
 """Backends of the sandbox: each class turns limits into the command line of its isolation.
 
-Guarantees: no shell and no text put together reads what a caller gave; each run as root gets a user number of its own
-that nobody on the machine has, so that the kernel counts its processes apart and it owns nothing outside.
+Guarantees: a caller's text never reaches a shell; as root each run gets its own, otherwise unused user id, so that the
+kernel counts its processes separately and it owns no files outside.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from agentrl.rewards.sandbox.layout import (
 from agentrl.rewards.sandbox.protocol import MEBIBYTE, Isolation, Limits, SandboxUnavailableError
 from agentrl.rewards.sandbox.syscalls import syscall_filter
 
-INNER_UID = 1000  # what an ordinary user is called inside
-OWN_UIDS = (1_900_000_000, 2_100_000_000)  # above what distributions, containers and systemd give out
+INNER_UID = 1000  # user id inside, if the sandbox is started by an ordinary user
+OWN_UIDS = (1_900_000_000, 2_100_000_000)  # above the ranges of distributions, containers and systemd
 NOBODY = 65534
 CAP_SYS_ADMIN = 1 << 21
-SUPERVISORS = 1  # a container counts ours too
+SUPERVISORS = 1  # a container's process limit includes our supervisor
 CLIENT_VARIABLES = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG",
                     "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "CONTAINER_HOST")  # fmt: skip
 
 
 class Backend(Protocol):
-    """A way to isolate a run."""
+    """Isolates runs in one way."""
 
     isolation: Isolation
-    code: tuple[str, ...]  # how to run Python code inside; the file's name follows
+    code: tuple[str, ...]  # command that runs Python code inside; the file's name follows
 
     def launch(self, limits: Limits) -> Launch:
         """Return how to start one run."""
@@ -49,25 +49,25 @@ class Backend(Protocol):
 
 
 def source_of(stage: str) -> str:
-    """Return the source text of a module that runs as a process of its own."""
+    """Return the source text of a sandbox module that runs as a separate process."""
     return resources.files("agentrl.rewards.sandbox").joinpath(f"{stage}.py").read_text()
 
 
 def privileged() -> bool:
-    """Whether we can make namespaces as root and then become somebody else."""
+    """Whether this process can create namespaces as root and then change its user id."""
     capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if line[:7] == "CapEff:")
     return os.geteuid() == 0 and bool(int(capabilities.split()[1], 16) & CAP_SYS_ADMIN) and mapped_uids()[1] > 1
 
 
 def mapped_uids() -> tuple[int, int]:
-    """Return first and count of the largest range of user numbers that exist for us."""
+    """Return first id and size of the largest range of user ids mapped into our user namespace."""
     lines = Path("/proc/self/uid_map").read_text().splitlines()
     ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
     return max(ranges, key=lambda one: one[1])
 
 
 def own_uid() -> int:
-    """Return a user number that no one else has; in a container with few of them, one of the last."""
+    """Return a random user id outside the usual ranges; in a container with few ids, one of the last."""
     first, count = mapped_uids()
     low, high = OWN_UIDS
     if first > low or first + count < high:
@@ -98,7 +98,7 @@ class Bubblewrap:
         else:
             options += ["--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID)]
         options += ["--perms", "1777", "--size", str(limits.disk_mb * MEBIBYTE), "--tmpfs", DISK]
-        for path in self.layout.parents():  # otherwise root's home would be closed inside as it is outside
+        for path in self.layout.parents():  # otherwise root's home would not be readable inside
             options += ["--perms", "0755", "--dir", path]
         for path in self.layout.show:
             options += ["--ro-bind", path, path]
@@ -123,7 +123,7 @@ class Bubblewrap:
 
 
 class Namespaces:
-    """The same namespaces, set up by a process of ours."""
+    """The namespaces of bubblewrap, set up by a process of agentrl."""
 
     isolation = Isolation.NAMESPACES
 
@@ -160,7 +160,7 @@ class Namespaces:
 
 
 class Container:
-    """A container without network, of docker or podman; its image needs Python 3.10 or newer as ``python3``."""
+    """A docker or podman container without network; its image needs Python 3.10 or newer as ``python3``."""
 
     def __init__(self, program: str, isolation: Isolation, image: str, *, packages: bool = False) -> None:
         self.program = program
@@ -187,7 +187,7 @@ class Container:
             f"{DISK}:{disk}",
         ]
         if self.isolation is Isolation.PODMAN:
-            options += ["--read-only-tmpfs=false"]  # otherwise it adds folders that can be written, without a limit
+            options += ["--read-only-tmpfs=false"]  # otherwise it adds writable folders without a size limit
         options += ["--user", f"{NOBODY}:{NOBODY}", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         options += ["--memory", memory, "--memory-swap", memory]
         options += [
@@ -220,7 +220,7 @@ class Container:
 
 
 class Unisolated:
-    """Limits and a process group, and nothing that keeps code which means harm from doing it."""
+    """Only limits and a process group: no protection against malicious code."""
 
     isolation = Isolation.NONE
 
@@ -237,10 +237,10 @@ class Unisolated:
 
 
 def find_backend(isolation: Isolation, layout: Layout, image: str) -> Backend:
-    """Return the backend of an isolation, not tried yet.
+    """Return the untested backend of an isolation.
 
     Raises:
-        SandboxUnavailableError: Its program is not installed, or the machine is not Linux.
+        SandboxUnavailableError: The backend's program is not installed, or the machine is not Linux.
     """
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailableError(f"sandboxes need Linux, and this is {sys.platform}")

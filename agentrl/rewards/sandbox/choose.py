@@ -1,7 +1,7 @@
-"""Chooses the best sandbox that this machine can give.
+"""Chooses the strongest sandbox that works on this machine.
 
-Guarantees: a sandbox that is returned has been tried on this machine, by code inside that attempted what must fail;
-the isolation it names is the one it has. Nothing weaker is ever given in its place.
+Guarantees: a returned sandbox was tested on this machine by code that attempts forbidden actions; ``isolation`` names
+the isolation it really has. A weaker one is never returned instead.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentrl.rewards.sandbox.protocol import (
 )
 
 AUTOMATIC = (Isolation.BUBBLEWRAP, Isolation.NAMESPACES, Isolation.DOCKER, Isolation.PODMAN)
-HELD = "held"  # what the probe prints where every attempt failed, as it must
+HELD = "held"  # printed by the probe if all forbidden attempts failed
 PROBE_LIMITS = Limits(processes=8)
 HOW_TO = {
     Isolation.BUBBLEWRAP: "apt install bubblewrap (0.7 or newer)",
@@ -36,18 +36,18 @@ HOW_TO = {
     Isolation.PODMAN: "apt install podman, and podman pull {image}",
     Isolation.NONE: "Linux",
 }
-_probed: dict[tuple[object, ...], str | None] = {}  # what was tried in this process: why it failed, or None
+_probed: dict[tuple[object, ...], str | None] = {}  # result of each probe in this process: why it failed, or None
 
 
 class BackendSandbox:
-    """A sandbox on a backend; see :class:`~agentrl.rewards.sandbox.protocol.Sandbox`."""
+    """A sandbox that runs commands by a backend; see :class:`~agentrl.rewards.sandbox.protocol.Sandbox`."""
 
     def __init__(self, backend: Backend, limits: Limits, at_once: int) -> None:
         self.backend = backend
         self.isolation = backend.isolation
         self.limits = limits
         self.at_once = at_once
-        # a semaphore belongs to the event loop it first waits in
+        # one semaphore per event loop: a semaphore cannot be shared between loops
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def run(
@@ -69,7 +69,7 @@ class BackendSandbox:
             try:
                 return await execute(launch, command, contents, stdin, limits)
             finally:
-                if self.isolation is Isolation.NONE:  # otherwise it was never on this machine's disk
+                if self.isolation is Isolation.NONE:  # only without isolation is the folder on this machine's disk
                     await asyncio.to_thread(shutil.rmtree, launch.folder, ignore_errors=True)
 
     async def run_python(
@@ -82,7 +82,7 @@ class BackendSandbox:
     ) -> Execution:
         """Run Python code; see :meth:`Sandbox.run_python`."""
         if CODE_FILE in files:
-            raise ValueError(f"files[{CODE_FILE!r}]: that is where the code goes")
+            raise ValueError(f"files[{CODE_FILE!r}]: this name is reserved for the code")
         command = (*self.backend.code, CODE_FILE)
         return await self.run(command, files={**files, CODE_FILE: code}, stdin=stdin, limits=limits)
 
@@ -96,21 +96,21 @@ async def make_sandbox(
     read_only: Iterable[Path] = (),
     image: str = "python:3.12-slim",
 ) -> BackendSandbox:
-    """Return a sandbox that was tried on this machine.
+    """Return a sandbox that was tested on this machine.
 
     Args:
-        backend: An :class:`Isolation`'s value, or ``auto`` for the first of bubblewrap, namespaces, docker and podman
-            that works. ``none`` has to be asked for.
+        backend: Value of an :class:`Isolation`, or ``auto`` for the first of bubblewrap, namespaces, docker and podman
+            that works. ``none`` is used only if named here.
         limits: Default limits of a run; ``None`` is ``Limits()``.
-        at_once: Runs at the same time; further ones wait.
-        packages: Let Python code import the packages installed here (in a container: in its image); without it, the
-            standard library only.
-        read_only: More files and folders of this machine to show inside; not in a container.
-        image: Image of a container; it is never pulled from here.
+        at_once: Largest number of concurrent runs; further ones wait.
+        packages: Whether Python code can import the packages installed here (in a container: in its image), or only
+            the standard library.
+        read_only: Further files and folders of this machine to make visible; not in a container.
+        image: Image for a container; it must be present, it is never pulled.
 
     Raises:
-        SandboxUnavailableError: None of what was asked for works; says why, and how to get one.
-        ValueError: There is no such backend, or ``at_once`` is below 1.
+        SandboxUnavailableError: No requested backend works; the message says why, and how to get one.
+        ValueError: ``backend`` is unknown, or ``at_once`` is below 1.
     """
     if at_once < 1:
         raise ValueError(f"make_sandbox(at_once={at_once}): want 1 or more")
@@ -131,7 +131,7 @@ async def make_sandbox(
 
 
 async def _probe(sandbox: BackendSandbox, key: tuple[object, ...]) -> None:
-    """Try a sandbox, once in this process; raise what was wrong with it."""
+    """Test a sandbox, once per process; raise ``SandboxUnavailableError`` if it failed."""
     if key not in _probed:
         _probed[key] = await _attempt(sandbox)
     problem = _probed[key]
@@ -147,5 +147,5 @@ async def _attempt(sandbox: BackendSandbox) -> str | None:
         return str(error)
     if execution.ended is not Ended.EXITED or execution.stdout.strip() != HELD:
         said = (execution.stdout + execution.stderr).strip()[-1000:]
-        return f"it started, but does not hold ({execution.ended}): {said}"
+        return f"it started, but does not isolate ({execution.ended}): {said}"
     return None

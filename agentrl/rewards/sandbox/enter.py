@@ -1,7 +1,7 @@
 """Sets up namespaces without bubblewrap, and runs a command in them.
 
-Guarantees: the command is process 1 of its PID namespace, on a read-only root of its own where only the listed folders
-exist, with no network, and sees no process, mount or host name of the machine; where one step fails nothing runs.
+Guarantees: the command is process 1 of its PID namespace, with its own read-only root that has only the listed folders,
+without network, and sees no process, mount or host name of the machine; if a step fails, the command does not run.
 
 How: it runs outside as ``python -I -S -c <this file> <plan as JSON> command...``, with the standard library only, and
 waits for the command. It needs Linux 5.12 for ``mount_setattr``, and either root or user namespaces.
@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-NAMESPACES = {  # of unshare(2); the one of users comes on top where we are not root
+NAMESPACES = {  # flags of unshare(2); without root NEW_USER is added
     "mount": 0x00020000,
     "cgroup": 0x02000000,
     "uts": 0x04000000,
@@ -25,12 +25,12 @@ NAMESPACES = {  # of unshare(2); the one of users comes on top where we are not 
 NEW_USER = 0x10000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
 MNT_DETACH = 2
-OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442  # system calls, the same number on every architecture
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442  # system call numbers, the same on every architecture
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 TREE_CLONE, TREE_CLOEXEC, MOVE_FROM_EMPTY_PATH = 1, os.O_CLOEXEC, 4
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 PR_SET_PDEATHSIG = 1
-STAGING = "/tmp"  # hidden under the new root, in our mount namespace only, until that becomes the root
+STAGING = "/tmp"  # the new root is built here, visible in our mount namespace only, before it becomes the root
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,7 +42,7 @@ class MountAttributes(ctypes.Structure):
 
 
 def checked(result: int, what: str) -> int:
-    """Return the result of a system call; raise ``OSError`` where it failed."""
+    """Return the result of a system call; raise ``OSError`` if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -56,7 +56,7 @@ def mount(kind: str | None, target: str, flags: int, options: str = "") -> None:
 
 
 def set_attributes(folder: int, path: str, flags: int, attributes: int) -> None:
-    """Add properties to a mount; never takes one away."""
+    """Add attributes to a mount; removes none."""
     wanted = MountAttributes(attributes, 0, 0, 0)
     result = libc.syscall(
         MOUNT_SETATTR, folder, path.encode(), flags, ctypes.byref(wanted), ctypes.c_size_t(ctypes.sizeof(wanted))
@@ -65,7 +65,7 @@ def set_attributes(folder: int, path: str, flags: int, attributes: int) -> None:
 
 
 def copy_tree(path: str, attributes: int) -> int:
-    """Return a copy of what is mounted at a path, not attached anywhere yet."""
+    """Return a copy of the mounts at a path, not attached anywhere yet."""
     tree = libc.syscall(OPEN_TREE, AT_FDCWD, path.encode(), TREE_CLONE | TREE_CLOEXEC | AT_RECURSIVE)
     checked(tree, f"open_tree {path}")
     set_attributes(tree, "", AT_EMPTY_PATH | AT_RECURSIVE, attributes)
@@ -83,7 +83,7 @@ def attach(tree: int, path: str, is_folder: bool) -> None:
 
 
 def become_user(uid: int, gid: int, inner: int) -> None:
-    """In a new user namespace, call the user who started it by a number that is not root's."""
+    """Map the user and group in a new user namespace to an id that is not root's."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inner} {uid} 1"), ("gid_map", f"{inner} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -119,7 +119,7 @@ def build_root(plan: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Run the command in namespaces of its own; return its exit code."""
+    """Run the command in new namespaces; return its exit code."""
     plan, command = json.loads(sys.argv[1]), sys.argv[2:]
     uid, gid = os.getuid(), os.getgid()
     flags = sum(NAMESPACES.values()) | (0 if plan["privileged"] else NEW_USER)
@@ -138,5 +138,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Exception as error:  # the boundary of both processes: outside it is why the sandbox is unavailable
+    except Exception as error:  # reported outside as the reason why the sandbox is unavailable
         sys.exit(f"sandbox: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""One run, seen from outside: start the sandbox, hand it the order, keep its output within bounds, end it.
+"""Controls one run from outside: starts the sandbox, sends it the order, limits its output, and ends it.
 
-Guarantees: when :func:`execute` returns or raises, also by cancellation, every isolated process is dead; at most the
-allowed output is held in memory, however much is written. A run that says nothing of how it ended is ended from here.
+Guarantees: when :func:`execute` returns, raises or is cancelled, every isolated process is dead; at most the
+allowed output is held in memory, however much is written. A run that does not report its end in time is killed.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from typing import Any
 
 from agentrl.rewards.sandbox.protocol import MEBIBYTE, Ended, Execution, Isolation, Limits, SandboxUnavailableError
 
-SETUP_SECONDS = 60.0  # a machine under load is slow to start a run; past this something is broken
-LEAVE_SECONDS = 5.0  # what the supervisor gets to leave by itself, so that every process is collected by its parent
-REPORT_CHARS = 4096  # more than both marks of the supervisor on stderr
-OPEN_FILES = 64  # of one process; bounds what sockets and pipes hold in the kernel, which no limit counts
+SETUP_SECONDS = 60.0  # generous, for a machine under load
+LEAVE_SECONDS = 5.0  # time for the supervisor to exit by itself, so that parents reap their processes
+REPORT_CHARS = 4096  # more than the supervisor's marks and report on stderr
+OPEN_FILES = 64  # per process; bounds kernel memory of sockets and pipes, which no other limit counts
 CHUNK = 1 << 16
-FAILED = "failed"  # the supervisor's word for a reason that is not the command's
+FAILED = "failed"  # the supervisor reports that the sandbox failed, not the command
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Launch:
     """Command and options by which a backend starts one run.
 
     Attributes:
-        command_line: Command to execute, with the supervisor in it.
-        isolation: Isolation that it gives.
-        folder: The working folder, as the code sees it.
-        home: The temporary folder around it.
-        uid: Whom the supervisor turns into; ``None`` where it is that already.
-        filter: The filter of system calls, as hexadecimal digits; empty for none.
-        count_processes: Whether the kernel counts this run's processes apart from others.
+        command_line: Command to execute, which includes the supervisor.
+        isolation: Isolation of the run.
+        folder: Path of the working folder inside the sandbox.
+        home: Path of the temporary folder that contains it.
+        uid: User id that the supervisor changes to; ``None`` to keep its own.
+        filter: Filter of system calls, as hexadecimal digits; empty for none.
+        count_processes: Whether the kernel counts this run's processes separately.
         own_disk: Whether the temporary folder is a file system of this run alone.
         lifeline: Whether the supervisor can inherit a pipe from us.
-        environment: Environment variables of the outermost process only; none gets inside.
-        end: Ends the run where killing the outermost process does not.
+        environment: Environment variables of the outermost process; none is visible inside.
+        end: Ends the run if killing the outermost process is not enough.
     """
 
     command_line: tuple[str, ...]
@@ -59,7 +59,7 @@ class Launch:
 
 
 class _Capture:
-    """The start of a stream's text, and whether there was more."""
+    """Keeps the start of a stream's text, and notes whether there was more."""
 
     def __init__(self, max_chars: int) -> None:
         self.max_chars = max_chars
@@ -88,7 +88,7 @@ class _Capture:
 async def execute(
     launch: Launch, command: Sequence[str], files: Mapping[str, bytes], stdin: str, limits: Limits
 ) -> Execution:
-    """Run a command as a backend launches it."""
+    """Run a command in the sandbox of a ``launch``."""
     marks = secrets.token_hex(16), secrets.token_hex(16)
     started = time.perf_counter()
     out, err = _Capture(limits.output_chars), _Capture(limits.output_chars + REPORT_CHARS)
@@ -136,7 +136,7 @@ async def _spawn(launch: Launch, lifeline: int | None) -> asyncio.subprocess.Pro
         return await asyncio.shield(starting)
     except OSError as error:
         raise SandboxUnavailableError(f"the {launch.isolation} sandbox did not start: {error}") from error
-    except asyncio.CancelledError:  # a start that is cancelled itself can wait for ever for the process's end
+    except asyncio.CancelledError:  # the start is shielded: a cancelled start could wait for ever
         process = await starting
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -154,7 +154,7 @@ def _order(
         "RLIMIT_CPU": ceil(limits.cpu_seconds),
         "RLIMIT_FSIZE": limits.file_mb * MEBIBYTE,
         "RLIMIT_NOFILE": OPEN_FILES,
-        "RLIMIT_CORE": 1,  # 0 would still send the memory of what crashes to a handler outside, see core(5)
+        "RLIMIT_CORE": 1,  # with 0 a core dump would still be piped to a handler outside, see core(5)
         "RLIMIT_MSGQUEUE": 0,
     }
     if launch.count_processes:
@@ -200,7 +200,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process, run: asyncio.Future[None], launch: Launch) -> None:
-    """See the run dead: it may leave by itself for a moment, then it is killed."""
+    """Wait a moment for the run to end by itself, then kill it."""
     try:
         if not run.done() and launch.end is None:
             await asyncio.wait({run}, timeout=LEAVE_SECONDS)
@@ -211,14 +211,14 @@ async def _end(process: asyncio.subprocess.Process, run: asyncio.Future[None], l
             if launch.end is not None:
                 await launch.end()
             await asyncio.wait({run}, timeout=LEAVE_SECONDS)
-            if run.cancel():  # without isolation, something that escaped may still hold our pipes
+            if run.cancel():  # without isolation, an escaped process may still hold our pipes
                 await asyncio.wait({run})
     if not run.cancelled():
         run.result()
 
 
 def _execution(silent: Execution, out: _Capture, err: _Capture, limits: Limits, marks: tuple[str, str]) -> Execution:
-    """Read what the supervisor said; ``silent`` is what holds where it said nothing."""
+    """Build the result from the supervisor's report; without a report the result is ``silent``."""
     before, began, stderr = err.text.partition(f"{marks[0]}\n")
     if not began:
         said = before.strip()[-2000:] or "it said nothing"

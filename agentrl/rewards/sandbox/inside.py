@@ -1,12 +1,12 @@
-"""The first process inside a sandbox: starts the command, watches over it, and says how it ended.
+"""Supervises a run as the first process inside a sandbox: starts the command, enforces limits, reports how it ended.
 
-Guarantees: the command starts only after every limit is in force, or not at all; whichever way it ends, no process it
-started is left when this one exits, and this one exits when the process that ordered the run is gone.
+Guarantees: the command starts only after all limits are set, or not at all; however it ends, no process it
+started is left when the supervisor exits, and the supervisor exits when the process that ordered the run is gone.
 
-How: it runs as ``python -I -S -c <this file>``, with the standard library only. On standard input comes the order, one
-line of JSON, then the files' bytes, then what the command reads. On standard error it marks with a secret of the order
-where the command's own output begins and ends, and what became of it. Where it is process 1 of a PID namespace the
-kernel kills the rest with it, and signals from inside do not reach it.
+How: it runs as ``python -I -S -c <this file>``, with the standard library only. Its standard input has the length of
+the order, the order as one line of JSON, the files' bytes, and the command's input. On standard error it writes secret
+marks where the command's own output begins and ends, then a report. If it is process 1 of a PID namespace, the
+kernel kills all other processes with it, and signals from inside do not reach it.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ import sys
 import time
 from typing import Any, NoReturn
 
-TICK = 0.05  # seconds between two looks at memory and CPU time, which one process alone cannot overdraw anyway
-INODE_BYTES = 1024  # about what an empty file costs in the kernel
+TICK = 0.05  # seconds between checks of total memory and CPU time; the kernel limits each single process
+INODE_BYTES = 1024  # about the kernel memory of an empty file
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_MODE_FILTER = 2
@@ -38,14 +38,14 @@ def prctl(option: int, value: int, argument: Any = None) -> None:
 
 
 def install_filter(instructions: bytes) -> None:
-    """Let the kernel refuse system calls, of this process and all it starts."""
+    """Install a filter of system calls for this process and all its children."""
     held = ctypes.create_string_buffer(instructions)
     program = struct.pack("@HP", len(instructions) // 8, ctypes.addressof(held))  # struct sock_fprog
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program)
 
 
 def read_exactly(count: int) -> bytes:
-    """Read bytes from standard input and not one more: the rest is the command's."""
+    """Read exactly ``count`` bytes from standard input: the rest belongs to the command."""
     parts = []
     while count:
         part = os.read(0, min(count, 1 << 20))
@@ -57,17 +57,17 @@ def read_exactly(count: int) -> bytes:
 
 
 def read_order() -> dict[str, Any]:
-    """Read the order; its length comes first, as eight bytes."""
+    """Read the order, which is preceded by its length in eight bytes."""
     return json.loads(read_exactly(int.from_bytes(read_exactly(8), "big")))
 
 
 class Supervisor:
-    """Starts the command of an order and watches over it."""
+    """Starts the command of an order and enforces its limits."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.limits = order["limits"]
-        self.alone = order["alone"]  # process 1 of a PID namespace: everything else in it is the command's
+        self.alone = order["alone"]  # process 1 of a PID namespace: all other processes in it are the command's
         if self.alone and os.getpid() != 1:
             raise OSError(f"process {os.getpid()} is not the first of its namespace")
         self.status: int | None = None
@@ -75,9 +75,9 @@ class Supervisor:
         self.limited = False
 
     def settle(self) -> None:
-        """Become nobody in particular, and go when the one outside goes."""
+        """Drop privileges, and arrange to end when the process outside ends."""
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # the first to go where the whole machine is short of memory
+            file.write("1000")  # the first to be killed if the machine runs out of memory
         uid = self.order["uid"]
         if uid is not None:
             os.setgroups([])
@@ -94,7 +94,7 @@ class Supervisor:
                 prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def write_files(self) -> None:
-        """Put the files into the working folder, and go there."""
+        """Write the order's files into the working folder, and change to it."""
         os.makedirs(self.order["folder"], exist_ok=True)
         os.chdir(self.order["folder"])
         for name, size in self.order["files"]:
@@ -103,14 +103,14 @@ class Supervisor:
                 file.write(read_exactly(size))
 
     def start(self) -> str | None:
-        """Start the command; return why it cannot be, or ``None``."""
-        ready, failed = os.pipe()  # closed by exec, so that nothing to read means that the command runs
+        """Start the command; return why it could not be executed, or ``None``."""
+        ready, failed = os.pipe()  # closed by exec: end of file without data means that the command runs
         self.child = os.fork()
         if self.child == 0:
             os.close(ready)
             try:
                 self.become_command()
-            except BaseException as error:  # the child must not run on as a second supervisor
+            except BaseException as error:  # the child must not continue as a second supervisor
                 stage = "exec" if self.limited else "limits"
                 os.write(failed, f"{stage} {error}"[:1000].encode(errors="replace"))
             os._exit(127)
@@ -122,8 +122,8 @@ class Supervisor:
         return problem if stage else None
 
     def become_command(self) -> None:
-        """Take on the limits, then turn into the command."""
-        if self.alone:  # otherwise one process group holds both, so that it can be killed from outside
+        """Set all limits, then execute the command."""
+        if self.alone:  # otherwise both stay in one process group, so that it can be killed from outside
             os.setsid()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -138,7 +138,7 @@ class Supervisor:
         os.execvpe(command[0], command, {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
 
     def watch(self) -> str:
-        """Wait for the command's end or for a limit; return which it was."""
+        """Wait until the command ends or exceeds a limit; return which."""
         poller = select.poll()
         ended = os.pidfd_open(self.child)
         poller.register(ended, select.POLLIN)
@@ -161,7 +161,7 @@ class Supervisor:
                 return over
 
     def reap(self) -> None:
-        """Collect who has ended: the command, or orphans it left."""
+        """Reap ended processes: the command, or orphans it left."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -171,7 +171,7 @@ class Supervisor:
                     self.status = status
 
     def verdict(self, status: int) -> str:
-        """Name the end of the command from its status."""
+        """Return the reason of the command's end from its wait status."""
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         if signum == signal.SIGXCPU or (signum == signal.SIGKILL and spent >= self.limits["cpu_seconds"]):
@@ -179,9 +179,9 @@ class Supervisor:
         return "killed" if signum else "exited"
 
     def over_limit(self) -> str | None:
-        """Say which limit all processes together are over."""
+        """Return the limit that all processes together exceed, or ``None``."""
         running = self.processes()
-        if not self.alone and len(running) > self.limits["processes"]:  # otherwise the kernel counts
+        if not self.alone and len(running) > self.limits["processes"]:  # otherwise the kernel enforces it
             return "processes"
         spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         spent += sum(cpu for _, cpu in running.values())
@@ -190,11 +190,11 @@ class Supervisor:
         allowed = self.limits["memory_mb"] << 20
         files = files_bytes(self.order["home"]) if self.order["own_disk"] else 0
         if files + sum(map(resident_bytes, running)) <= allowed:
-            return None  # counts shared pages once for each process, so the truth is at most this
+            return None  # an upper bound: shared pages are counted once per process
         return "memory" if files + sum(map(proportional_bytes, running)) > allowed else None
 
     def processes(self) -> dict[int, tuple[int, float]]:
-        """Return parent and CPU seconds of every process but this one; outside a PID namespace, of descendants."""
+        """Return parent and CPU seconds of all other processes; outside a PID namespace only of descendants."""
         found = {}
         ticks = os.sysconf("SC_CLK_TCK")
         for entry in os.listdir("/proc"):
@@ -211,7 +211,7 @@ class Supervisor:
         return {pid: found[pid] for pid in family if pid in found}
 
     def end_all(self) -> None:
-        """Kill everything the command started, and see it dead."""
+        """Kill all processes that the command started, and wait for their end."""
         while True:
             for pid in [-1] if self.alone else self.processes():
                 with contextlib.suppress(ProcessLookupError):
@@ -224,10 +224,10 @@ class Supervisor:
                 self.status = status
 
     def leave(self) -> NoReturn:
-        """Go with the one outside: nobody is left to be told."""
+        """Clean up and exit without a report: the process outside is gone."""
         self.end_all()
         if not self.alone:
-            import shutil  # only where no namespace takes the folder along
+            import shutil  # needed only here: with a namespace the folder disappears by itself
 
             os.chdir("/")
             shutil.rmtree(self.order["folder"], ignore_errors=True)
@@ -235,31 +235,31 @@ class Supervisor:
 
 
 def limit_resource(name: str, value: int) -> None:
-    """Set a limit of this process for good; one that is lower already stays."""
+    """Set a hard limit of this process; never raises a lower limit."""
     kind = getattr(resource, name)
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    # a second between both limits of CPU time, so that the first one's signal tells what happened
+    # a second between soft and hard limit of CPU time, so that the soft limit's signal identifies the reason
     resource.setrlimit(kind, (value, value + 1 if name == "RLIMIT_CPU" and value != hard else value))
 
 
 def files_bytes(folder: str) -> int:
-    """Return the memory that the temporary files take, empty ones too."""
+    """Return the memory of the temporary files, including empty ones."""
     disk = os.statvfs(folder)
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * INODE_BYTES
 
 
 def resident_bytes(pid: int) -> int:
-    """Return a process's pages in memory, shared ones in full."""
+    """Return a process's resident memory in bytes, shared pages in full."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
-        return 0  # gone meanwhile
+        return 0  # the process has ended
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return a process's share of memory; where that cannot be read, its pages in full."""
+    """Return a process's proportional share of memory in bytes; if unreadable, its resident memory."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
         for line in file:
             if line.startswith(b"Pss:"):
@@ -268,7 +268,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Execute the order and report how the command ended."""
     supervisor = Supervisor(read_order())
     order = supervisor.order
     supervisor.settle()
@@ -278,7 +278,7 @@ def main() -> None:
     try:
         problem = supervisor.start()
         ended = "not_started" if problem is not None else supervisor.watch()
-    except OSError as error:  # of this machine, or of a limit that cannot be had
+    except OSError as error:  # the machine failed, or a limit cannot be set
         ended, problem = "failed", str(error)
     seconds = time.monotonic() - started
     if ended == "orphaned":
@@ -294,5 +294,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # the boundary: outside it becomes the reason why the sandbox is unavailable
+    except Exception as error:  # reported outside as the reason why the sandbox is unavailable
         sys.exit(f"sandbox: {type(error).__name__}: {error}")

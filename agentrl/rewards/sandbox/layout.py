@@ -1,8 +1,8 @@
-"""Files of this machine that code in a sandbox can see.
+"""Decides which files of this machine code in a sandbox can see.
 
-Guarantees: only the system's programs and libraries, the Python installation that we run on, and folders that were
-asked for by name; all read-only. Installed packages are hidden unless they were asked for, so that neither this
-repository nor a data set lies in reach.
+Guarantees: only system programs and libraries, the running Python installation, and folders that were requested by
+name; all read-only. Installed packages are hidden unless requested, so that neither this repository nor a dataset can
+be read.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr")
 LIBRARY_CACHE = "/etc/ld.so.cache"
-DISK = "/tmp"  # the only place that can be written
+DISK = "/tmp"  # the only writable folder
 WORKING_FOLDER = "/tmp/work"
 DEVICE_LINKS = {
     "/dev/fd": "/proc/self/fd",
@@ -24,7 +24,7 @@ DEVICE_LINKS = {
     "/dev/stderr": "/proc/self/fd/2",
     "/dev/shm": DISK,  # shared memory counts as disk
 }
-# -I cuts off environment and user packages, and would bar modules that lie beside the code, which these allow
+# like -I without environment variables and user packages, but modules next to the code can be imported
 CODE_FLAGS = ("-E", "-s", "-B")
 SUPERVISOR_FLAGS = ("-I", "-S")
 NO_PACKAGES = "-S"
@@ -32,13 +32,13 @@ NO_PACKAGES = "-S"
 
 @dataclass(frozen=True)
 class Layout:
-    """The files that are shown inside.
+    """The files that are visible inside a sandbox.
 
     Attributes:
-        show: Files and folders, at the same path, read-only; no one lies below another.
-        hide: Folders below them that appear empty.
+        show: Files and folders, visible read-only at the same path; none is below another.
+        hide: Folders below those of ``show`` that appear empty.
         links: Symbolic links, path to target.
-        python: The interpreter that watches over a run.
+        python: Interpreter of the supervisor.
         code: Command that runs Python code; the file's name follows.
     """
 
@@ -49,7 +49,7 @@ class Layout:
     code: tuple[str, ...]
 
     def parents(self) -> list[str]:
-        """Return the folders above what is shown, outer ones first."""
+        """Return the parent folders of all visible files, outer ones first."""
         paths = (*self.show, *DEVICES, *self.links)
         return sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/", DISK})
 
@@ -58,8 +58,8 @@ def machine_layout(*, packages: bool = False, read_only: Iterable[Path] = ()) ->
     """Return the layout for this machine.
 
     Args:
-        packages: Show the packages of the environment we run in, and let the code import them.
-        read_only: More to show.
+        packages: Whether the packages of the running environment are visible and can be imported.
+        read_only: Further files and folders to make visible.
 
     Raises:
         ValueError: A path of ``read_only`` does not exist, or is the root or the temporary folder.

@@ -1,7 +1,7 @@
-"""Tests a sandbox: code inside attempts what must fail.
+"""Tests a sandbox from inside by attempting actions that must fail.
 
-Guarantees: it prints ``held`` and nothing else only where every attempt failed; otherwise one line for each that did
-not. It runs with 8 processes allowed, with the standard library only.
+Guarantees: it prints ``held`` and nothing else if all attempts failed; otherwise one line for each that succeeded. It
+expects a limit of 8 processes and needs only the standard library.
 """
 
 import os
@@ -13,18 +13,18 @@ ENVIRONMENT = {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONDONTWRITEBYTECODE"}
 
 
 def capabilities() -> int:
-    """Return what this process may do beyond an ordinary user."""
+    """Return the effective capabilities of this process, as a bit mask."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     return int(status["CapEff"], 16)
 
 
 def writable(folder: str) -> bool:
-    """Return whether a file could be made in a folder; makes none."""
+    """Return whether a file could be created in a folder; creates none."""
     return os.access(folder, os.W_OK)
 
 
 def connects() -> bool:
-    """Return whether a socket to anywhere can be made."""
+    """Return whether an internet socket can be created."""
     try:
         socket.socket(socket.AF_INET).close()
     except OSError:
@@ -33,7 +33,7 @@ def connects() -> bool:
 
 
 def forks() -> int:
-    """Return how many children can be had at the same time, up to some more than are allowed."""
+    """Return how many children can run at the same time, up to four more than allowed."""
     ready, hold = os.pipe()
     for count in range(PROCESSES + 4):
         try:
@@ -48,7 +48,7 @@ def forks() -> int:
 
 
 def main() -> None:
-    """Attempt all of it."""
+    """Make all attempts and print the result."""
     leaks = []
     if os.getuid() == 0 or capabilities():
         leaks.append(f"it runs as user {os.getuid()} with capabilities {capabilities():x}")

@@ -1,8 +1,8 @@
-"""The interface of a sandbox.
+"""Defines the interface of a sandbox.
 
-Guarantees: whatever the code does, a run ends within its limits and gives an :class:`Execution` with a typed reason; a
-machine that cannot keep the promise of an isolation raises :class:`SandboxUnavailableError`, so that it is never taken
-for an answer of the code.
+Guarantees: whatever the code does, a run ends within its limits and returns an :class:`Execution` with a typed reason;
+a machine that cannot provide an isolation raises :class:`SandboxUnavailableError`, so this is never mistaken for a
+failure of the code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,30 +14,30 @@ from types import MappingProxyType
 from typing import Protocol
 
 MEBIBYTE = 1 << 20
-PAGE_BYTES = 4096  # a temporary file takes whole ones
+PAGE_BYTES = 4096  # a temporary file occupies whole pages
 NO_FILES: Mapping[str, str | bytes] = MappingProxyType({})
-CODE_FILE = "main.py"  # what run_python writes its code to
+CODE_FILE = "main.py"  # file to which run_python writes its code
 
 
 class Isolation(StrEnum):
     """Kind of isolation between the code and the machine."""
 
     BUBBLEWRAP = "bubblewrap"  # namespaces, set up by bwrap
-    NAMESPACES = "namespaces"  # the same namespaces, set up by us
+    NAMESPACES = "namespaces"  # the same namespaces, set up by agentrl itself
     DOCKER = "docker"  # a container without network; memory and processes are counted by its cgroup
-    PODMAN = "podman"  # the same, of podman
-    NONE = "none"  # limits and a process group only: the code reads files, opens sockets and sends signals as we do
+    PODMAN = "podman"  # the same, run by podman
+    NONE = "none"  # only limits and a process group: the code can read files, open sockets and send signals as we can
 
 
 class Ended(StrEnum):
-    """Why a run is over."""
+    """Reason why a run ended."""
 
-    EXITED = "exited"  # the command returned; its exit code is there
+    EXITED = "exited"  # the command returned an exit code
     TIMEOUT = "timeout"  # it took longer than ``seconds``
     CPU = "cpu"  # all its processes together used more than ``cpu_seconds``
     MEMORY = "memory"  # its processes and files together took more than ``memory_mb``
-    PROCESSES = "processes"  # it had more than ``processes``; without isolation only, else the next one is refused
-    OUTPUT = "output"  # stdout or stderr was longer than ``output_chars``; what is kept is its start
+    PROCESSES = "processes"  # it had more than ``processes``; only without isolation, otherwise forking fails
+    OUTPUT = "output"  # stdout or stderr was longer than ``output_chars``; only its start is kept
     KILLED = "killed"  # a signal ended it; the exit code is the signal's number, negative
     NOT_STARTED = "not_started"  # there is no such command, or it cannot be executed; stderr says why
 
@@ -47,12 +47,12 @@ class Limits:
     """Resource limits of a run.
 
     Attributes:
-        seconds: Wall time of the command; the set-up of the sandbox does not count.
-        cpu_seconds: CPU time of all its processes together.
-        memory_mb: MiB of its processes and temporary files together; the package says how hard this is kept.
-        disk_mb: MiB of its temporary files, which are kept in memory.
-        file_mb: MiB of its largest file.
-        processes: Processes and threads at the same time, the command's own included.
+        seconds: Wall time of the command in seconds, without the set-up of the sandbox.
+        cpu_seconds: CPU time of all processes together, in seconds.
+        memory_mb: Memory of all processes and temporary files together, in MiB; see the package for its enforcement.
+        disk_mb: Size of all temporary files, which are kept in memory, in MiB.
+        file_mb: Size of the largest file, in MiB.
+        processes: Number of concurrent processes and threads, including the command itself.
         output_chars: Characters of stdout, and as many of stderr.
     """
 
@@ -76,10 +76,10 @@ class Execution:
 
     Attributes:
         stdout: Text written to stdout; bytes that are not UTF-8 become U+FFFD.
-        stderr: Likewise.
-        exit_code: 0 to 255 of a command that returned, minus the signal's number of one that a signal ended, ``None``
-            of one that we ended.
-        ended: Why it is over.
+        stderr: Text written to stderr, decoded the same way.
+        exit_code: 0 to 255 if the command returned, the negative signal number if a signal ended it, ``None`` if the
+            sandbox ended it.
+        ended: Reason why the run ended.
         seconds: Wall time of the command.
         isolation: Isolation of the run.
     """
@@ -93,11 +93,11 @@ class Execution:
 
 
 class SandboxUnavailableError(RuntimeError):
-    """This machine cannot give the isolation that was asked for; the text says why and how to get it."""
+    """Raised when this machine cannot provide the requested isolation; the text says why and how to get it."""
 
 
 class Sandbox(Protocol):
-    """Runs commands that nobody has read; any number of them at the same time."""
+    """Runs untrusted commands, any number of them concurrently."""
 
     isolation: Isolation
 
@@ -109,19 +109,20 @@ class Sandbox(Protocol):
         stdin: str = "",
         limits: Limits | None = None,
     ) -> Execution:
-        """Run a command in an empty temporary folder that is gone afterwards, with everything the command started.
+        """Run a command in a temporary folder; afterwards the folder and all processes it started are removed.
 
-        Its environment is ``PATH``, ``HOME``, ``TMPDIR``, ``LANG`` and ``PYTHONDONTWRITEBYTECODE``, none of it ours.
+        The environment variables are ``PATH``, ``HOME``, ``TMPDIR``, ``LANG`` and ``PYTHONDONTWRITEBYTECODE``, with
+        values of the sandbox.
 
         Args:
             command: The program, looked up in ``/usr/local/bin:/usr/bin:/bin``, and its arguments; no shell.
-            files: Contents of the folder at the start, by relative path.
+            files: Maps relative paths to the contents of files to create in the folder.
             stdin: Text on the command's stdin.
-            limits: Other limits than the sandbox's own.
+            limits: Limits of this run; by default the sandbox's own.
 
         Raises:
-            SandboxUnavailableError: The sandbox could not be set up; says nothing about the command.
-            ValueError: An empty command, a path that leads out of the folder, or files above ``disk_mb``.
+            SandboxUnavailableError: The sandbox could not be set up, whatever the command.
+            ValueError: ``command`` is empty, a path leads out of the folder, or the files exceed ``disk_mb``.
         """
         ...
 
@@ -133,12 +134,12 @@ class Sandbox(Protocol):
         files: Mapping[str, str | bytes] = NO_FILES,
         limits: Limits | None = None,
     ) -> Execution:
-        """Run Python code, as ``main.py`` of the folder; modules among ``files`` can be imported."""
+        """Run Python code as ``main.py`` in the folder; it can import modules among ``files``."""
         ...
 
 
 def checked_files(files: Mapping[str, str | bytes], limits: Limits) -> dict[str, bytes]:
-    """Return the files as bytes; raise ``ValueError`` for a path out of the folder or more than ``disk_mb``."""
+    """Return the files as bytes; raise ``ValueError`` for a path outside the folder or more than ``disk_mb``."""
     contents: dict[str, bytes] = {}
     for name, content in files.items():
         path = PurePosixPath(name)

@@ -1,12 +1,12 @@
-"""The filter of system calls that the code inside runs under.
+"""Builds the filter of system calls for the code in a sandbox.
 
-Guarantees: the code cannot make a socket other than a local one (of its own empty network), trace or read another
-process, make or enter namespaces, use the kernel's key rings, read the kernel's log, or take memory that no limit
-counts (``memfd``, System V shared memory). Namespaces and lost privileges forbid most of it already; some they do not:
-``AF_VSOCK`` reaches the host of a virtual machine from every network namespace, and io_uring opens sockets that no
-filter sees.
+Guarantees: the code can create only local sockets (in its own empty network), and cannot trace or read another
+process, create or enter namespaces, use the kernel's key rings, read the kernel's log, or allocate memory that no limit
+counts (``memfd``, System V shared memory). Namespaces and dropped privileges forbid most of this already, but not all:
+``AF_VSOCK`` reaches the host of a virtual machine from every network namespace, and sockets opened by io_uring bypass
+the filter.
 
-How: a program of classic BPF, installed with ``prctl`` by the first process inside; no library is needed.
+How: a classic BPF program, installed with ``prctl`` by the first process inside; no library is needed.
 """
 
 import errno
@@ -22,7 +22,7 @@ X32 = 0x40000000  # x86-64 has every call a second time above this number
 AF_UNIX = 1
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWUSER, NEWNS, NEWPID, NEWNET, NEWIPC, NEWUTS and NEWCGROUP
 
-# machine: (its number in struct seccomp_data, system call numbers)
+# machine: (architecture number in struct seccomp_data, system call numbers)
 ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
@@ -45,7 +45,7 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
         },
     ),
 }  # fmt: skip
-# newer calls have one number everywhere
+# newer system calls have the same number on every architecture
 EVERYWHERE = {"io_uring_setup": 425, "clone3": 435, "pidfd_getfd": 438, "memfd_secret": 447}
 
 
@@ -64,7 +64,7 @@ def syscall_filter(machine: str | None = None) -> bytes:
         machine: Architecture, as ``uname -m`` prints it; ``None`` is this machine's.
 
     Raises:
-        SandboxUnavailableError: The machine's system call numbers are not known here.
+        SandboxUnavailableError: The system call numbers of ``machine`` are not known.
     """
     machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
@@ -82,7 +82,7 @@ def syscall_filter(machine: str | None = None) -> bytes:
     ]
     for name in sorted(numbers.keys() - {"socket", "clone", "clone3"}):
         program += [_instruction(JUMP_EQUAL, numbers[name], 0, 1), _refuse(errno.EPERM)]
-    # its flags lie in memory, which a filter cannot read; without it the C library falls back to clone
+    # clone3 passes its flags in memory, which a filter cannot read; without it the C library falls back to clone
     program += [_instruction(JUMP_EQUAL, numbers["clone3"], 0, 1), _refuse(errno.ENOSYS)]
     program += [
         _instruction(JUMP_EQUAL, numbers["socket"], 0, 4),
