@@ -78,7 +78,7 @@ async def update_from_disk(http: HttpRequest) -> Response:
 
 
 async def update_version(http: HttpRequest) -> Response:
-    """Handle ``POST /update_weight_version {new_version, abort_all_requests=true}``: change the label, not the weights."""
+    """Handle ``POST /update_weight_version {new_version, abort_all_requests=true}``: change the label only."""
     body, engine = await json_body(http), service_of(http).engine
     version = version_label(body.get("new_version"))
     if version is None:

@@ -203,7 +203,7 @@ class Engine:
             self.turn(block=self.paused or not self.scheduler.unfinished)
 
     def build(self) -> None:
-        """Make the runner; ``ready`` holds the result. For the loop thread, or a caller that runs :meth:`turn` itself."""
+        """Make the runner; ``ready`` holds the result. For the loop thread, or a caller of :meth:`turn`."""
         settle(self.ready, self._build)
 
     def turn(self, *, block: bool = False) -> None:

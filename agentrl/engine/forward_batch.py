@@ -181,7 +181,7 @@ def plan_decode(
 
 
 def common_view(lengths: Sequence[int]) -> int:
-    """Chooses the length up to which all rows share one attention call, for the lowest total cost; longer rows go alone."""
+    """Chooses the length up to which rows share one attention call, for the lowest total cost; longer rows go alone."""
     best, cost, alone = 0, 0, 0
     for place, length in enumerate(sorted(lengths, reverse=True)):
         together = length * len(lengths) + alone

@@ -61,7 +61,7 @@ class KeptPrefixes:
         return length
 
     def _walk(self, ids: tuple[int, ...]) -> Iterator[tuple[_Edge, int]]:
-        """Yields the edges along a sequence with the number of matching tokens: all of them, except on the last edge."""
+        """Yields the edges along a sequence with their number of matching tokens: all, except on the last edge."""
         edge, at, now = self._root, 0, next(self._clock)
         while at < len(ids) and (child := edge.children.get(ids[at])) is not None:
             count = common_prefix(child.ids, ids[at : at + len(child.ids)])
@@ -73,7 +73,7 @@ class KeptPrefixes:
             edge, at = child, at + count
 
     def keep(self, ids: Sequence[int], slot: int) -> None:
-        """Keep a sequence whose first ``len(ids)`` positions are in a slot; copies only tokens that are not kept yet."""
+        """Keep a sequence whose first ``len(ids)`` positions are in a slot; copies only tokens not kept yet."""
         whole = tuple(ids[: self.capacity])
         if len(whole) < LEAST:
             return

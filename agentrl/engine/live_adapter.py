@@ -112,7 +112,7 @@ def _read(folder: str) -> dict[str, Tensor]:
         found = load_file(Path(folder) / ADAPTER_FILE)
     except (SafetensorError, OSError) as error:
         raise BadRequestError(f"cannot read {folder}: {error}") from error
-    return {name: tensor.clone() for name, tensor in found.items()}  # copied, because the file is memory-mapped and is overwritten later
+    return {name: tensor.clone() for name, tensor in found.items()}  # the mapped file is overwritten later
 
 
 def _config(folder: str) -> dict[str, Any]:

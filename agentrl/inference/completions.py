@@ -35,7 +35,7 @@ def completion(
 
     Args:
         model: Name put into it.
-        answers: One per choice.
+        answers: Answers, one per choice.
         prompt_tokens: Length of the prompt.
         token_text: Text of one id, where logprobs were asked for.
     """

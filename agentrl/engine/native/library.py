@@ -26,7 +26,7 @@ _SIGNATURES = {
 
 
 class Native:
-    """Holds the compiled library. Tensors are on the CPU and contiguous, float32 or bfloat16 in one call; indices int64.
+    """Holds the compiled library. Tensors are on the CPU, contiguous, all float32 or all bfloat16; indices int64.
 
     Args:
         path: Path of the shared library.
@@ -153,7 +153,7 @@ class Native:
         Args:
             logits: Logits, ``[rows, vocab]``.
             temperatures: Sampling temperatures, float32 ``[rows]``, above 0.
-            greedy: True for rows that take the likeliest token and report its logprob at temperature 1, bool ``[rows]``.
+            greedy: Rows that take the likeliest token and report its logprob at temperature 1, bool ``[rows]``.
             uniforms: Uniform random numbers in [0, 1), float64 ``[rows]``.
 
         Returns:

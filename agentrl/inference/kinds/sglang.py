@@ -103,7 +103,7 @@ class SGLangBackend(Backend):
         """Version the server reports.
 
         Raises:
-            InferenceError: It is a server of another kind, or does not answer.
+            InferenceError: The server is of another kind, or does not answer.
         """
         try:
             return version_number((await self._http.get("/model_info")).get("weight_version", "0"))
