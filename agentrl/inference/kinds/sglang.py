@@ -19,7 +19,7 @@ _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class SGLangBackend(Backend):
-    """One server at ``url``.
+    """Connection to an SGLang server at ``url``.
 
     Args:
         url: Base URL.

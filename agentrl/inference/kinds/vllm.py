@@ -22,7 +22,7 @@ _ABSENT = (403, 404)  # what a server answers whose flags leave a call out
 
 
 class VLLMBackend(Backend):
-    """One server at ``url``.
+    """Connection to a vLLM server at ``url``.
 
     Args:
         url: Base URL.
