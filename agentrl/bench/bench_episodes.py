@@ -81,7 +81,7 @@ async def _growth(client: "InstantClient", workflow: AgentEnvWorkflow, long: int
 
 
 async def whole_episode(client: "InstantClient", workflow: AgentEnvWorkflow, index: int) -> None:
-    """One episode as the controller runs it."""
+    """Runs one episode as the controller does."""
     from agentrl.rollout.episode_runner import run_episode
 
     episode = await run_episode(

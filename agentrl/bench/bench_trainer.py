@@ -1,4 +1,4 @@
-"""One GRPO update beside ``trl.GRPOTrainer``: the update's part of :mod:`agentrl.bench.bench_step`."""
+"""Measures a GRPO update beside ``trl.GRPOTrainer``: the update's part of :mod:`agentrl.bench.bench_step`."""
 
 from agentrl.bench import bench_step
 

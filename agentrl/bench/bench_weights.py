@@ -1,4 +1,4 @@
-"""How long a weight push into the embedded engine takes, beside a plain copy of the same bytes.
+"""Measures a weight push into the embedded engine, beside a plain copy of the same bytes.
 
 Guarantees: a real server in its own process, spoken to over HTTP; the weights are written by the publisher that a
 trainer has, and differ from push to push, so every push changes every byte that the engine holds.
@@ -93,7 +93,7 @@ def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes]
 
 
 def _push(url: str, publisher: "WeightPublisher", version: int) -> dict[str, float]:
-    """One transaction, and how long its parts took."""
+    """Runs one transaction and measures the time of its parts."""
     begun = time.perf_counter()
     manifest = publisher.write(version)
     assert manifest is not None and manifest.path is not None

@@ -1,4 +1,4 @@
-"""What ``agentrl bench gpu`` measures: a batch, a model, a trainer, and the output heads that it compares.
+"""Parts of ``agentrl bench gpu``: a batch, a model, a trainer, and the output heads that it compares.
 
 Guarantees: the same tokens, lengths and advantages every time; every group has the same number of tokens, so that two
 of the full size fill a micro-batch.

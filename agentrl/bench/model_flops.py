@@ -1,4 +1,4 @@
-"""How many floating-point operations an update needs, and how many a card can do.
+"""Counts the floating-point operations of an update, and those that a GPU can do.
 
 Guarantees: what is counted is what the model needs, not what was done: recomputed activations and logits count once,
 masked attention counts what each token really sees, tokens that several sequences share count once.

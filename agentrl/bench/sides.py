@@ -28,7 +28,7 @@ class Side:
         )
 
     def do(self, task: Any) -> dict[str, Any]:
-        """Have it do a task, and wait for what it says."""
+        """Send a task to the process and wait for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
@@ -38,7 +38,7 @@ class Side:
         """Read the next answer, and skip what libraries print.
 
         Raises:
-            RuntimeError: It ended.
+            RuntimeError: The process ended.
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:

@@ -90,7 +90,7 @@ def _sampled(engine: Any, make_request: Any, prompts: list[tuple[int, ...]]) -> 
 
 
 def trainer_side(model: str, dtype: str) -> None:
-    """One GRPO update, with the recipe's settings for a CPU."""
+    """Runs one GRPO update with the recipe's settings for a CPU."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

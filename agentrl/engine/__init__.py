@@ -7,4 +7,4 @@ Start it with ``python -m agentrl.engine --model DIR``, or call
 :func:`agentrl.engine.__main__.main`.
 """
 
-KEPT_TOKENS = 16384  # whose keys and values are kept for later prompts, by default: 750 MB for a 135M model in float32
+KEPT_TOKENS = 16384  # default size of the prefix cache: keys and values take 750 MB for a 135M model in float32

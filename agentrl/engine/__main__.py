@@ -1,8 +1,8 @@
 """``python -m agentrl.engine``: start the server.
 
-Guarantees: the port is bound before anything slow, so a taken one is an immediate single line and exit code 2; the
-ready file appears, complete, only when the model answers; SIGTERM and SIGINT end with exit code 0 within seconds and
-without a traceback; with ``--parent-pid`` the server does not outlive its parent.
+Guarantees: the port is bound before anything slow, so a port in use ends at once with one line and exit code 2; the
+ready file appears, complete, only when the model answers; SIGTERM and SIGINT end the server with exit code 0, within
+seconds and without a traceback; with ``--parent-pid`` the server ends when its parent does.
 """
 
 import argparse
@@ -32,33 +32,33 @@ STOP_SECONDS = 2.0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(prog="agentrl-engine", description="Serve a Hugging Face causal language model.")
     parser.add_argument("--model", required=True, help="folder in Hugging Face's format")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--ready-file", type=Path, help="JSON written once the model answers")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
+    parser.add_argument("--ready-file", type=Path, help="path of a JSON file that is written once the model answers")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
-    parser.add_argument("--max-running", type=int, default=64, help="requests decoded together")
-    parser.add_argument("--max-waiting", type=int, default=4096, help="requests beyond those; more get HTTP 503")
-    parser.add_argument("--max-tokens", type=int, help="of all running requests together; default: slots x context")
+    parser.add_argument("--max-running", type=int, default=64, help="most requests decoded together")
+    parser.add_argument("--max-waiting", type=int, default=4096, help="most requests in the queue; more get HTTP 503")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of all running requests; default: slots x context")
     parser.add_argument(
-        "--kept-tokens", type=int, default=KEPT_TOKENS, help="whose keys and values are kept for later prompts"
+        "--kept-tokens", type=int, default=KEPT_TOKENS, help="tokens in the prefix cache; 0 disables it"
     )
     parser.add_argument(
-        "--prefill-chunk", type=int, default=CHUNK_TOKENS, help="of a long prompt, computed between two decode steps"
+        "--prefill-chunk", type=int, default=CHUNK_TOKENS, help="tokens of a long prompt per decode step"
     )
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
-    parser.add_argument("--seed", type=int, help="seeds requests that bring no sampling_seed")
+    parser.add_argument("--seed", type=int, help="seed for requests without a sampling_seed")
     parser.add_argument("--weight-version", default="0")
-    parser.add_argument("--parent-pid", type=int, help="end when this process does")
+    parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Opens a listening socket.
 
     Raises:
         OSError: If the address cannot be bound.
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the server until a signal ends it.
 
     Args:
-        argv: Command line without the program's name; None takes ``sys.argv``.
+        argv: Arguments of the command line without the program's name; ``None`` takes ``sys.argv``.
 
     Returns:
         0 after a signal, 1 if the model cannot be served, 2 for wrong arguments or a port in use.
@@ -117,12 +117,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _exit_now(number: int, frame: object) -> None:
-    """Before the server runs there is nothing to clean up."""
+    """Exits at once: before the server runs there is nothing to clean up."""
     os._exit(0)
 
 
 async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
-    """Serve at once, load the model beside it, and end on a signal."""
+    """Serve at once, load the model in the background, and end on a signal."""
     import uvicorn
 
     from agentrl.engine.server import build_app
@@ -148,14 +148,14 @@ async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if loading.done() and not stopped.is_set():
-        loading.exception()  # retrieved here, or asyncio would print it
+        loading.exception()  # retrieved here, because asyncio prints exceptions that nobody retrieves
         code = _announce(args, listener, service)
     if code == 0:
         await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     ended = await asyncio.to_thread(service.engine.stop, STOP_SECONDS)
     server.should_exit = True
     await serving
-    if not ended:  # a step or the load still runs in C++; leaving by the front door would crash it
+    if not ended:  # a step or the load still runs in C++, where a normal exit of the interpreter would crash
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -163,13 +163,13 @@ async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
 
 
 def _quiet(server: "uvicorn.Server") -> "uvicorn.Server":
-    """Keep uvicorn from taking the signals, which it would raise again at the end."""
+    """Keep uvicorn from handling the signals: it would raise them again at the end."""
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     return server
 
 
 def _start_service(args: argparse.Namespace) -> "Service":
-    """An engine whose thread has begun to load the model."""
+    """Starts an engine, whose thread begins to load the model."""
     from transformers.utils import logging as transformers_logging
 
     from agentrl.engine.engine import Engine
@@ -197,7 +197,7 @@ def _start_service(args: argparse.Namespace) -> "Service":
 
 
 def _announce(args: argparse.Namespace, listener: socket.socket, service: "Service") -> int:
-    """Write the ready file, or say why there is no model."""
+    """Write the ready file, or print why the model could not be loaded."""
     error = service.engine.ready.exception()
     if error is not None:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""What is prefilled before the next decode step, and how much of it.
+"""Chooses the prompts, and how many of their tokens, that are prefilled before the next decode step.
 
-Guarantees: running requests wait for a bounded number of tokens; a long prompt is computed in parts, each of which
-brings it nearer to its end, and keeps its place in the queue. Runs in the loop thread.
+Guarantees: running requests wait for a bounded number of tokens; a long prompt is computed in parts, makes progress
+with each part, and keeps its place in the queue. Runs in the loop thread.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from agentrl.engine.request import Request
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.scheduler import Scheduler
 
-PREFILLS_PER_STEP = 32  # prompts between two decode steps: running requests wait for them
-PREFILL_TOKENS_PER_STEP = 1024  # the same in tokens that have to be computed
-CHUNK = 512  # tokens of a longer prompt that are computed between two decode steps, by default
+PREFILLS_PER_STEP = 32  # most prompts between two decode steps: running requests wait for them
+PREFILL_TOKENS_PER_STEP = 1024  # most computed tokens of those prompts
+CHUNK = 512  # default number of tokens of a longer prompt that are computed between two decode steps
 
 
 class Admission:
-    """Takes requests from the queue.
+    """Takes requests from the queue for the next prefill.
 
     Args:
         scheduler: Slots and queue.
@@ -24,18 +24,18 @@ class Admission:
     """
 
     def __init__(self, scheduler: Scheduler, chunk: int = CHUNK) -> None:
-        """Start with no request under way."""
+        """Start with no partly computed prompt."""
         self.chunk = chunk
         self._scheduler = scheduler
         self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it
 
     def next(self, runner: ModelRunner) -> tuple[list[list[Request]], list[Request]]:
-        """Groups to prefill in one forward pass, or one that is too long for it.
+        """Chooses groups to prefill in one forward pass, or one group that is too long for one pass.
 
-        A group whose prompt is scored comes alone. One that is too long stays in the queue: compute a part of it.
+        A group with prompt logprobs comes alone. A group that is too long stays in the queue: compute a part of it.
 
         Args:
-            runner: Tells what is kept of a prompt.
+            runner: Runner with the prefix cache, which holds leading tokens of prompts.
         """
         groups: list[list[Request]] = []
         taken: list[Request] = []
@@ -56,7 +56,7 @@ class Admission:
         return groups, []
 
     def _parts_pay(self, request: Request, new: int, capacity: int) -> bool:
-        """Whether a long prompt is computed in parts: it must fit into what is kept, and come nearer to its end."""
+        """Whether to compute a long prompt in parts: it must fit into the prefix cache and have made progress."""
         before, self._part_of = self._part_of, (request, new)
         if before[0] is request and new >= before[1]:
             return False
@@ -64,5 +64,5 @@ class Admission:
 
 
 def plain(group: Sequence[Request]) -> bool:
-    """Whether nobody in the group wants prompt logprobs."""
+    """Whether no request of the group wants prompt logprobs."""
     return not any(request.needs_prompt_logprobs for request in group)

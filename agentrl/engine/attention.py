@@ -1,7 +1,7 @@
-"""Attention over the slots for the leaner forward, sequence by sequence or row by row.
+"""Attention over the slots for the fast path, sequence by sequence or row by row.
 
-Guarantees: each query sees exactly its own sequence up to itself; nothing is padded in a prefill, and a decode step
-pads no further than pays.
+Guarantees: each query sees exactly its own sequence up to itself; a prefill has no padding; a decode step pads only
+where that is faster.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ Attend = Callable[[int, Tensor, float], Tensor]
 
 
 def parted(mixed: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of queries, keys and values, ``[tokens, their heads, dim]``."""
+    """Splits a joint projection into views of queries, keys and values, each ``[tokens, heads of its kind, dim]``."""
     heads = mixed.shape[1] - 2 * kv_heads
     return mixed[:, :heads], mixed[:, heads:-kv_heads], mixed[:, -kv_heads:]
 
 
 def rotated(mixed: Tensor, turn: tuple[Tensor, Tensor], heads: int) -> Tensor:
-    """The first ``heads`` of ``[tokens, all heads, dim]`` rotated by cosines and sines ``[tokens, dim / 2]``."""
+    """Rotates the first ``heads`` of ``[tokens, all heads, dim]`` by cosines and sines ``[tokens, dim / 2]``."""
     cosine, sine = (part[:, None] for part in turn)
     first, second = mixed[:, :heads].chunk(2, dim=-1)
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
@@ -35,7 +35,7 @@ class PrefillAttention:
     """Attention of a batch of prompts.
 
     Args:
-        cache: Slots.
+        cache: Keys and values of the slots.
         batch: Layout of the tokens to compute.
     """
 
@@ -50,7 +50,7 @@ class PrefillAttention:
         Args:
             layer: Index of the layer.
             mixed: Queries, keys and values, ``[tokens, heads + 2 * kv_heads, head_dim]``.
-            scale: Factor on the scores.
+            scale: Factor on the attention scores.
 
         Returns:
             ``[tokens, heads * head_dim]``.
@@ -77,7 +77,7 @@ class PrefillAttention:
 
 
 def _causal(count: int, length: int, device: torch.device) -> Tensor | None:
-    """True where one of the last ``count`` positions may see one of ``length``; ``None`` where SDPA needs no mask."""
+    """Mask of the last ``count`` of ``length`` positions, True where visible; ``None`` where SDPA needs no mask."""
     if count in (0, 1, length):
         return None
     return torch.ones(count, length, dtype=torch.bool, device=device).tril_(length - count)
@@ -92,14 +92,14 @@ class DecodeAttention:
     """
 
     def __init__(self, cache: SlotCache, batch: Decode) -> None:
-        """Nothing to prepare."""
+        """Remember cache and batch."""
         self._cache, self._batch = cache, batch
         self._mask = batch.mask[:, None, None]
         rows = batch.rows.tolist() if batch.rows is not None else None
         self._alone = [(row, rows[row] if rows else row, batch.lengths[row]) for row in batch.alone]
 
     def __call__(self, layer: int, mixed: Tensor, scale: float) -> Tensor:
-        """As :meth:`PrefillAttention.__call__`, with a token per row."""
+        """Store keys and values, and attend, as :meth:`PrefillAttention.__call__` does, with one token per row."""
         batch, cache = self._batch, self._cache
         keys, values = cache.keys(layer), cache.values(layer)
         rows, kv_heads = len(mixed), keys.shape[1]

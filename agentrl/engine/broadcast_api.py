@@ -1,7 +1,9 @@
-"""Weights through a process group, in SGLang's calls: join, begin, receive bucket by bucket, end, leave.
+"""HTTP calls, as SGLang has them, to receive weights through a process group.
 
-Guarantees: what does not fit the live model is refused before anything is received; a bucket is received whole before
-the first of its values is written; waiting for the sender holds up neither the event loop nor the model.
+The order of the calls is: join, begin, receive bucket by bucket, end, leave.
+
+Guarantees: tensors that do not fit the live model are refused before anything is received; a bucket is received whole
+before the first of its values is written; waiting for the sender blocks neither the event loop nor the model.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 async def init_group(http: HttpRequest) -> Response:
-    """Handle ``POST /init_weights_update_group``: join the sender's group; waits until all members have."""
+    """Handle ``POST /init_weights_update_group``: join the sender's group, and wait until all members have joined."""
     body, service = await json_body(http), service_of(http)
     name = text("group_name", body.get("group_name"))
     host = text("master_address", body.get("master_address"))
@@ -97,7 +99,7 @@ async def update_from_distributed(http: HttpRequest) -> Response:
     try:
         await asyncio.to_thread(receive)
     except RuntimeError as error:
-        service.update_groups.pop(name, None)  # it is broken: the sender makes another one
+        service.update_groups.pop(name, None)  # the group is broken: the sender makes another one
         await asyncio.to_thread(group.close)
         raise BadRequestError(f"the broadcast of group {name!r} failed, nothing was changed: {error}") from error
     taken = await settled(service.engine.take(tensors, version, abort_all=abort_all))
@@ -105,12 +107,12 @@ async def update_from_distributed(http: HttpRequest) -> Response:
 
 
 async def _expected(body: dict[str, Any], service: Service) -> dict[str, torch.Tensor]:
-    """Empty tensors for a bucket, checked against the live model."""
+    """Allocates empty tensors for a bucket, after a check against the live model."""
     names, dtypes, shapes = (body.get(key) for key in ("names", "dtypes", "shapes"))
     if not (isinstance(names, list) and isinstance(dtypes, list) and isinstance(shapes, list)):
         raise BadRequestError("names, dtypes and shapes must be lists")
     if not len(names) == len(dtypes) == len(shapes) or len(set(map(str, names))) != len(names):
-        raise BadRequestError("names, dtypes and shapes must have one length, and each name may come once")
+        raise BadRequestError("names, dtypes and shapes must have the same length, and names must be unique")
     unknown = sorted({str(dtype) for dtype in dtypes if dtype not in DTYPES})
     if unknown:
         raise BadRequestError(f"dtypes {unknown} are not known; known: {', '.join(DTYPES)}")

@@ -1,7 +1,7 @@
-"""The control plane: pause and resume, aborts, weights, versions, and what the server says about itself.
+"""HTTP handlers of the control plane: pause and resume, aborts, weights, versions, health and server information.
 
-Guarantees: ``/health`` and ``/ready`` answer without the loop thread; every other control call happens between two
-model steps, in the order of arrival.
+Guarantees: ``/health`` and ``/ready`` answer without waiting for the loop thread; every other control call happens
+between two model steps, in the order of arrival.
 """
 
 import time
@@ -17,19 +17,19 @@ from agentrl.engine.weight_store import DIGESTS, digests, parameter_json
 
 
 def service_of(http: HttpRequest) -> Service:
-    """The service behind a request."""
+    """Returns the service that answers a request."""
     return http.app.state.service
 
 
 def text(key: str, value: object) -> str:
-    """A non-empty string, or BadRequestError."""
+    """Returns a non-empty string, or raises BadRequestError."""
     if not isinstance(value, str) or not value:
         raise BadRequestError(f"{key} must be a non-empty string, got {value!r:.80}")
     return value
 
 
 def version_label(value: object) -> str | None:
-    """A weight version: a string, or an integer taken as one; None if absent."""
+    """Returns a weight version as a string, from a string or an integer; ``None`` if absent."""
     if value is None:
         return None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text("weight_version", value)
@@ -78,7 +78,7 @@ async def update_from_disk(http: HttpRequest) -> Response:
 
 
 async def update_version(http: HttpRequest) -> Response:
-    """Handle ``POST /update_weight_version {new_version, abort_all_requests=true}``: the label only."""
+    """Handle ``POST /update_weight_version {new_version, abort_all_requests=true}``: change the label only."""
     body, engine = await json_body(http), service_of(http).engine
     version = version_label(body.get("new_version"))
     if version is None:
@@ -111,7 +111,7 @@ async def get_weights(http: HttpRequest) -> Response:
 
 
 async def flush_cache(http: HttpRequest) -> Response:
-    """Handle ``/flush_cache``: 400 while requests run or wait."""
+    """Handle ``/flush_cache``: empty the prefix cache; 400 while requests run or wait."""
     engine = service_of(http).engine
     if await settled(engine.call(engine.flush)):
         return json_response({"success": True, "message": "Cache flushed."})

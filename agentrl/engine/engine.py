@@ -1,9 +1,9 @@
-"""The loop thread: admits, prefills, decodes, samples, and obeys between steps.
+"""The loop thread: admits, prefills, decodes and samples, and runs queued commands between steps.
 
-Guarantees: one thread alone touches model, cache and scheduler; everybody else hands it closures through a queue. A
+Guarantees: only this thread uses model, cache and scheduler; other threads send it functions through a queue. A
 submitted request always ends: finished, aborted, or failed with the message of the exception. An exception in a model
-step fails the requests of that step and nothing else. No cache entry survives a weight change, except of requests
-frozen by ``in_place``.
+step fails the requests of that step and no others. No cache entry survives a weight change, except those of requests
+that ``in_place`` has frozen.
 """
 
 import itertools
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class QueueFullError(RuntimeError):
-    """More requests wait than allowed. Becomes HTTP 503."""
+    """More requests wait than ``max_waiting`` allows; the server answers HTTP 503."""
 
 
 class Engine:
-    """A runner and a scheduler under one thread.
+    """Runs a model runner and a scheduler in one thread.
 
     Args:
         build: Makes the runner; called in the loop thread, which then owns it.
@@ -49,7 +49,7 @@ class Engine:
         max_waiting: Maximum number of waiting requests beyond the slots.
         max_tokens: Most tokens of all running requests together; ``None``: slots times context.
         prefill_chunk: Tokens of a long prompt that are computed between two decode steps.
-        seed: Seed of the stream that seeds requests without an own seed.
+        seed: Seed of the random stream that gives a seed to each request without one.
         version: Weight version at the start.
         threads: Torch threads of the loop; 0 leaves torch's choice.
     """
@@ -79,17 +79,17 @@ class Engine:
         self._seeds = random.Random(seed)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
-        self._weights = 0  # counts changes
+        self._weights = 0  # number of weight changes
         self._admission = Admission(self.scheduler, prefill_chunk)
         self._twins = itertools.count()  # names of sets of requests with equal caches
         self._live: set[str] = set()
         self._lock = threading.Lock()  # guards _live and _seeds, which callers' threads use
         self._thread = threading.Thread(target=self._loop, name="agentrl-engine", daemon=True)
 
-    # What other threads call.
+    # Methods for other threads.
 
     def start(self) -> "Engine":
-        """Start the thread, which first builds the runner; ``ready`` tells the outcome."""
+        """Start the thread, which first builds the runner; the future ``ready`` holds the result."""
         self._thread.start()
         return self
 
@@ -104,18 +104,18 @@ class Engine:
         return self.ready.result(timeout=0)
 
     def next_seed(self) -> int:
-        """A seed for a request that names none."""
+        """Draws a seed for a request without one."""
         with self._lock:
             return self._seeds.getrandbits(63)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; their ``on_update`` tells the rest.
+        """Queue requests; ``on_update`` of each is called with its progress.
 
         Args:
             requests: New requests; their rids must not be in use.
 
         Raises:
-            QueueFullError: If too many wait.
+            QueueFullError: If too many requests are unfinished.
             ValueError: If a rid is in use.
         """
         with self._lock:
@@ -135,23 +135,23 @@ class Engine:
         return future
 
     def abort(self, rid: str = "", *, everything: bool = False) -> "Future[int]":
-        """End requests now, with what they have.
+        """End requests now, with the tokens that they have.
 
         Args:
-            rid: A request's own or parent id; unknown ones are ignored.
-            everything: All of them.
+            rid: A request's own or parent id; unknown ids are ignored.
+            everything: End all requests.
 
         Returns:
-            How many ended.
+            Number of ended requests.
         """
         return self.call(lambda: self._abort(lambda r: everything or rid in (r.rid, r.parent), "aborted by the client"))
 
     def pause(self, mode: str) -> "Future[None]":
-        """Stop stepping: ``abort`` ends all, ``retract`` requeues the running, ``in_place`` freezes them."""
+        """Stop stepping: ``abort`` ends all requests, ``retract`` requeues running ones, ``in_place`` freezes them."""
         return self.call(lambda: self._pause(mode))
 
     def resume(self) -> "Future[None]":
-        """Step again."""
+        """Continue after a pause."""
         return self.call(self._resume)
 
     def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
@@ -191,7 +191,7 @@ class Engine:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # What the loop thread does.
+    # Methods for the loop thread.
 
     def _loop(self) -> None:
         if self._threads:
@@ -203,11 +203,11 @@ class Engine:
             self.turn(block=self.paused or not self.scheduler.unfinished)
 
     def build(self) -> None:
-        """Make the runner; ``ready`` tells the outcome. For the loop thread, or for who drives :meth:`turn` himself."""
+        """Make the runner; ``ready`` holds the result. For the loop thread, or a caller of :meth:`turn`."""
         settle(self.ready, self._build)
 
     def turn(self, *, block: bool = False) -> None:
-        """One turn of the loop: commands, prefills, one decode step.
+        """Run one turn of the loop: commands, prefills, one decode step.
 
         Args:
             block: Wait for a command first.
@@ -219,8 +219,8 @@ class Engine:
     def _obey(self, *, block: bool) -> None:
         """Run queued commands, waiting for one if there is nothing else to do.
 
-        Requests rarely come alone: after the first one, those close behind it are waited for, so that a group's
-        members share a prefill instead of the first starting ahead.
+        Requests rarely come alone. After the first request it waits for those that follow closely, so that the
+        members of a group share one prefill.
         """
         if block:
             self._commands.get()()
@@ -246,7 +246,7 @@ class Engine:
             self._guarded(list(self.scheduler.running), self._decode)
 
     def _guarded(self, involved: Sequence[Request], step: Callable[[], object]) -> None:
-        """The engine-loop boundary: an exception of a step becomes the error of its requests."""
+        """Turn an exception of a step into the error of its requests; this is the boundary of the engine's loop."""
         try:
             step()
         except Exception as error:
@@ -283,7 +283,7 @@ class Engine:
         self._sample(members, logits[rows])
 
     def _prefill_scored(self, group: list[Request], slots: range) -> torch.Tensor:
-        """Prefill a group of which some want prompt logprobs, or nothing else."""
+        """Prefill a group in which at least one request wants prompt logprobs, and set those logprobs."""
         starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
         score_from = min(starts, default=len(group[0].prefix))
         logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from)
@@ -320,7 +320,7 @@ class Engine:
                 self._report(request)
 
     def _sweep(self) -> None:
-        """Free the slots of ended requests, from the last one down so that moves stay valid."""
+        """Free the slots of ended requests, the last slot first so that moves stay valid."""
         for slot in range(len(self.scheduler.running) - 1, -1, -1):
             request = self.scheduler.running[slot]
             if request.finish is not None:
@@ -361,7 +361,7 @@ class Engine:
             self._abort(lambda request: True, "aborted by a weight update")
         try:
             read = load(self.runner.loaded.model)
-        finally:  # what failed may have written some
+        finally:  # a load that failed may have written some tensors
             self.runner.weights_changed()
         self._weights += 1
         if not self.paused:
@@ -373,7 +373,7 @@ class Engine:
         return read
 
     def flush(self) -> bool:
-        """Give the cache's memory back; False if requests run. Loop thread only."""
+        """Release the cache's memory; returns False if requests run. For the loop thread only."""
         if self.scheduler.unfinished:
             return False
         self.runner.clear()

@@ -1,11 +1,11 @@
-"""A leaner forward for the common family (Llama, Mistral, Qwen 2 and 3, SmolLM) on CPU.
+"""A faster forward pass on CPU for one family of models (Llama, Mistral, Qwen 2 and 3, SmolLM).
 
-Guarantees: it computes what the model's own forward computes, up to float rounding; it is tried against that forward
-when it is made, and not used where they differ. Parameters stay what and where they are: :meth:`FastPath.repack` after
-a change is all that is needed. Models of another layout, devices or dtypes are left to their own forward.
+Guarantees: it computes what the model's own forward computes, up to float rounding; both are compared when it is made,
+and it is not used if they differ. The parameters are not moved or changed: after a weight change, only
+:meth:`FastPath.repack` is needed. Models with another layout, device or dtype use their own forward.
 
-How: a layer is six packed products instead of some fifty operators. Queries, keys and values are one product; the
-gate's activation, its product with the other branch and both residual sums are done by oneDNN inside the products;
+How: a layer is six packed matrix products instead of about fifty operators. Queries, keys and values are one product;
+oneDNN computes the gate's activation, its product with the other branch and both residual sums inside the products;
 query heads that share keys are one matrix, so no key is repeated.
 """
 
@@ -24,7 +24,7 @@ from agentrl.engine.packed_weights import can_pack
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 TRIED_TOKENS = 16
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}  # rounding makes 1e-5 and 0.1; a wrong layer some units
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}  # rounding gives 1e-5 and 0.1; a wrong layer gives more than 1
 log = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ class FastPath:
 
     @torch.inference_mode()
     def __init__(self, model: Any, operators: Operators) -> None:
-        """Pack now."""
+        """Pack the weights."""
         self.operators = operators
         self._model = model
         config = model.config.get_text_config()
@@ -56,23 +56,23 @@ class FastPath:
         }
 
     def repack(self) -> None:
-        """Copy the parameters into the packed layout again, but for those that were adopted since the last time."""
+        """Copy the parameters into the packed layout again, except those adopted since the last call."""
         for product in self._products:
             product.pack()
 
     def adopt(self, parameter: Tensor, values: Tensor) -> bool:
-        """Copy new values into a parameter and into the packed layout at once; False where that is not possible."""
+        """Copy new values into a parameter and its packed copy at once; returns False where that is not possible."""
         found = self._packed_weights.get(parameter.data_ptr())
         return found is not None and found[0].adopt(found[1], values)
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend, keep: Tensor | None = None) -> Tensor:
-        """Logits after tokens that lie in one row, of however many sequences.
+        """Computes logits of tokens in one packed row, which may hold several sequences.
 
         Args:
-            tokens: int64 ``[tokens]``.
-            positions: Position of each in its sequence, int64 ``[tokens]``.
+            tokens: Token ids, int64 ``[tokens]``.
+            positions: Position of each token in its sequence, int64 ``[tokens]``.
             attend: Attention over the batch.
-            keep: Indices whose logits are wanted, int64 ``[kept]``; ``None`` for all.
+            keep: Indices of the tokens whose logits are wanted, int64 ``[kept]``; ``None`` for all.
 
         Returns:
             ``[kept, vocab]``.
@@ -97,7 +97,7 @@ class FastPath:
 
 
 class _Layer:
-    """One decoder layer's products and norms."""
+    """Packed products and norms of one decoder layer."""
 
     def __init__(self, layer: Any, operators: Operators) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -116,13 +116,13 @@ class _Layer:
 
     @property
     def norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """Weights of the queries' and keys' own norms."""
+        """Weights of the norms of queries and keys; ``None`` where the model has none."""
         query, key = self._own_norms
         return (None if query is None else query.weight), (None if key is None else key.weight)
 
 
 def fits(model: Any) -> bool:
-    """Whether a model has the family's layout, on a device and in a dtype that oneDNN packs."""
+    """Whether a model has this family's layout, and a device and dtype that oneDNN can pack."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not layers or {type(layer).__name__ for layer in layers} - LAYERS:
         return False
@@ -138,11 +138,11 @@ def _qkv_biases_agree(layer: Any) -> bool:
 
 
 def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
-    """The fast path of a model; ``None`` where the layout is another, or where it does not give the same logits.
+    """Builds the fast path of a model; ``None`` if the layout does not fit or the logits differ.
 
     Args:
         model: A causal language model.
-        compiled: Whether a compiler is used where there is one.
+        compiled: Whether to use a C++ compiler where there is one.
     """
     if not fits(model):
         return None
@@ -150,7 +150,7 @@ def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
     path = FastPath(model, TorchOperators() if library is None else NativeOperators(library))
     difference = mean_difference(path, model)
     allowed = TOLERANCE.get(model.dtype, 0.0)
-    if not difference <= allowed:  # NaN too
+    if not difference <= allowed:  # also true for NaN
         log.warning("the fast path differs from the model's own forward by %g on average: it is not used", difference)
         return None
     return path
@@ -158,9 +158,9 @@ def fast_path(model: Any, *, compiled: bool = True) -> FastPath | None:
 
 @torch.inference_mode()
 def mean_difference(path: FastPath, model: Any) -> float:
-    """Mean difference between both forwards' logprobs on a few tokens from all over the vocabulary.
+    """Mean difference between the logprobs of both forwards, on a few tokens from the whole vocabulary.
 
-    Not the first ones: on special tokens some models have activations so large that bfloat16 gives noise in both.
+    The first ids are left out: special tokens give some models such large activations that bfloat16 is noise in both.
     """
     vocab = model.config.get_text_config().vocab_size
     tokens = (torch.arange(TRIED_TOKENS) * 2 + 1) * vocab // (2 * TRIED_TOKENS)
@@ -171,7 +171,7 @@ def mean_difference(path: FastPath, model: Any) -> float:
 
 
 def _attend_to_itself(layer: int, mixed: Tensor, scale: float, *, kv_heads: int) -> Tensor:
-    """One causal sequence without a cache."""
+    """Causal attention over one sequence, without a cache."""
     query, key, value = (states.transpose(0, 1)[None] for states in parted(mixed, kv_heads))
     answer = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
     return answer[0].transpose(0, 1).flatten(1)

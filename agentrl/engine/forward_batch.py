@@ -1,9 +1,9 @@
-"""Layout of one forward pass: its tokens, and the slots that their keys and values are read from and written to.
+"""Layout of one forward pass: its tokens, and the slots from which it reads and to which it writes keys and values.
 
-Guarantees: nothing is padded; every token of several prompts' common beginning is computed once; a request's attention
-costs what its own length does, whatever runs beside it. Both kinds of batch are plain data: the leaner forward
-(:mod:`~agentrl.engine.attention`) and transformers' own (:mod:`~agentrl.engine.own_forward`) read
-the same.
+Guarantees: there is no padding; the common beginning of several prompts is computed once; the attention of a request
+costs as much as its own length needs, whatever runs beside it. Both kinds of batch are plain data, and both forward
+passes read them: the fast path (:mod:`~agentrl.engine.attention`) and the model's own
+(:mod:`~agentrl.engine.own_forward`).
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from agentrl.models.prefix_tree import PrefixTree
 
-VIEW_STEP = 16  # positions; the common view of a decode step is a multiple of it: aligned rows, few shapes
-ROW_COST = 256  # positions: what attending to one row by itself costs besides its length
+VIEW_STEP = 16  # the common view of a decode step is a multiple of so many positions: aligned rows, few shapes
+ROW_COST = 256  # fixed cost of attention for one row by itself, in positions
 
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens of one prompt that no prompt before it has, next to each other in the batch.
+    """Consecutive tokens in the batch: those of one prompt that no earlier prompt shares.
 
     Attributes:
-        slot: Slot that holds the whole prompt's keys and values.
+        slot: Slot with the keys and values of the whole prompt.
         first: Index of the first token in the batch.
-        count: Number of tokens; 0 if another prompt has them all.
-        length: Tokens of the slot up to and with the last one.
+        count: Number of tokens; 0 if another prompt has all of them.
+        length: Number of tokens in the slot, the last one of the run included.
     """
 
     slot: int
@@ -37,16 +37,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Tokens of some prompts.
+    """Layout of a prefill: the tokens to compute for some prompts.
 
     Attributes:
-        tokens: int64 ``[tokens]``.
-        positions: int64 ``[tokens]``.
-        runs: One per prompt.
+        tokens: Token ids, int64 ``[tokens]``.
+        positions: Position of each token in its prompt, int64 ``[tokens]``.
+        runs: One run per prompt.
         last: Index in the batch of each prompt's last token, int64 ``[prompts]``.
         write_slots: Slots to write to, int64 ``[writes]``; a token that two prompts share is written twice.
-        write_positions: int64 ``[writes]``.
-        write_tokens: Index in the batch, int64 ``[writes]``.
+        write_positions: Position of each write in its slot, int64 ``[writes]``.
+        write_tokens: Batch index of the token of each write, int64 ``[writes]``.
     """
 
     tokens: Tensor
@@ -60,19 +60,19 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """One token for each of the slots 0..slots-1, of which equal ones are computed once.
+    """Layout of a decode step: one token for each of the slots 0..slots-1; equal slots share one row.
 
     Attributes:
-        tokens: int64 ``[rows]``.
-        positions: int64 ``[rows]``.
+        tokens: Token ids, int64 ``[rows]``.
+        positions: Position of each token in its sequence, int64 ``[rows]``.
         rows: Slot that each row attends to, int64 ``[rows]``; ``None``: row ``i`` is slot ``i``.
-        lengths: Positions that each row attends to.
-        view: Positions that all rows attend to together, through ``mask``.
-        mask: ``[rows, view]``, added to scores.
-        alone: Rows that are longer than the view, and are computed by themselves.
-        write_slots: int64 ``[slots]``.
-        write_positions: int64 ``[slots]``.
-        write_tokens: Row that computes each slot's token, int64 ``[slots]``; ``None`` like ``rows``.
+        lengths: Number of positions that each row attends to.
+        view: Number of positions that all rows attend to together, through ``mask``.
+        mask: Attention mask, ``[rows, view]``, added to the scores.
+        alone: Rows that are longer than the view; their attention is computed row by row.
+        write_slots: Slot of each write, int64 ``[slots]``.
+        write_positions: Position of each write in its slot, int64 ``[slots]``.
+        write_tokens: Row that computes each slot's token, int64 ``[slots]``; ``None``: row ``i`` is slot ``i``.
     """
 
     tokens: Tensor
@@ -90,13 +90,13 @@ class Decode:
 def plan_prefill(
     prompts: Sequence[Sequence[int]], slots: Sequence[int], cached: Sequence[int], device: torch.device
 ) -> Prefill:
-    """Lay out prompts, of which some tokens are in their slots already.
+    """Lay out prompts whose leading tokens may already be in their slots.
 
     Args:
-        prompts: Ids of each.
-        slots: Slot of each.
-        cached: Leading tokens that are in the slot; fewer than the prompt has. Of two prompts that share more than the
-            cached tokens of one, the other must have as many or be a beginning of it: one tree was asked for both.
+        prompts: Token ids of each prompt.
+        slots: Slot of each prompt.
+        cached: Number of leading tokens in the slot, less than the prompt's length. If two prompts share more than the
+            cached tokens of one, the other must have as many or be a beginning of it: both come from one prefix tree.
         device: Device of the tensors.
     """
     tree, batch, write_slots, write_positions, write_tokens = PrefixTree(), _Numbers(), [], [], []
@@ -123,7 +123,7 @@ def plan_prefill(
 
 
 class _Numbers:
-    """Numbers nodes in the order in which they are first asked for."""
+    """Numbers nodes in the order of their first request."""
 
     def __init__(self) -> None:
         self.nodes: list[int] = []
@@ -151,9 +151,9 @@ def plan_decode(
 
     Args:
         tokens: Last token of each slot.
-        positions: Position of that token in its sequence.
+        positions: Position of each last token in its sequence.
         shared: For slots with equal tokens: one slot for each row, and the row of each slot.
-        capacity: Positions that a slot has room for.
+        capacity: Number of positions in a slot.
         dtype: Dtype of the mask.
         device: Device of the tensors.
     """
@@ -181,7 +181,7 @@ def plan_decode(
 
 
 def common_view(lengths: Sequence[int]) -> int:
-    """Length up to which all rows are attended to together, so that the whole costs least; longer ones go alone."""
+    """Chooses the length up to which rows share one attention call, for the lowest total cost; longer rows go alone."""
     best, cost, alone = 0, 0, 0
     for place, length in enumerate(sorted(lengths, reverse=True)):
         together = length * len(lengths) + alone

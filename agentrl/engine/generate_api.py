@@ -1,7 +1,7 @@
-"""``POST /generate``, as SGLang 0.5.23 has it.
+"""Handler of ``POST /generate``, compatible with SGLang 0.5.23.
 
-Guarantees: the output ids are exactly what was sampled, the stop token included; the text leaves it out. A batch or
-``n > 1`` answers a list, prompt by prompt. Streams carry cumulative fields and end with ``data: [DONE]``.
+Guarantees: the output ids are exactly the sampled ids, the stop token included; the text leaves it out. The answer to a
+batch or ``n > 1`` is a list, prompt by prompt. Streams carry cumulative fields and end with ``data: [DONE]``.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -32,10 +32,10 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """A valid body of ``/generate``.
+    """Validated body of a ``/generate`` call.
 
     Attributes:
-        prompts: One or more prompts.
+        prompts: Prompts of the call, at least one.
         batch: Whether the answer is a list.
         logprobs: Whether to return logprobs.
         stream: Whether to stream.
@@ -53,7 +53,7 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
     """Validate a body.
 
     Raises:
-        BadRequestError: If anything in it is wrong.
+        BadRequestError: If a value is wrong or unsupported.
     """
     for key in REFUSED:
         if body.get(key):
@@ -83,7 +83,7 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
 
 
 def _flag(body: dict[str, Any], key: str) -> bool:
-    """A boolean key, false by default; SGLang allows a list, which must agree with itself."""
+    """Reads a boolean key, false by default; SGLang allows a list, whose values must be equal."""
     value = body.get(key)
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         value = value[0]
@@ -97,7 +97,7 @@ def _rid(value: Any) -> str:
 
 
 def _inputs(body: dict[str, Any], service: Service) -> tuple[list[tuple[int, ...]], bool]:
-    """The prompts as ids, and whether they came as a batch."""
+    """Returns the prompts as token ids, and whether they came as a batch."""
     ids, text = body.get("input_ids"), body.get("text")
     if (ids is None) == (text is None):
         raise BadRequestError("give exactly one of input_ids and text")
@@ -115,7 +115,7 @@ def _inputs(body: dict[str, Any], service: Service) -> tuple[list[tuple[int, ...
 
 
 def _spread(key: str, value: Any, count: int, batch: bool) -> list[Any]:
-    """One value for each prompt: a list in a batch is taken item by item, anything else is repeated."""
+    """Gives each prompt a value: a list in a batch has one item per prompt, any other value is repeated."""
     if key == "rid" and batch and isinstance(value, str):
         return [f"{value}_{index}" for index in range(count)]
     if not (batch and isinstance(value, list)):
@@ -141,7 +141,7 @@ async def generate(http: HttpRequest) -> Response:
 async def _events(
     service: Service, call: GenerateCall, updates: AsyncGenerator[list[Request], None], requests: list[Request] | None
 ) -> AsyncIterator[bytes]:
-    """Cumulative answers of whatever has news."""
+    """Yields the cumulative answers of requests with new tokens."""
     sent: dict[str, tuple[int, bool]] = {}
     try:
         while requests is not None:
@@ -160,7 +160,7 @@ async def _events(
 
 
 def _answer(service: Service, call: GenerateCall, request: Request) -> dict[str, Any]:
-    """SGLang's answer for one request."""
+    """Builds SGLang's answer for one request."""
     answer = {
         "text": service.text(request),
         "output_ids": list(request.output),

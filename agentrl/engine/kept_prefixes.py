@@ -1,11 +1,11 @@
-"""Keys and values of what was computed before, for prompts that begin the same: a radix tree over token ids.
+"""The prefix cache: a radix tree over token ids with the keys and values of earlier sequences.
 
-Guarantees: what is kept was computed with the current weights (:meth:`KeptPrefixes.forget` follows every change); a
-beginning that several sequences share is stored once; at most ``capacity`` tokens are kept, those used last; at least
-one token of a prompt is left to compute, because its logits are wanted.
+Guarantees: its keys and values come from the current weights (:meth:`KeptPrefixes.forget` follows every change); a
+beginning that several sequences share is stored once; it holds at most ``capacity`` tokens, the most recently used; at
+least one token of a prompt is left to compute, because its logits are wanted.
 
-System prompts and worked examples come again with every request, a group's prompt with each of its members, and a
-conversation with each of its turns: only what follows is new. A long prompt is computed in parts by keeping each part.
+System prompts and worked examples repeat with every request, a group's prompt with each of its members, and a
+conversation with each of its turns; only the rest is new. A long prompt is computed in parts by keeping each part.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from agentrl.engine.slots import Piece, SlotCache
 from agentrl.models.prefix_tree import common_prefix
 
-LEAST = 16  # tokens: below this a copy costs as much as computing them
+LEAST = 16  # tokens; for fewer, a copy costs as much as computing them
 
 
 class _Edge:
-    """Tokens after a parent's, with their keys and values."""
+    """Tree edge: the tokens that follow its parent's, with their keys and values."""
 
     def __init__(self, parent: "_Edge | None", ids: tuple[int, ...], piece: Piece | None) -> None:
         self.parent = parent
@@ -29,29 +29,29 @@ class _Edge:
 
 
 class KeptPrefixes:
-    """Beginnings of sequences and their cache.
+    """Holds beginnings of sequences with their keys and values.
 
     Args:
-        cache: Slots of the running requests.
-        capacity: Most tokens; 0 keeps nothing.
+        cache: Keys and values of the running requests.
+        capacity: Most tokens to hold; 0 disables the prefix cache.
     """
 
     def __init__(self, cache: SlotCache, capacity: int) -> None:
         """Start with an empty tree."""
         self.capacity = capacity
         self.tokens = 0
-        self.reused_tokens = 0  # that needed not be computed so far
+        self.reused_tokens = 0  # prompt tokens so far that were taken from here instead of computed
         self._cache = cache
         self._root = _Edge(None, (), None)
         self._clock = itertools.count(1)
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """Leading tokens of a prompt that need not be computed."""
+        """Number of leading tokens of a prompt that need not be computed."""
         length = min(sum(count for _, count in self._walk(tuple(prompt))), len(prompt) - 1)
         return length if length >= LEAST else 0
 
     def restore(self, prompt: Sequence[int], slot: int) -> int:
-        """Write what is kept of a prompt into a slot; how many tokens that were."""
+        """Write the kept leading tokens of a prompt into a slot; returns their number."""
         length, at = self.shared(prompt), 0
         for edge, count in self._walk(tuple(prompt[:length])):
             assert edge.piece is not None
@@ -61,7 +61,7 @@ class KeptPrefixes:
         return length
 
     def _walk(self, ids: tuple[int, ...]) -> Iterator[tuple[_Edge, int]]:
-        """Edges along a sequence, and how many tokens of each; all of them but for the last one."""
+        """Yields the edges along a sequence with their number of matching tokens: all, except on the last edge."""
         edge, at, now = self._root, 0, next(self._clock)
         while at < len(ids) and (child := edge.children.get(ids[at])) is not None:
             count = common_prefix(child.ids, ids[at : at + len(child.ids)])
@@ -73,7 +73,7 @@ class KeptPrefixes:
             edge, at = child, at + count
 
     def keep(self, ids: Sequence[int], slot: int) -> None:
-        """Keep a sequence whose first ``len(ids)`` positions are in a slot; copies only what is not kept yet."""
+        """Keep a sequence whose first ``len(ids)`` positions are in a slot; copies only tokens not kept yet."""
         whole = tuple(ids[: self.capacity])
         if len(whole) < LEAST:
             return
@@ -91,7 +91,7 @@ class KeptPrefixes:
         self.tokens += len(leaf.ids)
 
     def _split(self, edge: _Edge, count: int) -> _Edge:
-        """Cut an edge in two; its first part."""
+        """Cut an edge in two; returns the first part."""
         assert edge.parent is not None and edge.piece is not None
         first = _Edge(edge.parent, edge.ids[:count], edge.piece.part(0, count))
         first.used = edge.used
@@ -102,7 +102,7 @@ class KeptPrefixes:
         return first
 
     def _make_room(self, count: int, spared: _Edge) -> None:
-        """Drop the leaves used longest ago until so many more tokens fit; never the path that is continued."""
+        """Drop the least recently used leaves until ``count`` more tokens fit, but never the path to ``spared``."""
         path = set()
         edge: _Edge | None = spared
         while edge is not None:
@@ -125,6 +125,6 @@ class KeptPrefixes:
                 yield edge
 
     def forget(self) -> None:
-        """Drop everything: the weights have changed, or memory is wanted back."""
+        """Drop everything: after a weight change, or to release memory."""
         self._root.children.clear()
         self.tokens = 0

@@ -1,8 +1,8 @@
-"""A LoRA adapter in PEFT's format, added to the live weights in place.
+"""Adds a LoRA adapter in PEFT's format to the live weights, in place.
 
-Guarantees: an adapter counts from the latest whole weights, whatever adapter was there before; it is added whole or not
-at all; its base is kept beside it and can be proven, in the live weights' own dtype. What this engine cannot add
-exactly (other kinds of adapters, biases, modules saved whole) is refused.
+Guarantees: an adapter is added to the latest full weights, whatever adapter was loaded before; it is added completely
+or not at all; a copy of the base weights is kept, in the live dtype, and its digests are available. Adapters that this
+engine cannot add exactly (other kinds, biases, modules saved in full) are refused.
 """
 
 import json
@@ -22,7 +22,7 @@ from agentrl.engine.weight_store import DIGESTS, raw_bytes
 CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-PLAIN = {  # keys of a config that change what is computed, and the values that this engine knows
+PLAIN = {  # config keys that change the computation -> values that this engine supports
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_rslora": (False,),
@@ -36,13 +36,13 @@ PLAIN = {  # keys of a config that change what is computed, and the values that 
 
 
 def is_adapter(folder: str) -> bool:
-    """Whether a folder holds an adapter instead of whole weights."""
+    """Whether a folder holds an adapter instead of full weights."""
     return (Path(folder) / CONFIG_FILE).is_file()
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Weight update of one layer: ``scale * up @ down``, transposed where the layer's weight is."""
+    """Weight update of one layer: ``scale * up @ down``, transposed if the layer stores its weight transposed."""
 
     down: Tensor
     up: Tensor
@@ -50,26 +50,26 @@ class _Pair:
     transposed: bool
 
     def change(self) -> Tensor:
-        """float32, in the shape of the layer's weight."""
+        """Computes the update in float32, in the shape of the layer's weight."""
         product = self.up.float() @ self.down.float() * self.scale
         return product.t() if self.transposed else product
 
 
 class LiveAdapter:
-    """The adapter that the live weights include, and the weights that they would be without it."""
+    """Holds the adapter that the live weights include, and a copy of the weights without it."""
 
     def __init__(self) -> None:
         self._base: dict[str, Tensor] = {}  # name of a live tensor -> its copy
-        self._tensors: dict[str, Tensor] = {}  # as they stood in the file
+        self._tensors: dict[str, Tensor] = {}  # the adapter's tensors as read from the file
 
     def load(self, model: nn.Module, folder: str) -> int:
-        """Put a folder's adapter in the place of the one before.
+        """Replace the current adapter by a folder's.
 
         Returns:
             Bytes read.
 
         Raises:
-            BadRequestError: If anything does not fit; nothing was changed then.
+            BadRequestError: If the adapter does not fit the model; nothing was changed then.
         """
         tensors = _read(folder)
         pairs = _pairs(tensors, _config(folder))
@@ -86,11 +86,11 @@ class LiveAdapter:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     def forget(self, model: nn.Module, written: Container[str] | None) -> None:
-        """Take the adapter out; for when weights were written.
+        """Remove the adapter after other weights were written.
 
         Args:
             model: The live model.
-            written: Names of live tensors that have new values, which stay; None for all.
+            written: Names of live tensors with new values, which stay; ``None`` for all.
         """
         if self._base and written is not None:
             live = dict(model.state_dict())
@@ -101,7 +101,7 @@ class LiveAdapter:
         self._base, self._tensors = {}, {}
 
     def digests(self, action: str) -> dict[str, str]:
-        """Digests of the adapter's tensors, under PEFT's names, and of the weights beneath it (``.base_layer.``)."""
+        """Digests of the adapter's tensors, under PEFT's names, and of the weights without it (``.base_layer.``)."""
         digest = DIGESTS[action]
         beneath = {name.removesuffix("weight") + "base_layer.weight": base for name, base in self._base.items()}
         return {name: digest(raw_bytes(tensor)) for name, tensor in (self._tensors | beneath).items()}
@@ -112,7 +112,7 @@ def _read(folder: str) -> dict[str, Tensor]:
         found = load_file(Path(folder) / ADAPTER_FILE)
     except (SafetensorError, OSError) as error:
         raise BadRequestError(f"cannot read {folder}: {error}") from error
-    return {name: tensor.clone() for name, tensor in found.items()}  # the file is mapped, and written again later
+    return {name: tensor.clone() for name, tensor in found.items()}  # the mapped file is overwritten later
 
 
 def _config(folder: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _config(folder: str) -> dict[str, Any]:
 
 
 def _pairs(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, _Pair]:
-    """Name of a live tensor -> what is added to it."""
+    """Maps names of live tensors to their weight updates."""
     layers = sorted({name.removesuffix(DOWN).removesuffix(UP) for name in tensors})
     wanted = {layer + part for layer in layers for part in (DOWN, UP)}
     if not layers or wanted != tensors.keys() or not all(layer.startswith(PREFIX) for layer in layers):
@@ -145,7 +145,7 @@ def _pairs(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, _Pai
 
 
 def _check(pairs: dict[str, _Pair], live: dict[str, Tensor]) -> None:
-    """Refuse layers that the live model does not have, and other shapes."""
+    """Refuse updates of layers that the live model does not have, or with wrong shapes."""
     for name, pair in pairs.items():
         if name not in live:
             raise BadRequestError(f"the adapter is for {name}, which the model does not have; nothing was loaded")

@@ -1,8 +1,8 @@
-"""Loading a Hugging Face folder for generation.
+"""Loads a model for generation from a folder in Hugging Face's format.
 
-Guarantees: only models whose every layer attends to the whole past are taken (a sliding window within the context
-counts); others are refused by name, because their cache would silently be wrong. End tokens come from the generation
-config, the config and the tokenizer together.
+Guarantees: only models are accepted in which every layer attends to the whole past (a sliding window is accepted if it
+is not shorter than the context); others are refused by name, because their cache would be wrong without an error. End
+tokens come from the generation config, the config and the tokenizer together.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import torch
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.models.tree_support import limited_attention, not_for_trees
 
-DEFAULT_CONTEXT = 4096  # for a config that states no maximum
+DEFAULT_CONTEXT = 4096  # for a config without a maximum
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,13 +27,13 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        path: Folder it came from.
+        path: Folder of the model.
         model: A transformers causal language model, in eval mode, on its device.
         tokenizer: The model's tokenizer.
         context_length: Most tokens of prompt and output together.
         eos_ids: All end tokens.
-        vocab_size: Rows of the embedding; ids must be below.
-        layers: Attention layers.
+        vocab_size: Number of rows of the embedding; ids must be below.
+        layers: Number of attention layers.
     """
 
     path: str
@@ -56,12 +56,12 @@ class LoadedModel:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype for ``auto``, ``float32``, ``float16`` or ``bfloat16`` on a device."""
+    """Chooses the dtype for ``auto``, ``float32``, ``float16`` or ``bfloat16`` on a device."""
     return DTYPES[resolved_dtype(name, device.type)]
 
 
 def pick_device(name: str) -> torch.device:
-    """The device for ``auto`` (CUDA if there is one) or a torch device name."""
+    """Chooses the device for ``auto`` (CUDA if there is one) or a torch device name."""
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,13 +74,13 @@ def load_model(path: str, dtype: str = "auto", device: str = "auto", context_len
         path: Folder in Hugging Face's format.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         device: ``auto`` or a torch device name.
-        context_length: Tokens; None takes the model's maximum.
+        context_length: Most tokens of prompt and output; ``None`` takes the model's maximum.
 
     Returns:
         The loaded model.
 
     Raises:
-        ModelError: If it cannot be served.
+        ModelError: If the model cannot be served.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,7 +107,7 @@ def load_model(path: str, dtype: str = "auto", device: str = "auto", context_len
 
 
 def _context_length(config: Any, asked: int | None) -> int:
-    """The context to serve, within what the model knows."""
+    """Returns the context length to serve, at most the model's maximum."""
     known = getattr(config, "max_position_embeddings", None)
     if asked is None:
         return known or DEFAULT_CONTEXT
@@ -117,7 +117,7 @@ def _context_length(config: Any, asked: int | None) -> int:
 
 
 def _check_attention(model: Any, context: int) -> None:
-    """Refuse layers that need another cache, and models that cannot compute prompts together."""
+    """Refuse models with layers that need another kind of cache, or that cannot compute packed prompts."""
     config = model.config.get_text_config()
     others = limited_attention(config, context)
     if others:
@@ -129,7 +129,7 @@ def _check_attention(model: Any, context: int) -> None:
 
 
 def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """End tokens named anywhere in the folder."""
+    """Collects the end tokens from generation config, config and tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for source in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):

@@ -86,13 +86,13 @@ def _envelope(
 
 
 def _usage(call: OpenAICall, requests: list[Request]) -> dict[str, int]:
-    """Token counts; a prompt counts once however many samples it has."""
+    """Counts tokens; a prompt counts once, whatever its number of samples."""
     prompt, completion = sum(len(prompt.ids) for prompt in call.prompts), sum(len(r.output) for r in requests)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _finish(request: Request) -> dict[str, Any]:
-    """``finish_reason`` and what matched."""
+    """Builds ``finish_reason`` and the stop that matched."""
     if request.finish is None:
         return {"finish_reason": None}
     return {"finish_reason": request.finish.kind, "matched_stop": request.finish.matched}
@@ -158,7 +158,7 @@ Delta = Callable[[Service, OpenAICall, Request, str, int], Choice]
 
 
 async def _stream(service: Service, call: OpenAICall, http: HttpRequest, kind: str, delta: Delta) -> Response:
-    """Start a stream; what is wrong with the call is still an HTTP status."""
+    """Start a stream; errors of the call itself are still answered by an HTTP status."""
     updates = service.stream(call.prompts, http)
     first = await anext(updates, None)
     head = {"id": uuid.uuid4().hex, "object": kind, "created": int(time.time()), "model": call.model}

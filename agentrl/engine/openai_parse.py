@@ -1,7 +1,7 @@
-"""Reading the bodies of OpenAI's endpoints.
+"""Validates the bodies of calls to OpenAI's endpoints.
 
-Guarantees: what this engine cannot do (other candidates' logprobs, forced tool choice, guided output) is refused by
-name; ``input_ids`` is taken as it is, so a multi-turn client stays token-exact.
+Guarantees: features that this engine lacks (other candidates' logprobs, forced tool choice, guided output) are refused
+by name; ``input_ids`` is used unchanged, so a multi-turn client stays token-exact.
 """
 
 from dataclasses import dataclass, replace
@@ -36,16 +36,16 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 @dataclass(frozen=True)
 class OpenAICall:
-    """A valid body.
+    """Validated body of a call.
 
     Attributes:
-        prompts: One or more prompts.
-        model: Name to echo.
+        prompts: Prompts of the call, at least one.
+        model: Model name that the answer repeats.
         logprobs: Whether to return logprobs.
         stream: Whether to stream.
         usage: Whether a stream ends with a usage chunk.
         output_ids: Whether to return token ids of the output and the prompt.
-        prompt_ids: Whether to return the prompt's.
+        prompt_ids: Whether to return the token ids of the prompt.
         meta: Whether to return ``meta_info``.
     """
 
@@ -153,7 +153,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _content(content: Any) -> str:
-    """A message's content as one string; None (a message of tool calls only) is empty."""
+    """Returns a message's content as one string; ``None`` (a message of tool calls only) becomes the empty string."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
@@ -164,7 +164,7 @@ def _content(content: Any) -> str:
 
 
 def _render(body: dict[str, Any], messages: list[dict[str, Any]], service: Service) -> tuple[int, ...]:
-    """Messages through the model's chat template."""
+    """Renders messages with the model's chat template; returns token ids."""
     tokenizer = service.loaded.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise BadRequestError(f"{service.model_path} has no chat template: use /v1/completions, or send input_ids")

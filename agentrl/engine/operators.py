@@ -1,7 +1,7 @@
-"""The operators of the leaner forward: by torch and oneDNN alone, or compiled on this machine.
+"""The operators of the fast path: from torch and oneDNN alone, or compiled on this machine.
 
-Guarantees: both compute the same up to float rounding; parameters stay what and where they are, and
-:meth:`Product.pack` must follow every change of them.
+Guarantees: both compute the same up to float rounding; the parameters are not moved or changed.
+:meth:`Product.pack` must follow every change of the parameters.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Operators(Protocol):
 
 
 class TorchOperators:
-    """Torch's, with the products by oneDNN: activation and sums happen inside them."""
+    """Operators of torch, with products by oneDNN that include activation and sums."""
 
     name = "torch"
 
@@ -92,7 +92,7 @@ class TorchOperators:
         return _OneDnnProduct(linears)
 
     def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """In float32, as the models do it; torch's own takes seven operators on a CPU."""
+        """Root-mean-square norm in float32, as in the models; torch's own takes seven operators on a CPU."""
         single = states.float()
         squares = torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_()
         return weight * (single * torch.rsqrt(squares / single.shape[-1] + epsilon)).to(states.dtype)
@@ -137,7 +137,7 @@ class _OneDnnProduct:
 
 
 class NativeOperators:
-    """Compiled ones. Products of bfloat16 are left to oneDNN where the CPU has matrix units (AMX), or no other way.
+    """Compiled operators. oneDNN computes products in bfloat16 on CPUs with matrix units (AMX), and those not compiled.
 
     Args:
         native: The library.
@@ -146,7 +146,7 @@ class NativeOperators:
     name = "compiled"
 
     def __init__(self, native: Native) -> None:
-        """Remember it."""
+        """Remember the library."""
         self.native = native
 
     def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:

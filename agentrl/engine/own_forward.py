@@ -1,4 +1,4 @@
-"""A batch through a model's own forward, as a cache that transformers models accept.
+"""Runs a batch through a model's own forward, with a cache class that transformers models accept.
 
 Guarantees: works for any decoder that takes ``cache`` and a 4-D mask; no key is copied for a plain decode step. Rows
 that are much longer than the others, and prompts that begin differently in their slots, get a pass of their own.
@@ -16,7 +16,7 @@ from agentrl.engine.slots import SlotCache
 
 
 class _Layer(CacheLayerMixin):
-    """One layer: stores what a pass computes, and says what it attends to."""
+    """Cache of one layer: stores new keys and values, and returns those that the queries attend to."""
 
     is_sliding = False
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights oneDNN keeps in its own layout: about twice as fast as MKL at 8 to 128 rows on CPU.
+"""Packs weights of linear layers into oneDNN's layout: about twice as fast as MKL at 8 to 128 rows on CPU.
 
 Guarantees: the parameters stay what and where they are (in-place loading and checksums see them); a packed layer
 computes the same product up to float32 rounding; where the operators are missing or do not fit the dtype, nothing is
@@ -31,7 +31,7 @@ class PackedLinears:
     """All linear layers of a model, packed where that helps.
 
     Args:
-        model: Its ``nn.Linear`` modules (no subclasses) get a new forward.
+        model: Model whose ``nn.Linear`` modules (no subclasses) get a new forward.
     """
 
     @torch.inference_mode()

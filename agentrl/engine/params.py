@@ -1,7 +1,7 @@
 """Sampling parameters of a request, validated.
 
 Guarantees: a :class:`SamplingParams` that exists is valid: every number is finite and in range, so the loop thread
-never has to doubt it. An unknown key is an error that lists the known ones; a feature that this engine lacks is
+need not check it again. An unknown key is an error that lists the known ones; a feature that this engine lacks is
 refused unless its value is the neutral one (``repetition_penalty=1.0``), never ignored.
 """
 
@@ -110,7 +110,7 @@ def parse_params(raw: Mapping[str, Any] | None) -> SamplingParams:
 
 
 def _field(key: str, value: Any) -> Any:
-    """One validated value of :class:`SamplingParams`."""
+    """Validates one value of :class:`SamplingParams`."""
     match key:
         case "max_new_tokens" | "min_new_tokens":
             return integer(key, value, 0, MAX_INT)

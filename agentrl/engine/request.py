@@ -1,4 +1,4 @@
-"""One request's life as data: its prompt, what was sampled for it, and why it ended.
+"""State of one request: its prompt, its sampled tokens, and the reason for its end.
 
 Guarantees: outputs only grow (a retracted request keeps what it sampled); a request finishes exactly once; the random
 stream belongs to the request, so its tokens depend on its seed and never on its neighbours; every sampled token lies
@@ -102,12 +102,12 @@ class Request:
 
     @property
     def footprint(self) -> int:
-        """Most tokens it may come to have."""
+        """Most tokens, prompt and output, that the request may reach."""
         return len(self.prompt) + self.limit
 
     @property
     def cached(self) -> tuple[int, ...]:
-        """Tokens whose keys and values are in its slot while it runs: all but the last one."""
+        """Tokens whose keys and values are in the slot while the request runs: all but the last one."""
         return (*self.prompt, *self.output)[:-1] if self.output else self.prompt
 
     @property
@@ -126,7 +126,7 @@ class Request:
         return self.stop_ids if len(self.output) < self.params.min_new_tokens else frozenset()
 
     def enqueue(self) -> None:
-        """Fix what the next prefill runs over."""
+        """Set the tokens of the next prefill."""
         self.prefix = self.prompt + tuple(self.output)
         self.prefix_hash = hash(self.prefix)
 

@@ -28,7 +28,7 @@ def error_response(message: str, status: int) -> Response:
 
 
 def event(content: Any) -> bytes:
-    """One server-sent event."""
+    """Encodes one server-sent event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
@@ -45,7 +45,7 @@ async def json_body(http: HttpRequest, *, optional: bool = False) -> dict[str, A
         optional: Whether an empty body means an empty object.
 
     Raises:
-        BadRequestError: If it is no JSON object.
+        BadRequestError: If the body is no JSON object.
     """
     raw = await http.body()
     if optional and not raw.strip():
@@ -70,7 +70,7 @@ def weight_version(request: Request, current: str) -> str:
 
 
 def meta_info(request: Request, current_version: str, *, logprobs: bool) -> dict[str, Any]:
-    """SGLang's ``meta_info`` of a request as far as it is.
+    """SGLang's ``meta_info`` of a request up to its latest token.
 
     Args:
         request: Running or finished.

@@ -1,9 +1,8 @@
 """Forward passes over the slots: prefill some prompts, decode one token for all.
 
-Guarantees: logits equal the model's own forward (to 1e-4 in float32), whatever runs beside; identical prompts of a
-group are computed once, and so is what prompts of one prefill begin with in common and what slots with the same
-tokens decode; what earlier sequences began with is not computed again; a prefill pads nothing. Knows requests only as
-ids and lengths.
+Guarantees: logits equal those of the model's own forward (to 1e-4 in float32), whatever runs beside; these are computed
+once: identical prompts of a group, common beginnings of prompts in one prefill, the next token of slots with the same
+tokens, and beginnings in the prefix cache. A prefill has no padding. The runner knows only ids and lengths of requests.
 """
 
 from collections.abc import Hashable, Sequence
@@ -27,7 +26,7 @@ TWINS_PAY = 0.8  # share of distinct slots below which a step computes them once
 
 
 class ModelRunner:
-    """A model, its packed linears and its cache.
+    """Runs a model with packed linear layers and its cache.
 
     Args:
         loaded: The model.
@@ -151,7 +150,7 @@ class ModelRunner:
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], twins: Sequence[Hashable] | None = None
     ) -> Tensor:
-        """One step for the slots 0..batch-1.
+        """Decodes one token for each of the slots 0..batch-1.
 
         Args:
             tokens: Last token of each slot.

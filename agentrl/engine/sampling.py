@@ -1,4 +1,4 @@
-"""Drawing one token per row from float32 logits, exactly.
+"""Samples one token per row from float32 logits, exactly.
 
 Guarantees: a plain row's token follows softmax(logits / T) over the whole vocabulary, down to probabilities of 1e-15
 (one double-precision uniform per token; float32 uniforms cannot reach below 6e-8). The logprob is always
@@ -24,11 +24,11 @@ BLOCK = 128  # 49,152 logits make 384 blocks: both levels of the search stay sho
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token per row.
+    """Sampled tokens, one per row.
 
     Attributes:
         tokens: Sampled ids, [rows].
-        logprobs: Their logprobs, [rows].
+        logprobs: Logprobs of the sampled ids, [rows].
         broken: Rows whose logits are not usable.
     """
 
@@ -89,7 +89,7 @@ def _blocks(weights: Tensor) -> Tensor:
 
 
 def _ban(weights: Tensor, sums: Tensor, requests: Sequence[Request]) -> bool:
-    """Zero what may not be sampled, in place; whether anything was."""
+    """Set the weights of banned ids to zero, in place; returns whether there were any."""
     changed = False
     for row, request in enumerate(requests):
         if request.banned:
@@ -104,7 +104,7 @@ def _draw(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         weights: Unnormalised probabilities, float32 [rows, blocks, BLOCK].
-        sums: Their block sums, float64 [rows, blocks].
+        sums: Block sums of the weights, float64 [rows, blocks].
         uniforms: float64 [rows] in [0, 1).
 
     Returns:

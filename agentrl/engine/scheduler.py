@@ -1,4 +1,4 @@
-"""Which request runs in which slot, decided without a model, a clock or a thread.
+"""Assigns requests to slots; it needs no model, clock or thread.
 
 Guarantees: running requests fill slots 0..B-1 without a hole, and together never have more tokens than allowed; a
 request is in exactly one of waiting, running, finished; requests are admitted in order of arrival, except that those

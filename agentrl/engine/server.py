@@ -1,4 +1,4 @@
-"""The Starlette application: routes, and what an exception becomes.
+"""The Starlette application: routes, and the HTTP status of each exception.
 
 Guarantees: bad input is 400, a full queue or a loading model 503, a failed model step 500; all with
 ``{"error": {"message": ...}}``, and none stops the engine.

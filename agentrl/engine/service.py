@@ -1,4 +1,4 @@
-"""Between HTTP handlers (asyncio) and the loop thread: builds requests, waits for them, turns them into text.
+"""Connects HTTP handlers (asyncio) with the loop thread: builds requests, waits for them, decodes their text.
 
 Guarantees: handlers never touch the scheduler or the model; a handler that goes away (client disconnect,
 cancellation) aborts its requests; waiting uses callbacks, never polling.
@@ -31,7 +31,7 @@ class StepFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a call.
+    """Prompt of a call, with its sampling parameters.
 
     Attributes:
         ids: Token ids.

@@ -36,7 +36,7 @@ class Piece:
 
     Attributes:
         keys: Keys of each set of layers with equal shape, ``[layers, kv_heads, positions, dim]``.
-        values: The same.
+        values: Values, in the same shape.
     """
 
     keys: list[Tensor]
@@ -68,12 +68,12 @@ class SlotCache:
         self._values: list[Tensor] = []
 
     def keys(self, layer: int) -> Tensor:
-        """One layer's keys, ``[slots, kv_heads, length, key_dim]``."""
+        """Keys of one layer, ``[slots, kv_heads, length, key_dim]``."""
         kind, index = self._where[layer]
         return self._keys[kind][index]
 
     def values(self, layer: int) -> Tensor:
-        """One layer's values, ``[slots, kv_heads, length, value_dim]``."""
+        """Values of one layer, ``[slots, kv_heads, length, value_dim]``."""
         kind, index = self._where[layer]
         return self._values[kind][index]
 

@@ -1,4 +1,4 @@
-"""Replacing the live parameters from safetensors files, and proving what is live.
+"""Replaces the live parameters from safetensors files, and computes digests of the live ones.
 
 Guarantees: a load is whole or nothing: every name, shape and kind of dtype is checked against the live model before
 the first byte is written, and all parameters must be there. Values are copied in place, so views, ties and optimised
@@ -74,7 +74,7 @@ def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor]
     Args:
         model: The live model.
         folder: Folder with safetensors files.
-        adopt: Copies values into a parameter in another way, or says that it cannot.
+        adopt: Function that copies values into a parameter and its packed copy; returns False if it cannot.
 
     Returns:
         Bytes read.
@@ -104,10 +104,10 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
     """Copy some parameters into the live model; the others stay.
 
     Returns:
-        Their bytes.
+        Number of copied bytes.
 
     Raises:
-        BadRequestError: If one does not fit; nothing was changed then.
+        BadRequestError: If a tensor does not fit; nothing was changed then.
     """
     targets = dict(model.state_dict())
     check_fit(targets, {name: (list(t.shape), t.is_floating_point()) for name, t in tensors.items()})

@@ -1,4 +1,4 @@
-"""The machine a process runs on: child processes, worker threads and processes, the cache folder, what it computes in.
+"""The machine a process runs on: child processes, worker threads and processes, cache folder, number type.
 
-Nothing here knows of models, environments or training; no torch.
+Nothing here depends on models, environments, training or torch.
 """

@@ -1,4 +1,4 @@
-"""How the entry point of a process begins: its arguments, and what ends it.
+"""Start of a process's entry point: its arguments, and the signals that end it.
 
 Guarantees: SIGTERM ends the process at once through its ``finally`` clauses, with the shell's code for it; so does the
 end of the process that started it, even by ``kill -9`` (Linux).
@@ -15,7 +15,7 @@ STOPPED = 128 + signal.SIGTERM  # the shell's code for a process ended by it
 
 
 def run_arguments(prog: str) -> argparse.ArgumentParser:
-    """A parser of what every process of a run is told; the caller adds its own.
+    """Makes a parser with the arguments that every process of a run gets; the caller adds its own.
 
     Args:
         prog: The module's name, for messages.

@@ -10,14 +10,14 @@ from typing import Any
 
 
 class WorkerTimeoutError(TimeoutError):
-    """The call took longer than it may."""
+    """The call exceeded its time limit."""
 
 
 class WorkerCrashedError(RuntimeError):
     """The worker process ended in the middle of the call.
 
     Attributes:
-        exit_code: Its exit status; negative is the signal that ended it, ``None`` where nobody knows.
+        exit_code: Exit status of the process; minus the signal number after a signal, ``None`` if unknown.
     """
 
     def __init__(self, message: str, exit_code: int | None = None) -> None:
@@ -42,10 +42,10 @@ def function_name(function: Callable[..., Any] | str) -> str:
 
 
 def checked_timeout(timeout: float) -> float:
-    """``timeout``, where it is a positive finite number.
+    """Returns ``timeout`` if it is a positive finite number.
 
     Raises:
-        ValueError: It is not.
+        ValueError: ``timeout`` is not a positive finite number.
     """
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout={timeout!r} must be a finite number of seconds above 0")

@@ -1,4 +1,4 @@
-"""Blocking code in processes that can be ended, and in threads that can be given up.
+"""Runs blocking code in worker processes that can be killed.
 
 Guarantees: a call that takes too long, or whose caller is cancelled, has its process killed, and only that one; a
 process that dies fails the call it was in and no other; both are replaced when the next call needs them. Processes are
@@ -51,7 +51,7 @@ SHARED_MEMORY = 4 << 30  # bytes: far above what a verifier needs, and below wha
 
 
 class _Worker:
-    """One process and its pipe; used by one thread, killed from any."""
+    """A worker process and its pipe; used by one thread, killed from any thread."""
 
     def __init__(self, memory: int | None) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a function prints is for people; stdout may be data of ours
+                stdout=2,  # a function's prints go to stderr: this process's stdout may carry data
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # out of Ctrl-C's reach, and a group to end with all it started
             )
@@ -80,7 +80,7 @@ class _Worker:
         """Wait for the interpreter."""
         try:
             if self._receive(START_SECONDS, "its start") != READY:
-                raise WorkerCrashedError("a worker process said something else than that it is ready")
+                raise WorkerCrashedError("a worker process did not report that it is ready")
         except WorkerTimeoutError:
             raise
         except (EOFError, OSError) as error:
@@ -90,7 +90,7 @@ class _Worker:
         """Send a call and wait for the answer.
 
         Raises:
-            WorkerTimeoutError: It took longer, or its imports took over START_SECONDS.
+            WorkerTimeoutError: The call exceeded its timeout, or its imports took over START_SECONDS.
             WorkerCrashedError: The process is gone.
         """
         try:
@@ -178,8 +178,8 @@ class WorkerPool:
         """Run a function in a worker process.
 
         Args:
-            function: One at the top level of a module, or ``"module:name"``, which is imported in the worker only.
-            args: Its arguments; they and the result are pickled.
+            function: Function at the top level of a module, or ``"module:name"``, imported in the worker only.
+            args: Positional arguments of ``function``; they and the result must be picklable.
             timeout: Seconds the function may take, from its start: neither the wait for a free worker, which is
                 bounded by the timeouts of those before it, nor the function's imports count.
 
@@ -187,9 +187,9 @@ class WorkerPool:
             What the function returns; what it raises is raised here, with the worker's traceback as a note.
 
         Raises:
-            WorkerTimeoutError: It took longer; its process was killed.
-            WorkerCrashedError: Its process ended (a signal, ``os._exit``, ``sys.exit``, out of memory).
-            WorkerCallError: It raised something that cannot be pickled.
+            WorkerTimeoutError: The function exceeded ``timeout``; its process was killed.
+            WorkerCrashedError: The process ended (a signal, ``os._exit``, ``sys.exit``, out of memory).
+            WorkerCallError: The function raised something that cannot be pickled.
             WorkerPoolClosedError: The pool is closed.
             TypeError: The function or an argument cannot be pickled.
         """
@@ -243,7 +243,7 @@ class WorkerPool:
         raise error
 
     def _worker(self) -> _Worker:
-        """This thread's process. Made in this thread: the kernel ends it with the thread that made it."""
+        """Returns this thread's process, started in this thread: the kernel ends it with the thread that started it."""
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None and worker.alive():
             return worker

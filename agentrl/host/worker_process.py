@@ -29,10 +29,10 @@ RETURNED, RAISED = b"+", b"-"  # the first byte of an answer
 
 
 def pack(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> bytes:
-    """A call as bytes, with where its function can be imported from.
+    """Packs a call into bytes, with the module and file of its function.
 
     Raises:
-        TypeError: It cannot be sent to another process.
+        TypeError: The function or an argument cannot be pickled.
         ValueError: A name is not ``module:name``.
     """
     if isinstance(function, str) and not all(function.partition(":")):
@@ -66,8 +66,8 @@ def main(fd: int, parent_pid: int, memory: int | None) -> None:
     """Serve calls from the connection ``fd``.
 
     Args:
-        fd: File descriptor of our end.
-        parent_pid: Who started us.
+        fd: File descriptor of this process's end of the connection.
+        parent_pid: Process id of the parent.
         memory: Bytes of data that this process may hold; ``None`` for no limit.
     """
     die_with_parent(parent_pid, signal.SIGKILL)
@@ -88,8 +88,8 @@ def answer(request: bytes, loaded: Callable[[], None]) -> bytes:
     """Carry out a call: the boundary between a function and its caller's process.
 
     Args:
-        request: From :func:`pack`.
-        loaded: Called when the function and its arguments are there.
+        request: Call in bytes, from :func:`pack`.
+        loaded: Called when the function and its arguments are loaded.
     """
     try:
         origin, call = pickle.loads(request)

@@ -117,7 +117,7 @@ def _fit(error: BaseException) -> BaseException:
 
 
 class ThreadCalls:
-    """Calls in threads, and which of them hang.
+    """Runs calls in threads, and records those that hang.
 
     Args:
         limit: Threads at most.
@@ -170,14 +170,14 @@ async def in_thread(function: Callable[..., Any], *args: Any, timeout: float) ->
 
     Args:
         function: Any callable.
-        args: Its arguments.
+        args: Positional arguments of ``function``.
         timeout: Seconds after which the call is given up; its thread runs on, its result is dropped.
 
     Returns:
         What the function returns.
 
     Raises:
-        WorkerTimeoutError: It took longer.
+        WorkerTimeoutError: The call exceeded ``timeout``.
         HungThreadsError: All threads are held by calls that were given up; the message names them.
     """
     return await _calls.call(function, *args, timeout=timeout)

@@ -97,9 +97,9 @@ class Sampler(Protocol):
 
 
 class Backend(Protocol):
-    """One server that generates from token ids and takes weights.
+    """A server that generates from token ids and loads weights.
 
-    What only some servers can do refuses by default; a run that needs it is refused before it starts, by the kind's
+    Optional methods raise an error by default; a run that needs one is refused before it starts, by the kind's
     :class:`~agentrl.inference.kinds.kind.Capabilities`. A kind for evaluation alone needs ``generate``, ``alive`` and
     ``close``.
 

@@ -13,13 +13,13 @@ from agentrl.core.episode import Message
 
 @dataclass(frozen=True)
 class Sampled:
-    """One answer.
+    """An answer, one choice of a completion.
 
     Attributes:
-        message: In OpenAI's shape.
+        message: Assistant message in OpenAI's shape.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
-        token_ids: ``[tokens]``.
-        logprobs: ``[tokens]``.
+        token_ids: Sampled ids, ``[tokens]``.
+        logprobs: Logprobs of the sampled ids, ``[tokens]``.
     """
 
     message: Message
@@ -35,7 +35,7 @@ def completion(
 
     Args:
         model: Name put into it.
-        answers: One per choice.
+        answers: Answers, one per choice.
         prompt_tokens: Length of the prompt.
         token_text: Text of one id, where logprobs were asked for.
     """

@@ -37,7 +37,7 @@ _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary(
 
 
 class ServerHttp:
-    """One server behind the process's pool.
+    """HTTP connection to one server, through the process's connection pool.
 
     Args:
         url: Base URL.

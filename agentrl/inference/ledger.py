@@ -36,7 +36,7 @@ class Ledger:
         return self.trajectory.nodes[index]
 
     def find(self, messages: Sequence[Any], tools: str) -> tuple[list[Message], int | None]:
-        """The messages that are not stored yet as part of a path that can be continued, and that path's last node.
+        """Finds the stored path to continue; returns the messages that follow it, and its last node.
 
         New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a
         whole. An ``openai`` message object that was given before is taken as unchanged.
@@ -46,7 +46,7 @@ class Ledger:
             tools: The conversation's tools as text; another set of tools is another conversation.
 
         Raises:
-            TypeError: One of them is no message.
+            TypeError: An element of ``messages`` is no message.
         """
         path = self._latest[: self._unchanged(messages, tools)]
         rest = [plain(message) for message in messages[len(path) :]]

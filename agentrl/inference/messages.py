@@ -17,7 +17,7 @@ def plain(message: Any) -> Message:
     """A message as a dict of its own, without unset fields.
 
     Raises:
-        TypeError: It is neither a dict nor one of ``openai``'s messages.
+        TypeError: ``message`` is neither a dict nor one of ``openai``'s messages.
     """
     if hasattr(message, "model_dump"):
         return message.model_dump(exclude_none=True)

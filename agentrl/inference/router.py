@@ -42,7 +42,7 @@ class _Server:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """One server, for people: ``state`` is ``serving``, ``leaving`` or ``gone``."""
+    """State of one server, for display: ``state`` is ``serving``, ``leaving`` or ``gone``."""
 
     url: str
     state: str
@@ -187,7 +187,7 @@ class Router:
 
 
 class Lease:
-    """One episode's place: a :class:`~agentrl.inference.backend.Sampler` that moves when its server goes."""
+    """Connection of one episode: a :class:`~agentrl.inference.backend.Sampler` that moves if its server goes."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -195,7 +195,7 @@ class Lease:
 
     @property
     def url(self) -> str:
-        """The server it is on now."""
+        """URL of the episode's current server."""
         return self._server.backend.url if self._server else "no server yet"
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:

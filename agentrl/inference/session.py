@@ -48,7 +48,7 @@ class SessionSettings:
 
 
 class ChatSession:
-    """One role's conversation in one episode.
+    """The conversation of one role in one episode.
 
     Args:
         backend: Server that samples.

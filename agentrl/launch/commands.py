@@ -13,7 +13,7 @@ from agentrl.inference.kinds.kind import ServerKind, ServerStart
 
 
 def server(kind: ServerKind, start: ServerStart, args: Iterable[str | int | float]) -> list[str]:
-    """One inference server with its own flags (``inference.args``); it ends with this process."""
+    """Command of an inference server with its own flags (``inference.args``); it ends with this process."""
     return tethered(*kind.command(start), *map(str, args))
 
 

@@ -21,7 +21,7 @@ from agentrl.weights.transport import BUFFERS, costs
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One line of the estimate, in bytes of one process."""
+    """Line of the memory estimate, in bytes of one process."""
 
     process: str
     what: str

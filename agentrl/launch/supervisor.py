@@ -29,7 +29,7 @@ class ChildFailed(RuntimeError):
 
 @dataclass
 class Child:
-    """One process.
+    """A supervised child process.
 
     Attributes:
         name: Name in messages and of the log file.
@@ -111,7 +111,7 @@ class Supervisor:
         """Wait until ``child`` has written its ready file; returns the file's JSON.
 
         Raises:
-            ChildFailed: It ended, another child failed, or the timeout passed.
+            ChildFailed: ``child`` ended, another child failed, or the timeout passed.
         """
         deadline = time.monotonic() + timeout
         while not ready_file.is_file():

@@ -1,7 +1,7 @@
-"""Publishes an adapter: it alone travels, and servers add it to the base weights that they hold.
+"""Publishes an adapter alone; the servers add it to the base weights that they hold.
 
 Guarantees: the manifest proves both parts. Beside the adapter's own fingerprints it has those of the frozen weights in
-the servers' dtype, computed once: a server whose base is another one is found out.
+the servers' dtype, computed once, so a server with another base is detected.
 """
 
 from collections.abc import Iterator

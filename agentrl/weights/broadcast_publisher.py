@@ -78,7 +78,7 @@ class Sender:
         """The group, made the first time.
 
         Raises:
-            RuntimeError: Not all servers came in time.
+            RuntimeError: Not all servers joined in time.
         """
         if self._group is None:
             self._group = UpdateGroup(self._store, self.name, 0, self._size, self._backend, self._seconds)
@@ -110,7 +110,7 @@ class BroadcastPublisher:
 
     @property
     def unchanged(self) -> float | None:
-        """Known where files were written."""
+        """Share of unchanged tensors; known only for versions written to files."""
         return self._files.unchanged
 
     def publish(self, version: int, offer: Offer) -> None:
@@ -200,6 +200,6 @@ def buckets(specs: list[TensorSpec], dtype: torch.dtype) -> tuple[tuple[TensorSp
 
 
 def reachable_host(urls: list[str]) -> str:
-    """This host as the servers see it: the loopback address when all of them stand on it, else its name."""
+    """Address of this host for the servers: the loopback address if all of them run here, else the host's name."""
     on_loopback = all(urlsplit(url).hostname in LOOPBACK for url in urls)
     return LOOPBACK[0] if on_loopback else socket.getfqdn()

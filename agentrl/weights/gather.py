@@ -1,4 +1,4 @@
-"""Whole weights out of their shards, one at a time, with the adapter added where one is trained.
+"""Gathers full weights from their shards, one at a time, with a trained adapter added.
 
 Guarantees: nothing is written to a parameter; what an adapter adds is computed in the parameters' own float32.
 """
@@ -32,7 +32,7 @@ class MergedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """That of the base."""
+        """Shape of the base weight."""
         return self.base.shape
 
     def full_tensor(self) -> Tensor:

@@ -38,7 +38,7 @@ class Committed:
 
 
 class WeightTransaction:
-    """Owns what the servers serve.
+    """Controls the version that the servers serve.
 
     Args:
         router: All servers.
@@ -65,7 +65,7 @@ class WeightTransaction:
             ``ranks``: URL of a server -> its ranks; ``by_file``: whether the next version must stand in a file.
 
         Raises:
-            InferenceError: A server does not say.
+            InferenceError: A server does not tell its number of ranks.
         """
         async with self._lock:
             servers = self._router.backends
@@ -80,7 +80,7 @@ class WeightTransaction:
         """Make ``manifest`` the served version.
 
         Raises:
-            WeightPushError: It could not be; the last committed version is served again.
+            WeightPushError: The push failed; the last committed version is served again.
         """
         async with self._lock:
             servers = self._router.backends
@@ -102,7 +102,7 @@ class WeightTransaction:
         """Bring a server to the committed version, then give it traffic.
 
         Raises:
-            InferenceError: It does not take the weights.
+            InferenceError: The server does not load the weights.
         """
         await backend.version()  # one that does not answer has nothing to wait for
         await self._lock.acquire()

@@ -1,4 +1,4 @@
-"""Which way new weights take to the servers, and what each way costs.
+"""Chooses the transport of new weights to the servers, and describes the costs of each.
 
 Guarantees: ``auto`` is decided from the recipe's servers and the free memory alone, and once: when a run starts
 (:mod:`agentrl.launch.resolve`).
@@ -28,7 +28,7 @@ def choose(
     nbytes: int,
     files_only: bool,
 ) -> Transport:
-    """The way for new weights.
+    """Chooses the transport for new weights.
 
     Args:
         asked: ``weights.transport``.
@@ -36,10 +36,10 @@ def choose(
             :class:`~agentrl.inference.kinds.kind.Capabilities`.
         urls: Servers that run already; those that a run starts stand on its own host.
         nbytes: Bytes of a version.
-        files_only: Whether what is sent has to be a file (an adapter alone).
+        files_only: Whether the weights can only be sent as a file (an adapter alone).
 
     Raises:
-        ValueError: The servers take weights in no way that reaches them.
+        ValueError: No transport that the servers support reaches them.
     """
     if asked != "auto":
         return asked
@@ -56,10 +56,10 @@ def choose(
 
 
 def require_room(nbytes: int) -> None:
-    """See that shared memory holds both buffers of a version.
+    """Check that shared memory has room for both buffers of a version.
 
     Raises:
-        OSError: It does not, or there is none.
+        OSError: Shared memory is missing or too small.
     """
     free = _free()
     if free < BUFFERS * nbytes:
@@ -70,7 +70,7 @@ def require_room(nbytes: int) -> None:
 
 
 def _free() -> int:
-    """Bytes that shared memory has room for."""
+    """Free bytes of shared memory."""
     return shutil.disk_usage(SHM).free if SHM.is_dir() else -1
 
 

@@ -1,4 +1,4 @@
-"""One sender and many receivers: the process group through which new weights go from a trainer to its servers.
+"""Process group through which a trainer broadcasts new weights to its servers.
 
 Guarantees: the group is one beside torch's default group, which need not exist; the sender listens on a free port and
 nobody waits longer than the given seconds. The wire is that of SGLang's ``/init_weights_update_group``: a TCP store,
@@ -39,7 +39,7 @@ class UpdateGroup:
         seconds: Longest time one operation may wait for the others.
 
     Raises:
-        RuntimeError: Not all members came in time.
+        RuntimeError: Not all members joined in time.
     """
 
     def __init__(self, store: TCPStore, name: str, rank: int, world_size: int, backend: str, seconds: float) -> None:

@@ -145,7 +145,7 @@ def test_outside_a_session_without_a_group_and_with_wrong_tensors_nothing_is_wai
     refused(sender.body({"no.such": torch.zeros(1)}), "unknown parameter names")
     refused(sender.body({"model.norm.weight": torch.zeros(31)}), "has shape [31] instead of")
     refused({**sender.body(good), "dtypes": ["float8"]}, "float8")
-    refused({**sender.body(good), "shapes": []}, "must have one length")
+    refused({**sender.body(good), "shapes": []}, "must have the same length")
     assert client.post("/end_weight_update", json={}).status_code == 200
 
 

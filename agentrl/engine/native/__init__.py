@@ -1,1 +1,1 @@
-"""Operators compiled on this machine: ``operators.cpp``, how it is built, and its functions for tensors."""
+"""Operators compiled on this machine: the source ``operators.cpp``, its build, and its functions on tensors."""

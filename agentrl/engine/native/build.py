@@ -1,8 +1,8 @@
-"""Operators of a decode step that are compiled on this machine, once, where it has a C++ compiler.
+"""Compiles the operators of a decode step, once per machine, where there is a C++ compiler.
 
-Guarantees: nothing needs them: without a compiler, or where the compiled code does not give torch's results, the
-engine runs on torch alone. The library is kept under the cache folder, named by everything that it depends on, and is
-complete when it is there; it shares torch's OpenMP threads.
+Guarantees: the operators are optional: without a compiler, or where the compiled code does not give torch's results,
+the engine uses torch alone. The library is in the cache folder under a name that covers all its inputs, and is never
+there half written; it shares torch's OpenMP threads.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ FLAGS = (
 )  # fmt: skip
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 120.0
-SWITCH = "AGENTRL_NATIVE"  # 0 in the environment leaves the compiler alone
+SWITCH = "AGENTRL_NATIVE"  # environment variable; 0 disables compilation
 log = logging.getLogger(__name__)
 
 
 @cache
 def native() -> Native | None:
-    """The operators of this machine; ``None`` where they cannot be had, which the log explains once."""
+    """Returns the compiled operators of this machine; ``None`` if there are none, which the log explains once."""
     if os.environ.get(SWITCH) == "0":
         return None
     compiler = shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, COMPILERS)))[:1]
@@ -52,14 +52,14 @@ def native() -> Native | None:
         log.warning("the engine's operators cannot be compiled, torch alone is used: %s %s", error, detail[-500:])
         return None
     difference = largest_difference(found)
-    if not difference < 1e-3:  # NaN too
+    if not difference < 1e-3:  # also true for NaN
         log.warning("the compiled operators differ from torch's by %g: they are not used", difference)
         return None
     return found
 
 
 def _compiled(compiler: list[str]) -> Path:
-    """The library, compiled if it is not there yet."""
+    """Returns the path of the library, and compiles it if it does not exist."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     sources = [file.read_text() for file in (SOURCE, *sorted(HERE.glob("*.h")))]
     parts = [*sources, *FLAGS, version, platform.machine(), _processor(), torch.__version__]
@@ -87,9 +87,9 @@ def _processor() -> str:
 
 @torch.inference_mode()
 def largest_difference(operators: Native) -> float:
-    """Largest difference from torch, over small cases of each operator with all kinds of remainders.
+    """Largest difference from torch, over small cases of each operator whose sizes are no multiples of its blocks.
 
-    Of bfloat16 the difference beyond a rounding is counted.
+    For bfloat16, only the difference beyond rounding counts.
     """
     generator = torch.Generator().manual_seed(0)
     found = [torch.zeros(())]
@@ -154,7 +154,7 @@ def _attention_difference(operators: Native, some: Callable[..., Tensor], rows: 
 
 
 def _sampling_difference(operators: Native, some: Callable[..., Tensor], rows: int) -> Tensor:
-    """Errors of the logprobs; 1 where a token is not the inverse CDF of its uniform number."""
+    """Errors of the logprobs; 1 where a token is not the inverse CDF at its uniform number."""
     logits = some(rows, 300)
     temperatures, greedy = torch.linspace(0.5, 2.0, rows), torch.arange(rows) % 3 == 2
     uniforms = torch.linspace(0.0, 0.999, rows, dtype=torch.float64)

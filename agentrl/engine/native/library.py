@@ -1,6 +1,6 @@
-"""The compiled operators as Python functions over tensors.
+"""Wraps the compiled operators as Python functions on tensors.
 
-Guarantees: nothing is copied but what is not contiguous; shapes are the caller's care, as for any raw pointer.
+Guarantees: only tensors that are not contiguous are copied. Shapes are not checked: the caller must give right ones.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ _SIGNATURES = {
 
 
 class Native:
-    """The compiled library. Tensors are on the CPU and contiguous, all of one call float32 or bfloat16; indices int64.
+    """Holds the compiled library. Tensors are on the CPU, contiguous, all float32 or all bfloat16; indices int64.
 
     Args:
-        path: Shared library.
+        path: Path of the shared library.
     """
 
     def __init__(self, path: Path) -> None:
-        """Load it."""
+        """Load the library."""
         self._library = ctypes.CDLL(str(path))
         for name in ("panel_width", "multiplies_bf16"):
             getattr(self._library, name).restype = _INT
@@ -55,10 +55,10 @@ class Native:
         return function
 
     def pack(self, weight: Tensor, into: Tensor | None = None, copy: Tensor | None = None) -> Tensor:
-        """A weight in panels, for :meth:`multiply`.
+        """Packs a weight into panels for :meth:`multiply`.
 
         Args:
-            weight: ``[columns, depth]``; its dtype is one of :attr:`products`.
+            weight: Weight, ``[columns, depth]``, with a dtype in :attr:`products`.
             into: Buffer for the packed panels.
             copy: Buffer for a plain copy of the weight.
         """
@@ -73,19 +73,19 @@ class Native:
         self, inputs: Tensor, packed: Tensor, columns: int, bias: Tensor | None, mode: str,
         other: Tensor | None = None, *, wide: bool = False,
     ) -> Tensor:  # fmt: skip
-        """``inputs`` ``[rows, depth]`` times a packed weight.
+        """Multiplies inputs by a packed weight.
 
         Args:
-            inputs: ``[rows, depth]``; the depth is even for bfloat16.
-            packed: From :meth:`pack`.
+            inputs: Inputs, ``[rows, depth]``; the depth is even for bfloat16.
+            packed: Result of :meth:`pack`.
             columns: Number of columns of the weight.
-            bias: ``[columns]``, padded to whole panels.
-            mode: ``none``, ``swish``, ``plus`` or ``times`` ``other``.
-            other: ``[rows, columns]``.
-            wide: Give the sums in float32, as they are.
+            bias: Bias, ``[columns]``, padded to whole panels.
+            mode: ``none``, ``swish``, ``plus`` or ``times``; the last two combine the product with ``other``.
+            other: Second operand, ``[rows, columns]``.
+            wide: Return the sums in float32, without rounding.
 
         Returns:
-            ``[rows, columns]``.
+            Product, ``[rows, columns]``.
         """
         rows, depth = inputs.shape
         out = inputs.new_empty(rows, columns, dtype=torch.float32 if wide else inputs.dtype)
@@ -119,19 +119,19 @@ class Native:
         self, mixed: Tensor, keys: Tensor, values: Tensor, writes: tuple[Tensor, Tensor, Tensor], slots: Tensor,
         lengths: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
-        """Store a token's keys and values in each slot that is written, then attend.
+        """Store keys and values of new tokens in the slots, then attend.
 
         Args:
-            mixed: ``[rows, heads + 2 * kv_heads, dim]``.
+            mixed: Queries, keys and values, ``[rows, heads + 2 * kv_heads, dim]``.
             keys: Keys of a layer, ``[slots, kv_heads, positions, dim]``.
-            values: The same.
-            writes: Slot, position and row of each write.
+            values: Values of the layer, same shape.
+            writes: Slot, position and row of each write, int64 ``[writes]`` each.
             slots: Slot that each row attends to, int64 ``[rows]``.
             lengths: Number of cached positions that each row attends to.
-            scale: Factor on the scores.
+            scale: Factor on the attention scores.
 
         Returns:
-            ``[rows, heads * dim]``.
+            Attention output, ``[rows, heads * dim]``.
         """
         rows, both, dim = mixed.shape
         kv_heads = keys.shape[1]
@@ -148,16 +148,16 @@ class Native:
     def sample(
         self, logits: Tensor, temperatures: Tensor, greedy: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One token per row.
+        """Samples one token per row.
 
         Args:
-            logits: ``[rows, vocab]``.
-            temperatures: float32 ``[rows]``, above 0.
-            greedy: bool ``[rows]``: the likeliest token, its logprob at temperature 1.
-            uniforms: float64 ``[rows]`` in [0, 1).
+            logits: Logits, ``[rows, vocab]``.
+            temperatures: Sampling temperatures, float32 ``[rows]``, above 0.
+            greedy: Rows that take the likeliest token and report its logprob at temperature 1, bool ``[rows]``.
+            uniforms: Uniform random numbers in [0, 1), float64 ``[rows]``.
 
         Returns:
-            Tokens int64, logprobs float64 and, bool, whether the logits were not usable; each ``[rows]``.
+            Tokens (int64), logprobs (float64), and whether the logits were unusable (bool); each ``[rows]``.
         """
         rows, vocab = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)

@@ -9,11 +9,11 @@ from agentrl.host.cpu_env import CPU_ENV
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.kinds.sglang import SGLangBackend
 
-KEPT_TOKENS = 16384  # whose keys and values are kept for later prompts: 750 MB for a 135M model in float32
+KEPT_TOKENS = 16384  # size of the prefix cache: 750 MB for a 135M model in float32
 
 
 class EmbeddedBackend(SGLangBackend):
-    """One embedded engine at ``url``."""
+    """Connection to an embedded engine at ``url``."""
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare fingerprints of all tensors, where the manifest has them."""

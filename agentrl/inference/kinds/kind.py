@@ -25,16 +25,16 @@ class Capabilities:
 
     Attributes:
         starts: A run can start one (:meth:`ServerKind.command`); else ``inference.urls`` names those that run already.
-        token_logprobs: It takes token ids and gives those that it samples, each with its logprob
-            (:meth:`ServerKind.backend`), which training needs; else it is asked in text
+        token_logprobs: Servers take token ids and return the sampled ids with their logprobs
+            (:meth:`ServerKind.backend`), which training needs; otherwise they are used through text
             (:meth:`ServerKind.text_client`), for evaluation only.
         token_versions: Answers tell the policy version of each token. Where they do not, no answer may go on over
             a weight push, which leaves ``weights.pause_mode=abort``.
         pause_modes: Supported pause modes for requests in flight during a weight push.
-        transports: Ways in which it takes new weights.
-        adapters: It loads LoRA adapters alone, without the weights beneath them.
-        structured_output: It can hold an answer to a JSON schema.
-        scoring: It tells the logprobs of tokens that it is given, as a teacher's server must.
+        transports: Supported transports of new weights.
+        adapters: Servers load LoRA adapters alone, without the base weights.
+        structured_output: Servers can constrain an answer to a JSON schema.
+        scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         reasons: Reasons for missing capabilities, by attribute name or missing value; refusals quote them.
     """
 
@@ -152,7 +152,7 @@ def server_kind(name: str) -> ServerKind:
 
     Raises:
         LookupError: There is no such kind, file or class.
-        TypeError: What the name stands for is no :class:`ServerKind`.
+        TypeError: The named class is no :class:`ServerKind`.
     """
     found = load("server", name)
     if not (isinstance(found, type) and issubclass(found, ServerKind)):

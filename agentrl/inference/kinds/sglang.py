@@ -19,7 +19,7 @@ _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class SGLangBackend(Backend):
-    """One server at ``url``.
+    """Connection to an SGLang server at ``url``.
 
     Args:
         url: Base URL.
@@ -103,7 +103,7 @@ class SGLangBackend(Backend):
         """Version the server reports.
 
         Raises:
-            InferenceError: It is a server of another kind, or does not answer.
+            InferenceError: The server is of another kind, or does not answer.
         """
         try:
             return version_number((await self._http.get("/model_info")).get("weight_version", "0"))

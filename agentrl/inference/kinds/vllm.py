@@ -22,7 +22,7 @@ _ABSENT = (403, 404)  # what a server answers whose flags leave a call out
 
 
 class VLLMBackend(Backend):
-    """One server at ``url``.
+    """Connection to a vLLM server at ``url``.
 
     Args:
         url: Base URL.
@@ -182,10 +182,10 @@ class VLLMBackend(Backend):
 
 
 def _checked(ids: list[int], logprobs: list[float], versions: list[int], finish: Any) -> Generation:
-    """A generation, if it is one.
+    """Returns the values as a generation if they are consistent.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The values are not consistent.
     """
     if len(logprobs) != len(ids):
         raise ValueError(f"{len(ids)} ids and {len(logprobs)} logprobs")

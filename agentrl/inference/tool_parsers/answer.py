@@ -1,4 +1,4 @@
-"""What a parser finds in an answer, and the frame that all formats share: reasoning, calls, and the text between them.
+"""Parsed answers, and the frame that all formats share: reasoning, calls, and the text between them.
 
 Guarantees: every character of an answer is reasoning, part of a call, one of the format's own markers, or content; the
 calls stand in the order in which they were written. What stands in the thinking block is reasoning, a call too: a
@@ -20,7 +20,7 @@ class ParsedCall:
     Attributes:
         name: The tool's name; empty where the text of the call holds none.
         arguments: A JSON object as text; in a malformed call the text that the model wrote.
-        error: One line for the model on why the call is malformed; ``None`` for a valid call.
+        error: Explanation for the model, one line, of a malformed call; ``None`` for a valid call.
     """
 
     name: str

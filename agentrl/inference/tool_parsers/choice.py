@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
-"""Which format a model writes, from the markers in its chat template.
+"""Chooses the tool-call format by the markers in a model's chat template.
 
 Guarantees: the formats that share tags are told apart; a template without a known marker gets the JSON fallback.
 """

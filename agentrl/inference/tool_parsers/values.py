@@ -85,14 +85,14 @@ def calls_from(value: Any, raw: str) -> tuple[ParsedCall, ...]:
 
 
 def read_json(text: str, what: str) -> Any:
-    """The JSON value that a text is.
+    """Parses a text that is one JSON value.
 
     Args:
         text: The text, and nothing around it.
         what: Subject of the error, e.g. ``the arguments of 'add'``.
 
     Raises:
-        Malformed: It is not exactly one JSON value.
+        Malformed: ``text`` is not exactly one JSON value.
     """
     if not text.strip():
         raise Malformed(f"{what}: want JSON, and there is nothing")
@@ -129,7 +129,7 @@ def object_text(value: Any, what: str) -> str:
         what: Subject of the error.
 
     Raises:
-        Malformed: It is neither.
+        Malformed: ``value`` is neither a JSON object nor the text of one.
     """
     if isinstance(value, str):
         value = read_json(value, what)
