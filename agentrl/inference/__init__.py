@@ -1,1 +1,1 @@
-"""Models behind servers: chat sessions, backends, and the embedded engine."""
+"""Clients of inference servers: chat sessions, chat templates, the router, and the kinds of server."""

@@ -1,7 +1,7 @@
 """Protocols of inference servers, and the data that they exchange.
 
-Guarantees: a generation carries the ids that were sampled, their behavior logprobs and the policy version of each, as
-the server stated them; text is only decoded from ids. Errors name the URL and what was expected.
+Guarantees: a generation carries the sampled ids, their behavior logprobs and the policy version of each, as the server
+reported them; text is only decoded from ids. Errors name the URL and what was expected.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from typing import Literal, Protocol
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""What a weight push does to requests in flight: have them sent again, recompute their cache, or keep it."""
+"""Effect of a weight push on requests in flight: abort and send them again, recompute their KV cache, or keep it."""
 
 Transport = Literal["shm", "disk", "broadcast"]
-"""How new weights reach a server: a file in shared memory, a file on disk, or a process group."""
+"""Transport of new weights to a server: a file in shared memory, a file on disk, or a process group."""
 
 
 class InferenceError(RuntimeError):
-    """The server refused a request, answered nonsense, or could not be reached.
+    """The server refused a request, sent an invalid answer, or could not be reached.
 
     Attributes:
-        status: HTTP status of a refusal, else 0.
+        status: HTTP status if the server refused the request, else 0.
     """
 
     status: int = 0
@@ -30,8 +30,8 @@ class ServerUnreachable(InferenceError):
     """The server gave no answer.
 
     Attributes:
-        never_sent: The request did not reach the server.
-        timed_out: The server accepted the request and did not answer in time.
+        never_sent: Whether the request did not reach the server.
+        timed_out: Whether the server accepted the request and did not answer in time.
     """
 
     def __init__(self, message: str, *, never_sent: bool = False, timed_out: bool = False) -> None:
@@ -46,14 +46,17 @@ class ContextOverflow(InferenceError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling of one request.
+    """Sampling parameters of one request.
 
     Attributes:
-        temperature: 0 is greedy.
-        top_k: -1 is the whole vocabulary.
+        max_new_tokens: Most tokens of the answer.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Probability mass of the most probable tokens that are sampled from; 1 is all of it.
+        top_k: Number of the most probable tokens that are sampled from; -1 is the whole vocabulary.
         stop: Strings that end the answer.
-        stop_token_ids: Ids that end the answer, and belong to it.
-        json_schema: Schema that the answer must fit, as text; not every server can.
+        stop_token_ids: Ids that end the answer and are part of it.
+        seed: Random seed; ``None`` leaves it to the server.
+        json_schema: JSON schema that the answer must fit, as text; not every server supports it.
     """
 
     max_new_tokens: int
@@ -74,7 +77,7 @@ class Generation:
         token_ids: ``[tokens]``, the end-of-turn token included where it was sampled.
         logprobs: ``[tokens]`` ``log_softmax(logits / T)`` of each sampled token.
         versions: ``[tokens]`` policy version that sampled it.
-        finish_reason: ``stop``, ``length`` or ``abort`` (given up by the server, partial tokens are valid).
+        finish_reason: ``stop``, ``length`` or ``abort`` (the server aborted it; the tokens so far are valid).
     """
 
     token_ids: list[int]
@@ -88,7 +91,7 @@ class Sampler(Protocol):
 
     @property
     def url(self) -> str:
-        """URL for messages."""
+        """URL to show in messages."""
         ...
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
@@ -99,12 +102,12 @@ class Sampler(Protocol):
 class Backend(Protocol):
     """A server that generates from token ids and loads weights.
 
-    Optional methods raise an error by default; a run that needs one is refused before it starts, by the kind's
-    :class:`~agentrl.inference.kinds.kind.Capabilities`. A kind for evaluation alone needs ``generate``, ``alive`` and
-    ``close``.
+    Optional methods raise an error by default; the kind's :class:`~agentrl.inference.kinds.kind.Capabilities` say which
+    ones it has, and a run that needs another is refused before it starts. A kind for evaluation only needs
+    ``generate``, ``alive`` and ``close``.
 
     Attributes:
-        url: Base URL, without a slash at its end.
+        url: Base URL, without a trailing slash.
     """
 
     url: str
@@ -115,7 +118,7 @@ class Backend(Protocol):
 
     async def score(self, token_ids: list[int], start: int) -> list[float]:
         """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, each given all before it."""
-        raise InferenceError(f"{self.url}: such a server does not score given tokens")
+        raise InferenceError(f"{self.url}: this kind of server does not score given tokens")
 
     async def alive(self) -> bool:
         """Whether the server answers, paused or not."""
@@ -123,31 +126,31 @@ class Backend(Protocol):
 
     async def version(self) -> int:
         """Policy version of the loaded weights."""
-        raise InferenceError(f"{self.url}: such a server tells no policy version")
+        raise InferenceError(f"{self.url}: this kind of server does not report a policy version")
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling; new requests are held."""
-        raise InferenceError(f"{self.url}: such a server cannot be paused")
+        """Stop sampling; new requests wait."""
+        raise InferenceError(f"{self.url}: this kind of server cannot be paused")
 
     async def resume(self) -> None:
-        """Go on sampling."""
-        raise InferenceError(f"{self.url}: such a server cannot be paused")
+        """Continue sampling after a pause."""
+        raise InferenceError(f"{self.url}: this kind of server cannot be paused")
 
     async def load(self, path: str, version: int) -> None:
         """Load weights from a folder."""
-        raise InferenceError(f"{self.url}: such a server takes no weights")
+        raise InferenceError(f"{self.url}: this kind of server does not load new weights")
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
-        """Take weights that the trainer broadcasts meanwhile."""
-        raise InferenceError(f"{self.url}: such a server takes no broadcast weights")
+        """Receive weights that the trainer broadcasts at the same time."""
+        raise InferenceError(f"{self.url}: this kind of server does not receive broadcast weights")
 
     async def ranks(self) -> int:
-        """Processes of the server that hold weights, each of which takes part in a broadcast."""
-        raise InferenceError(f"{self.url}: such a server takes no broadcast weights")
+        """Number of the server's processes that hold weights; each takes part in a broadcast."""
+        raise InferenceError(f"{self.url}: this kind of server does not receive broadcast weights")
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Names of the tensors that are not what the manifest says."""
-        raise InferenceError(f"{self.url}: such a server takes no weights")
+        """Names of the tensors that differ from the manifest."""
+        raise InferenceError(f"{self.url}: this kind of server does not load new weights")
 
     async def close(self) -> None:
         """Close connections."""

@@ -1,7 +1,7 @@
-"""The model as workflows see it: one handle per episode, one recorded session per role.
+"""Model access for workflows: one handle per episode, one recorded session per role.
 
-Guarantees: everything sampled through a handle is in its trajectories; an episode stays on one server (its prefix
-cache), groups are spread over servers by load.
+Guarantees: everything sampled through a handle is in its trajectories; an episode stays on one server, for its prefix
+cache; episodes are spread over servers by load.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class EpisodeLLM:
         """Credit the last message sampled by ``role``; several rewards for one message add up."""
         session = self.session(role)
         if session.last_sampled is None:
-            raise ValueError(f"role {role!r} has sampled nothing that a reward could be for")
+            raise ValueError(f"role {role!r} has sampled no message that could get a reward")
         node = session.trajectory.nodes[session.last_sampled]
         node.reward = (node.reward or 0.0) + float(value)
 
@@ -56,7 +56,7 @@ class EpisodeLLM:
         """Measure the drift between stored ids and the template's render; empty if nothing can be compared.
 
         Returns:
-            ``special``: 1 where special tokens differ, else 0; ``text``: the share of ids that do.
+            ``special``: 1 where special tokens differ, else 0; ``text``: the share of all ids that differ.
         """
         found: list[Drift] = []
         for session in self.sessions.values():
@@ -64,7 +64,7 @@ class EpisodeLLM:
                 try:
                     drift = session.drift()
                 except TemplateError:
-                    continue  # messages of the agent's own that the template does not take: nothing to compare with
+                    continue  # the template cannot render the agent's messages, so there is nothing to compare with
                 if drift is not None:
                     found.append(drift)
         if not found:
@@ -80,23 +80,23 @@ class EpisodeLLM:
 
 
 class Client(Protocol):
-    """Model access of the episodes: hands out one handle for each."""
+    """Model access of the episodes; gives each episode a handle."""
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """A handle for an episode, and the call that releases it.
+        """Returns a handle for an episode, and the function that releases it.
 
         Args:
-            evaluation: Whether to use the evaluation's sampling parameters or the training's.
+            evaluation: Whether to use the sampling parameters of evaluation instead of training.
             seed: Seed of the episode's sampling.
         """
         ...
 
 
 class ChatClient:
-    """Token-exact sessions on servers of the same policy.
+    """Gives episodes token-exact sessions on servers of one policy.
 
     Args:
-        router: The servers.
+        router: Router of the servers.
         template: The model's chat template.
         training: Settings of training sessions.
         evaluation: Settings of evaluation sessions.
@@ -110,7 +110,7 @@ class ChatClient:
         self._settings = {False: training, True: evaluation}
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """A handle with a place on one server, and the call that gives its place back."""
+        """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))

@@ -1,4 +1,4 @@
-"""``openai``'s own response types, made of what a session sampled."""
+"""Builds ``openai``'s response types from a session's sampled answers."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,10 +13,10 @@ from agentrl.core.episode import Message
 
 @dataclass(frozen=True)
 class Sampled:
-    """An answer, one choice of a completion.
+    """A sampled answer, one choice of a completion.
 
     Attributes:
-        message: Assistant message in OpenAI's shape.
+        message: Assistant message in OpenAI's format.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
         token_ids: Sampled ids, ``[tokens]``.
         logprobs: Logprobs of the sampled ids, ``[tokens]``.
@@ -31,16 +31,16 @@ class Sampled:
 def completion(
     model: str, answers: Sequence[Sampled], prompt_tokens: int, token_text: Callable[[int], str] | None
 ) -> ChatCompletion:
-    """A whole response.
+    """Builds a response that is not streamed.
 
     Args:
-        model: Name put into it.
+        model: Name of the model in the response.
         answers: Answers, one per choice.
-        prompt_tokens: Length of the prompt.
-        token_text: Text of one id, where logprobs were asked for.
+        prompt_tokens: Length of the prompt, in tokens.
+        token_text: Function that decodes one id, to put logprobs into the response; ``None`` leaves them out.
     """
     tokens = sum(len(answer.token_ids) for answer in answers)
-    return ChatCompletion.model_validate(  # one pass over plain data costs a fifth of an object for each part
+    return ChatCompletion.model_validate(  # five times faster than making an object for each part
         {
             "id": f"chatcmpl-{token_hex(16)}",
             "object": "chat.completion",
@@ -76,10 +76,10 @@ def _logprobs(answer: Sampled, token_text: Callable[[int], str]) -> dict[str, An
 
 
 class CompletionStream:
-    """A response as ``openai`` streams it: the answer comes in one piece, once it is whole.
+    """A response in ``openai``'s streaming interface; the whole answer comes as one chunk.
 
-    Agents that read streams work unchanged; nothing is gained in latency, because tool calls and the record need the
-    whole answer.
+    Agents that read streams work unchanged. Streaming saves no time here, because tool calls and the recorded
+    trajectory need the whole answer.
     """
 
     def __init__(self, whole: ChatCompletion, *, include_usage: bool) -> None:
@@ -98,7 +98,7 @@ class CompletionStream:
         await self.close()
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: a stream holds no resources."""
 
 
 async def _chunks(whole: ChatCompletion, include_usage: bool) -> AsyncIterator[ChatCompletionChunk]:

@@ -1,7 +1,7 @@
 """Measures the difference between stored ids and the chat template's render of the same messages.
 
 Guarantees: a difference at special tokens (roles, ends of turns, tool-call marks) is distinguished from a difference in
-how text is split into tokens. The first means that the model is trained on a conversation it will never see; the
+how text is split into tokens. The first means that the model is trained on a conversation that it will never see; the
 second is normal, because models do not always split text as their tokenizer does.
 """
 
@@ -40,7 +40,7 @@ def measure(template: ChatTemplate, token_ids: Sequence[int], messages: Sequence
     canonical = template.canonical(messages, tools)
     stored = list(token_ids)
     while canonical and canonical[-1] not in template.end_ids:
-        canonical.pop()  # what follows the last end of turn belongs to the next turn
+        canonical.pop()  # tokens after the last end of turn belong to the next turn
     if canonical and stored and stored[-1] not in template.end_ids:
         canonical.pop()  # the answer was cut off before its end of turn
     special = template.special_ids

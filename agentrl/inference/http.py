@@ -1,8 +1,8 @@
-"""JSON over HTTP to inference servers: one connection pool per process, errors that name the URL.
+"""JSON over HTTP to inference servers: one connection pool per event loop, errors that name the URL.
 
-Guarantees: every failure is an :class:`~agentrl.inference.backend.InferenceError` that says which server, what it
-answered and what was expected; what is safe to repeat is repeated, and so is a request that never reached its server;
-one that may have been carried out is not.
+Guarantees: every failure is an :class:`~agentrl.inference.backend.InferenceError` that names the server, its answer and
+what was expected; requests that are safe to repeat, or that never reached their server, are repeated; a request that
+may have been carried out is not.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary(
 
 
 class ServerHttp:
-    """HTTP connection to one server, through the process's connection pool.
+    """HTTP connection to one server, through the event loop's connection pool.
 
     Args:
         url: Base URL.
-        timeout: Seconds one request may take.
-        too_long: Words, in lower case, by which a refusal (400) says that the prompt does not fit the context.
+        timeout: Most seconds of one request.
+        too_long: Words in lower case; a refusal (400) that has one of them means that the prompt is too long.
     """
 
     def __init__(self, url: str, timeout: float, too_long: tuple[str, ...] = ()) -> None:
@@ -56,17 +56,16 @@ class ServerHttp:
     async def post(
         self, path: str, body: dict[str, Any] | None = None, *, expect_json: bool = True, repeatable: bool = False
     ) -> Any:
-        """POST JSON.
+        """Send a POST request with JSON and return the answer.
 
         Args:
-            path: Path, with its query.
-            body: JSON object; ``None`` sends nothing.
+            path: Path and query.
+            body: JSON object; ``None`` sends an empty body.
             expect_json: Whether to parse the answer as JSON.
-            repeatable: Carried out twice it does what it does once, so that it may be sent again when the connection
-                broke.
+            repeatable: Whether the request is idempotent, so that it may be sent again after a broken connection.
 
         Raises:
-            ServerUnreachable: No answer came: not connected, broken off, or timed out.
+            ServerUnreachable: The connection failed or broke, or the request timed out.
             ContextOverflow: The server says that the prompt is too long.
             InferenceError: The server refused, or its answer is not JSON.
         """
@@ -74,11 +73,11 @@ class ServerHttp:
         return await self._request("POST", path, data, self._timeout, expect_json, repeatable)
 
     async def get(self, path: str) -> Any:
-        """GET JSON; errors as in :meth:`post`."""
+        """Send a GET request and return the JSON answer; errors as in :meth:`post`."""
         return await self._request("GET", path, None, self._timeout, True, True)
 
     async def answers(self, path: str, timeout: float) -> bool:
-        """Whether ``GET path`` answers 200 within ``timeout`` seconds; asked once."""
+        """Whether ``GET path`` succeeds within ``timeout`` seconds; it is not repeated."""
         try:
             await self._once("GET", path, None, timeout, False)
         except InferenceError:
@@ -133,7 +132,7 @@ class ServerHttp:
             async with self._session().request(method, url, data=data, timeout=self._timeouts[seconds]) as response:
                 status, payload = response.status, await response.read()
         except (ValueError, aiohttp.NonHttpUrlClientError) as error:
-            raise InferenceError(f"{where} is no URL; want http://HOST:PORT") from error
+            raise InferenceError(f"{where} is no valid URL; it must look like http://HOST:PORT") from error
         except TimeoutError as error:
             never_sent = isinstance(error, aiohttp.ConnectionTimeoutError)
             raise ServerUnreachable(
@@ -162,6 +161,6 @@ class ServerHttp:
 
 
 def _raise_last(state: RetryCallState) -> Any:
-    """After the last attempt: the error itself, not one about retries."""
+    """Raises the last attempt's own error instead of tenacity's ``RetryError``."""
     assert state.outcome is not None
     return state.outcome.result()

@@ -1,7 +1,7 @@
-"""The token ledger of one conversation: which messages are stored, as which ids.
+"""The token ledger of one conversation: stored messages with their token ids.
 
-Guarantees: a shared history is stored once; finding a conversation again costs one comparison per message and no
-rendering; a node never changes once it is stored (but for its reward).
+Guarantees: a shared history is stored once; finding a stored conversation costs one comparison per message and no
+rendering; a stored node never changes, except for its reward.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ ROOT = -1
 
 
 class _Known(NamedTuple):
-    """A message of the latest call as data, and its node."""
+    """A message of the latest call, and the index of its node."""
 
     message: Message
     node: int
@@ -27,22 +27,23 @@ class Ledger:
         self.trajectory = Trajectory()
         self._children: dict[tuple[int, str], int] = {}
         self._latest: list[_Known] = []
-        self._as_given: list[Any] = []  # the same messages as the next call would bring them
+        self._as_given: list[Any] = []  # the same messages as the agent passed them
         self._latest_tools = ""
-        self._prompt: tuple[int, list[int]] = (ROOT, [])  # the latest one asked for
+        self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
 
     def node(self, index: int) -> Node:
-        """A stored node."""
+        """The stored node with this index."""
         return self.trajectory.nodes[index]
 
     def find(self, messages: Sequence[Any], tools: str) -> tuple[list[Message], int | None]:
         """Finds the stored path to continue; returns the messages that follow it, and its last node.
 
-        New messages may follow a sampled answer only (or nothing): ids in between belong to a prompt rendered as a
-        whole. An ``openai`` message object that was given before is taken as unchanged.
+        New messages may follow a sampled answer, or start a conversation: the messages between two answers were
+        rendered together, so no new message can follow one of them. An ``openai`` message object that was passed before
+        counts as unchanged.
 
         Args:
-            messages: Dicts or ``openai``'s objects.
+            messages: The conversation's messages, as dicts or ``openai``'s objects.
             tools: The conversation's tools as text; another set of tools is another conversation.
 
         Raises:
@@ -71,7 +72,7 @@ class Ledger:
     def _unchanged(self, messages: Sequence[Any], tools: str) -> int:
         """Count the leading messages shared with the latest call, and forget the others."""
         known = self._as_given if tools == self._latest_tools else []
-        if list(messages[: len(known)]) != known:  # compared at the speed of C: as a rule a conversation only grows
+        if list(messages[: len(known)]) != known:  # fast case: a conversation usually only grows
             same = (
                 given == old if isinstance(given, dict) else given is old
                 for given, old in zip(messages, known, strict=False)
@@ -81,7 +82,7 @@ class Ledger:
         return len(known)
 
     def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
-        """Store messages that were not sampled; their ids, rendered together, stand at the last of them."""
+        """Store messages that were not sampled; the last of them holds the ids of all."""
         index = ROOT if parent is None else parent
         for number, message in enumerate(messages, start=1):
             ids = token_ids if number == len(messages) else []
@@ -98,7 +99,7 @@ class Ledger:
         return index
 
     def add(self, node: Node, tools: str = "") -> int:
-        """Store a node; of equal siblings the first is found again."""
+        """Store a node and return its index; among equal siblings, `find` returns the first."""
         nodes = self.trajectory.nodes
         nodes.append(node)
         parent = ROOT if node.parent is None else node.parent
@@ -107,7 +108,7 @@ class Ledger:
         return len(nodes) - 1
 
     def prompt(self, index: int) -> list[int]:
-        """Ids from the root to a node, both included; not to be written to."""
+        """Ids from the root to a node, both included; callers must not change the list."""
         known, ids = self._prompt
         rest: list[int] = []
         step: int | None = index
@@ -117,7 +118,7 @@ class Ledger:
         if step != known:
             ids = []
         elif rest:
-            ids = list(ids)  # the old one may be on its way to a server
+            ids = list(ids)  # a request may still be reading the old list
         for node in reversed(rest):
             ids += self.node(node).token_ids
         self._prompt = index, ids

@@ -15,8 +15,8 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 _REFUSED = {
     "functions": "deprecated by OpenAI; use tools",
     "function_call": "deprecated by OpenAI; use tool_choice",
-    "logit_bias": "it changes the distribution, and no server here is asked for it",
-    "top_logprobs": "servers are asked for the sampled token's logprob only",
+    "logit_bias": "it changes the sampling distribution, and is not passed to servers",
+    "top_logprobs": "servers return the sampled token's logprob only",
 }
 
 
@@ -27,11 +27,11 @@ class ChatOptions:
     Attributes:
         n: Number of answers.
         tools: OpenAI tool schemas.
-        parses_calls: Whether tool calls are looked for in the answer.
+        parses_calls: Whether the answer is parsed for tool calls.
         logprobs: Whether the response carries logprobs.
         stream: Whether the answer is streamed.
-        include_usage: Whether a stream ends with the usage.
-        params: Sampling parameters that the call changes.
+        include_usage: Whether a stream ends with the token usage.
+        params: Sampling parameters that the call sets, by name.
     """
 
     n: int = 1
@@ -44,7 +44,7 @@ class ChatOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """Check keyword arguments of ``create``; those that are ``None`` count as not given.
+        """Checks the keyword arguments of ``create``; ``None`` counts as not given.
 
         Raises:
             TypeError: An option is not supported.
@@ -54,17 +54,19 @@ class ChatOptions:
             return cls()
         options = {key: value for key, value in given.items() if _is_given(value)}
         options |= options.pop("extra_body", {})
-        options.pop("model", None)  # there is one
+        options.pop("model", None)  # a run has one model, so the name is ignored
         tools = [_plain_tool(tool) for tool in options.pop("tools", ())]
         choice = options.pop("tool_choice", "auto")
         if choice not in ("auto", "none"):
             raise ValueError(f"chat.completions.create(tool_choice={choice!r}): auto and none are supported")
         if options.pop("parallel_tool_calls", True) is not True:
-            raise ValueError("chat.completions.create(parallel_tool_calls=False): a model is not held to one call here")
+            raise ValueError(
+                "chat.completions.create(parallel_tool_calls=False): a model cannot be limited to one call here"
+            )
         json_schema = _json_schema(options.pop("response_format", {"type": "text"}))
         n = int(options.pop("n", 1))
         if n < 1:
-            raise ValueError(f"chat.completions.create(n={n}): at least 1")
+            raise ValueError(f"chat.completions.create(n={n}): n must be at least 1")
         found = cls(
             n=n,
             tools=tools,
@@ -79,20 +81,24 @@ class ChatOptions:
                 raise TypeError(f"chat.completions.create: {key} is not supported here: {_REFUSED[key]}")
         if options:
             raise TypeError(
-                f"chat.completions.create: {sorted(options)} not supported here; supported: {sorted(SUPPORTED)}"
+                f"chat.completions.create: {sorted(options)} are not supported here; supported: {sorted(SUPPORTED)}"
             )
         return found
 
     def sampling(self, base: SamplingParams, *, locked: bool) -> SamplingParams:
-        """The recipe's sampling with this call's changes.
+        """Returns the recipe's sampling parameters with this call's changes.
+
+        Args:
+            base: The recipe's sampling parameters.
+            locked: Whether changes of the sampling distribution are refused.
 
         Raises:
-            ValueError: ``locked``, and a change would make the behavior logprobs wrong.
+            ValueError: ``locked`` is true, and a change would make the behavior logprobs wrong.
         """
         if locked and "json_schema" in self.params:
             raise ValueError(
-                "chat.completions.create(response_format=...): a constrained answer comes from another distribution "
-                "than the one that training assumes; it is for evaluation only"
+                "chat.completions.create(response_format=...): a constrained answer is not sampled from the "
+                "distribution that training assumes; use it in evaluation only"
             )
         for key in _SAMPLING if locked else ():
             value = self.params.get(key)
@@ -129,7 +135,7 @@ SUPPORTED = frozenset(
 
 
 def _json_schema(response_format: Any) -> str | None:
-    """The JSON schema that an answer must fit, as text; ``None`` where anything goes."""
+    """Returns the JSON schema that an answer must fit, as text; ``None`` for free text."""
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return None
@@ -139,7 +145,7 @@ def _json_schema(response_format: Any) -> str | None:
     if not isinstance(schema, Mapping):
         raise ValueError(
             "chat.completions.create: response_format must be {'type': 'text'}, {'type': 'json_object'} or {'type': "
-            f"'json_schema', 'json_schema': {{'schema': ...}}}}, and is {response_format!r:.200}"
+            f"'json_schema', 'json_schema': {{'schema': ...}}}}, got {response_format!r:.200}"
         )
     return json.dumps(schema)
 
@@ -152,13 +158,13 @@ def _plain_tool(tool: Any) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or not isinstance((tool.get("function") or {}).get("name"), str):
         raise TypeError(
             "chat.completions.create: a tool must be {'type': 'function', 'function': {'name': ..., 'parameters': "
-            f"...}}}}, and one is {tool!r:.200}"
+            f"...}}}}, got {tool!r:.200}"
         )
     return dict(tool)
 
 
 def _params(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the sampling options out of ``options``."""
+    """Removes the sampling options from ``options`` and returns them as sampling parameters."""
     changes: dict[str, Any] = {}
     for key in ("temperature", "top_p"):
         if key in options:

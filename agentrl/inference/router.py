@@ -1,9 +1,9 @@
-"""Many servers behind one client: sticky sessions, least load, and servers that come and go.
+"""Routes episodes to servers: sticky sessions, least load, and servers that join and leave.
 
-Guarantees: an episode stays on its server (prefix cache) as long as that lives and is wanted; a server that dies or
-hangs is noticed by its probes or by the request that fails, taken out, and its requests go to another one with what
-they had; no request waits for a server longer than ``patience`` seconds. A server gets traffic only after whoever added
-it says that it holds the current weights.
+Guarantees: an episode stays on its server (prefix cache) while that server lives and is not removed; a server that dies
+or hangs is noticed by a probe or a failed request and taken out, and its requests are sent to another server; no
+request waits for a server longer than ``patience`` seconds. A server gets traffic only after the caller of
+:meth:`Router.admit` has given it the current weights.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class NoServer(InferenceError):
-    """Every server is gone."""
+    """No server can take requests."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Server:
     missed: int = 0
     error: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: dict[asyncio.Task[Any], bool] = field(default_factory=dict)  # value: was told that it is gone
+    waiting: dict[asyncio.Task[Any], bool] = field(default_factory=dict)  # value: cancelled because the server is gone
     rejoining: asyncio.Task[None] | None = None
 
     @property
@@ -51,12 +51,12 @@ class ServerStatus:
 
 
 class Router:
-    """Servers of one policy.
+    """Chooses a server of one policy for each episode.
 
     Args:
         backends: Servers that hold the current weights.
         probe_seconds: Seconds between two health probes of a server.
-        patience: Seconds to wait for a server when there is none.
+        patience: Seconds that a request waits while no server can take it.
     """
 
     def __init__(self, backends: Iterable[Backend], *, probe_seconds: float = 5.0, patience: float = 60.0) -> None:
@@ -66,15 +66,15 @@ class Router:
         self._retired: list[Backend] = []  # replaced by another connection to the same server
         self._arrived = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
-        self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # brings a server that is back up to date
+        self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # gives a server that is back current weights
 
     @property
     def backends(self) -> list[Backend]:
-        """Servers that live and are wanted."""
+        """Servers that live and are not removed."""
         return [server.backend for server in self._servers.values() if server.usable]
 
     def status(self) -> list[ServerStatus]:
-        """All servers."""
+        """State of all servers."""
         return [
             ServerStatus(
                 url=url,
@@ -86,19 +86,19 @@ class Router:
         ]
 
     def lease(self) -> "Lease":
-        """Returns a lease on the least loaded server for one episode."""
+        """Returns a lease for one episode; its first request chooses the least loaded server."""
         return Lease(self)
 
     def admit(self, backend: Backend) -> None:
-        """Give a server traffic; it holds the current weights."""
+        """Let a server take requests; the caller makes sure that it holds the current weights."""
         old = self._servers.get(backend.url)
         if old is not None and old.backend is not backend:
             self._retired.append(old.backend)
-        self._servers[backend.url] = _Server(backend)  # leases on the old one move to this one, and count here then
+        self._servers[backend.url] = _Server(backend)  # leases of the old entry move here with their next request
         self._arrived.set()
 
     def remove(self, url: str) -> None:
-        """Give a server no new requests; what runs on it may end.
+        """Send a server no new requests; its running requests may end.
 
         Raises:
             LookupError: There is no such server.
@@ -108,7 +108,7 @@ class Router:
         self._servers[url].leaving = True
 
     def take_out(self, backend: Backend, reason: str) -> None:
-        """A server is dead: its requests go elsewhere now."""
+        """Mark a server as dead and send its requests to other servers."""
         server = self._servers.get(backend.url)
         if server is not None and not server.gone.is_set():
             log.warning("%s is taken out: %s", backend.url, reason)
@@ -140,14 +140,14 @@ class Router:
             await self.probe()
 
     async def probe(self) -> None:
-        """Ask every server once whether it lives, and act on it."""
+        """Probe every server once; take out those that do not answer and readmit those that are back."""
         await asyncio.gather(*(self._probe_one(server) for server in list(self._servers.values())))
 
     async def _probe_one(self, server: _Server) -> None:
         if await server.backend.alive():
             server.missed = 0
             back = server.gone.is_set() and not server.leaving
-            if back and server.rejoining is None:  # may take until the next push: the others are probed meanwhile
+            if back and server.rejoining is None:  # may take until the next push; the other probes do not wait
                 server.rejoining = asyncio.create_task(self._rejoin(server))
                 await asyncio.wait({server.rejoining}, timeout=self._probe_seconds)
             return
@@ -169,7 +169,7 @@ class Router:
         return min(usable, key=lambda server: server.sessions, default=None)
 
     async def pick(self) -> _Server:
-        """The least loaded server that can be used, waiting for one if need be."""
+        """Returns the least loaded usable server; waits up to ``patience`` seconds if there is none."""
         best = self._best()
         if best is not None:
             return best
@@ -187,7 +187,7 @@ class Router:
 
 
 class Lease:
-    """Connection of one episode: a :class:`~agentrl.inference.backend.Sampler` that moves if its server goes."""
+    """Connection of one episode: a :class:`~agentrl.inference.backend.Sampler` that replaces a server that is gone."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -199,7 +199,7 @@ class Lease:
         return self._server.backend.url if self._server else "no server yet"
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
-        """Sample a continuation on this episode's server, or on another one when that is gone.
+        """Sample a continuation on this episode's server, or on another one if that is gone.
 
         Raises:
             NoServer: No server can be used.
@@ -223,9 +223,9 @@ class Lease:
                     if not await server.backend.alive():
                         self._router.take_out(server.backend, str(error))
                     elif broken:
-                        raise  # the server lives: the request is at fault
+                        raise  # the server lives and failed twice: the request is the cause
                     broken = True
-                request_id = uuid.uuid4().hex  # the old one may still be known to a server
+                request_id = uuid.uuid4().hex  # a server may still hold a request with the old id
 
     async def _place(self) -> _Server:
         if self._server is None or not self._server.usable:
@@ -235,14 +235,14 @@ class Lease:
         return self._server
 
     def release(self) -> None:
-        """Give the place back."""
+        """End the lease."""
         if self._server is not None:
             self._server.sessions -= 1
             self._server = None
 
 
 async def _while_it_lives(server: _Server, question: Callable[[Backend, str], Awaitable[T]], request_id: str) -> T:
-    """The server's answer, or an error as soon as the server is taken out, which cancels the wait."""
+    """Returns the server's answer; raises as soon as the server is taken out, which cancels this task."""
     task = asyncio.current_task()
     assert task is not None
     cancelling = task.cancelling()
@@ -251,7 +251,7 @@ async def _while_it_lives(server: _Server, question: Callable[[Backend, str], Aw
         return await question(server.backend, request_id)
     except asyncio.CancelledError:
         if not server.waiting[task] or task.uncancel() > cancelling:
-            raise  # somebody else wants the wait to end, too
+            raise  # the task was also cancelled by someone else
         raise ServerUnreachable(f"{server.backend.url} was taken out: {server.error}") from None
     finally:
         del server.waiting[task]

@@ -1,9 +1,9 @@
 """Token-exact chat sessions: agents see ``openai``, the trajectory sees ids.
 
-Guarantees: what is sent to the engine on a turn is exactly the ids stored for the turns before plus the new ones; each
-sampled token is stored once with the logprob and version the server gave; every other token has mask 0. A conversation
-that departs from what is stored starts a branch at the last message they share. A request the server aborted goes on
-with the same ids.
+Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus the ids of the new messages; each
+sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
+conversation that differs from the stored one starts a branch after the last common message. A request that the server
+aborted is continued with the same ids.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ class SessionSettings:
     """Defaults and limits of a session.
 
     Attributes:
-        sampling: Used where the agent sets nothing.
-        context_length: Prompt and answer together, in tokens.
-        locked: Refuse what would change the distribution that the trainer assumes (temperature, top_p).
+        sampling: Default sampling parameters, for options that the agent does not set.
+        context_length: Limit of prompt and answer together, in tokens.
+        locked: Whether options that change the distribution that the trainer assumes (temperature, top_p) are refused.
         model: Name put into responses.
-        parser: Finds tool calls; chosen from the template where ``None``.
-        structured_output: Whether the server can hold an answer to a JSON schema.
+        parser: Parser of tool calls; ``None`` chooses it by the template.
+        structured_output: Whether the server can constrain an answer to a JSON schema.
     """
 
     sampling: SamplingParams
@@ -80,13 +80,13 @@ class ChatSession:
         return self
 
     async def create(self, *, messages: Sequence[Any], **given: Any) -> Any:
-        """``openai``'s ``chat.completions.create``.
+        """Samples an answer; the interface is that of ``openai``'s ``chat.completions.create``.
 
         Returns:
             A ``ChatCompletion``, or with ``stream=True`` an async iterator of chunks.
 
         Raises:
-            TypeError: An option is not supported, or a message is not one.
+            TypeError: An option is not supported, or an element of ``messages`` is no message.
             ValueError: An option would change the distribution that training assumes.
             ContextOverflow: The prompt leaves no room for an answer.
             TemplateError: The conversation cannot be continued with this chat template.
@@ -95,8 +95,8 @@ class ChatSession:
         params = options.sampling(self._settings.sampling, locked=self._settings.locked)
         if params.json_schema is not None and not self._settings.structured_output:
             raise ValueError(
-                "chat.completions.create(response_format=...): servers of this kind (inference.engine) do not hold an "
-                "answer to a schema"
+                "chat.completions.create(response_format=...): servers of this kind (inference.engine) cannot "
+                "constrain an answer to a schema"
             )
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
@@ -138,7 +138,7 @@ class ChatSession:
         return measure(self._template, self._ledger.prompt(self.last_sampled), messages, self._tools[path[0]])
 
     def _seeded(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Each turn and each sample of it gets its own random stream."""
+        """Returns the parameters with a seed of its own for each turn and sample."""
         if params.seed is None:
             return params
         return replace(params, seed=params.seed + len(self.trajectory.nodes) + index)
@@ -182,7 +182,7 @@ class ChatSession:
         return _with_calls(parser.parse(text, options.tools))
 
     async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
-        """Go on after an abort until the server stops for its own reason or the budget is used up."""
+        """Continue an aborted generation until it ends by itself or the token budget is used up."""
         for _ in range(MAX_RESUMES):
             if len(done.token_ids) >= params.max_new_tokens:
                 return replace(done, finish_reason="length")
@@ -200,7 +200,7 @@ class ChatSession:
 
 
 async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
-    """All results, in order; the first failure gives up the others and is raised as it is."""
+    """All results, in order; the first failure cancels the others and is raised unchanged."""
     tasks = [asyncio.ensure_future(sample) for sample in samples]
     try:
         return list(await asyncio.gather(*tasks))
@@ -211,7 +211,7 @@ async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> li
 
 
 def _with_calls(parsed: ParsedAnswer) -> Message:
-    """An assistant message with its tool calls; a malformed one keeps the model's own words and says what is wrong."""
+    """An assistant message with its tool calls; a malformed call keeps the model's text and gets an ``error``."""
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning

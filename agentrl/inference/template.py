@@ -1,9 +1,9 @@
 """Renders new messages to token ids with a chat template; stored ids are never encoded again.
 
-Guarantees: the ids of a continuation are what a render with the new messages adds after the assistant's text and its
-end-of-turn token; a template that changes that place is refused. What the template puts after an end-of-turn token is
-found by rendering a dummy turn that holds a sentinel. A template that rewrites earlier turns (drops their reasoning) is
-detected, and used only with a chosen policy.
+Guarantees: the ids of a continuation encode the text that a render with the new messages adds after the assistant's
+text and its end-of-turn token; a template that changes the text there is refused. This text is found by rendering a
+dummy turn that holds a sentinel. A template that rewrites earlier turns (drops their reasoning) is detected, and used
+only if a policy for it is chosen.
 """
 
 import json
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
         ...
 
 
-FIRSTS = 256  # conversations whose beginning is remembered: episodes of the groups that are under way begin alike
+FIRSTS = 256  # rendered first prompts that are remembered: all episodes of a group have the same one
 
 
 class ChatTemplate:
@@ -57,8 +57,8 @@ class ChatTemplate:
     Args:
         tokenizer: The model's tokenizer.
         end_ids: Further ids that end a turn (``eos_token_id`` of the generation config).
-        policy: Policy for a template that rewrites earlier turns: ``append`` keeps what was sampled, ``branch``
-            renders the conversation anew and starts a branch; ``None`` refuses.
+        policy: Policy for a template that rewrites earlier turns: ``append`` keeps the stored ids, ``branch`` renders
+            the conversation again and starts a branch, ``None`` refuses the template.
         variables: Further variables of the template, e.g. ``enable_thinking``.
     """
 
@@ -78,7 +78,7 @@ class ChatTemplate:
         if tokenizer.eos_token is None or tokenizer.eos_token_id is None:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
-        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' detour through a batch
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # faster: transformers always encodes a batch
         self.policy = policy
         self.eos_id: int = tokenizer.eos_token_id
         self.end_ids = frozenset({tokenizer.eos_token_id, *end_ids})
@@ -102,8 +102,9 @@ class ChatTemplate:
 
         Args:
             folder: Model folder.
-            source: A Jinja file to use instead; the name of one of ours (:func:`built_in_templates`); or ``training``:
-                the template that TRL made of this one, which keeps earlier turns as they were.
+            source: Another template to use: a Jinja file, the name of a template of agentrl
+                (:func:`built_in_templates`), or ``training`` for TRL's variant of the model's template, which keeps
+                earlier turns unchanged.
             policy: See the class.
             variables: See the class.
         """
@@ -115,12 +116,12 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The Jinja text."""
+        """The template's Jinja text; JSON if the tokenizer has several templates."""
         found = self.tokenizer.chat_template
         return found if isinstance(found, str) else json.dumps(found)
 
     def first(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of a conversation's first messages and the generation prompt; the episodes of a group share the work."""
+        """Ids of a conversation's first messages and the generation prompt, cached for the episodes of a group."""
         return list(self._first(json.dumps([list(messages), list(tools)])))
 
     def _render_first(self, conversation: str) -> list[int]:
@@ -133,17 +134,17 @@ class ChatTemplate:
         """Ids that continue a conversation after an assistant message.
 
         Args:
-            messages: New messages; tool results that follow each other are rendered together.
-            answered: The assistant message before them, whose calls name the tools.
-            last_id: Last id of what the assistant sampled; where it is not the template's end of turn, that comes
-                first here.
+            messages: New messages; consecutive tool results are rendered together.
+            answered: The assistant message before them; its calls name the tools.
+            last_id: Last sampled id of that message; if it is not the template's end-of-turn id, the result begins
+                with that id.
             tools: Tools of the conversation.
 
         Returns:
             The rest of the last turn, the new messages and the generation prompt.
 
         Raises:
-            TemplateError: The template changes what stands between the assistant's words and the new messages.
+            TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
         longer = self._tail(self._render([_USER, said, *messages], generation=True, tools=tools), said)
@@ -160,7 +161,7 @@ class ChatTemplate:
         return ids if closing is None or last_id == closing else [closing, *ids]
 
     def rewrites(self, messages: Sequence[Message]) -> bool:
-        """Whether the template renders earlier turns differently once messages like these follow."""
+        """Whether the template renders earlier turns differently when messages like these follow."""
         kind = "tool" if messages[0].get("role") == "tool" else "user"
         if kind not in self._rewrites:
             self._rewrites[kind] = self._probe_rewrite(kind)
@@ -170,9 +171,9 @@ class ChatTemplate:
         """The error for a rewriting template without a policy."""
         return TemplateError(
             "this chat template rewrites earlier turns when messages are added (it drops their reasoning), so the "
-            "conversation that was sampled is not the one it would render. Choose inference.history: append (keep "
-            "what was sampled), branch (render anew, each turn its own sequence), or model.chat_template=training "
-            "(a template that keeps it); single-turn workflows are not affected"
+            "sampled conversation differs from the rendered one. Set inference.history=append (keep the sampled "
+            "ids), inference.history=branch (render again, each turn is its own sequence), or "
+            "model.chat_template=training (a template that keeps reasoning); single-turn workflows are not affected"
         )
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -180,7 +181,7 @@ class ChatTemplate:
         return self.encode(self._render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
-        """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which tool calls use."""
+        """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
         if not special:
             return self.tokenizer.decode(token_ids, skip_special_tokens=True)
         while token_ids and token_ids[-1] in self.end_ids:
@@ -223,7 +224,7 @@ class ChatTemplate:
                 shorter = self._render([_USER, said], generation=False)
                 longer = self._render([_USER, said, after], generation=False)
             except TemplateError:
-                continue  # what cannot be rendered is refused where it is asked for
+                continue  # messages that the template cannot render are refused when an agent sends them
             if shorter.partition(_SENTINEL)[0] != longer.partition(_SENTINEL)[0]:
                 return True
         return False
@@ -237,7 +238,7 @@ class ChatTemplate:
         return parts[-1]
 
     def _split_closing(self, tail: str) -> tuple[int | None, str]:
-        """The first end-of-turn id in what follows an assistant's words, and the text after it."""
+        """Finds the first end-of-turn id after an assistant's text; returns it and the text after it."""
         found: tuple[int, int, str] | None = None
         for end in self.end_ids:
             text = self.tokenizer.decode([end], skip_special_tokens=False)
@@ -255,11 +256,11 @@ class ChatTemplate:
                 tools=list(tools) or None,
                 **self._variables,
             )
-        except Exception as error:  # a template is a program of its author: anything may come out of it
+        except Exception as error:  # a template is code of its author and may raise anything
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, special tokens in it included."""
+        """Ids of a text; special tokens in the text become their ids."""
         if self._fast is not None:
             return self._fast.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -269,7 +270,7 @@ def template_text(source: str | None, folder: Path) -> str | None:
     """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
 
     Raises:
-        TemplateError: TRL has no such template.
+        TemplateError: ``source`` is ``training``, and TRL is missing or has no variant of the model's template.
     """
     if source is None:
         return None
@@ -286,10 +287,10 @@ def built_in_templates() -> dict[str, Path]:
 
 
 def training_template(tokenizer: Any) -> str | None:
-    """TRL's patched form of a tokenizer's template; ``None`` where none is needed.
+    """TRL's training variant of a tokenizer's template; ``None`` if the template needs no change.
 
     Raises:
-        TemplateError: TRL is missing, or has none for this template.
+        TemplateError: TRL is missing, or has no variant of this template.
     """
     try:
         from trl.chat_template_utils import get_training_chat_template
@@ -310,7 +311,7 @@ def _call(result: Message, answered: Message) -> dict[str, Any]:
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """The same call with its arguments as text: some templates want them so."""
+    """The same call with its arguments as JSON text, which some templates need."""
     return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
 
 

@@ -136,7 +136,7 @@ async def test_a_response_format_reaches_the_server_in_evaluation(template: Chat
 
 async def test_a_response_format_is_refused_where_the_server_cannot_hold_to_it(template: ChatTemplate) -> None:
     session = make_session(template, lambda ids, params: answer([template.eos_id]), locked=False)
-    with pytest.raises(ValueError, match=r"response_format.*do not hold an answer to a schema"):
+    with pytest.raises(ValueError, match=r"response_format.*cannot constrain an answer to a schema"):
         await session.create(messages=[HELLO], response_format={"type": "json_object"})
 
 

@@ -46,7 +46,7 @@ def test_memory_adds_up_what_lasts():
     items = {item.what.split(",")[0]: item.nbytes for item in memory(resolve(recipe, shape), shape)}
     assert items["weights"] == 4 * 134_515_008
     assert items["KV cache at most"] == 64 * 512 * 2 * 30 * 3 * 64 * 4
-    assert items["kept for later prompts at most"] == 16384 * 2 * 30 * 3 * 64 * 4
+    assert items["prefix cache at most"] == 16384 * 2 * 30 * 3 * 64 * 4
     assert items["weights once more"] == 4 * 134_515_008
     assert items["parameters"] == 16 * 134_515_008
 

@@ -1,1 +1,1 @@
-"""The kinds of inference server, one file each; ``kind.py`` says what a kind is."""
+"""The kinds of inference server, one file each; ``kind.py`` defines their base class."""

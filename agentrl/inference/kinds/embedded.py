@@ -1,7 +1,7 @@
-"""The embedded engine (``agentrl/engine``): a server of our own that speaks SGLang's contract.
+"""The embedded engine (``agentrl/engine``): agentrl's own server, with SGLang's HTTP API.
 
-Guarantees: nothing of the engine is imported here; it is a process, started and asked like any other server. What it
-loaded is proved by fingerprints of all tensors.
+Guarantees: nothing of the engine is imported here; it is a process, started and called like any other server. Loaded
+weights are verified by fingerprints of all tensors.
 """
 
 from agentrl.core.weight_manifest import WeightManifest, mismatches
@@ -9,25 +9,25 @@ from agentrl.host.cpu_env import CPU_ENV
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.kinds.sglang import SGLangBackend
 
-KEPT_TOKENS = 16384  # size of the prefix cache: 750 MB for a 135M model in float32
+KEPT_TOKENS = 16384  # tokens in the prefix cache: 750 MB for a 135M model in float32
 
 
 class EmbeddedBackend(SGLangBackend):
     """Connection to an embedded engine at ``url``."""
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare fingerprints of all tensors, where the manifest has them."""
+        """Compare fingerprints of all tensors, if the manifest has them."""
         if not manifest.fingerprints:
             return await super().verify(manifest)
         answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
         return mismatches(manifest.fingerprints, answer["fingerprints"])
 
     async def _flush(self) -> None:
-        """Nothing to do: the engine forgets the prefixes of old weights by itself."""
+        """Does nothing: the engine empties its prefix cache when weights change."""
 
 
 class Embedded(ServerKind):
-    """Our engine: any Hugging Face causal language model, on CPU or GPU."""
+    """The embedded engine: any Hugging Face causal language model, on CPU or GPU."""
 
     capabilities = Capabilities(
         starts=True,
@@ -40,7 +40,7 @@ class Embedded(ServerKind):
     )
 
     def command(self, start: ServerStart) -> list[str]:
-        """The engine, on a port it picks itself."""
+        """Command line of the engine, which picks its port itself."""
         command = [
             *(start.python, "-m", "agentrl.engine"),
             *("--model", str(start.model)),
@@ -55,14 +55,14 @@ class Embedded(ServerKind):
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:
-        """Threads and memory as in all our processes that share the cores."""
+        """Settings of threads and memory for processes that share a CPU's cores."""
         return CPU_ENV
 
     def backend(self, url: str, timeout: float) -> EmbeddedBackend:
-        """SGLang's contract, and fingerprints."""
+        """Connect to the engine at ``url``."""
         return EmbeddedBackend(url, timeout)
 
     def more_memory(self, weights: int, token: int, device: str) -> list[tuple[str, int]]:
-        """Kept prefixes, and on a CPU the weights in the layout of its operators."""
-        found = [(f"kept for later prompts at most, {KEPT_TOKENS} tokens", KEPT_TOKENS * token)]
+        """Memory of the prefix cache, and on a CPU of the packed weights."""
+        found = [(f"prefix cache at most, {KEPT_TOKENS} tokens", KEPT_TOKENS * token)]
         return [*found, ("weights once more, packed", weights)] if device == "cpu" else found

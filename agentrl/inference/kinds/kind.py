@@ -1,8 +1,8 @@
 """Base class of a kind of inference server: its client, its command line, and its capabilities.
 
-Guarantees: whatever differs between kinds stands in one class for each, a :class:`ServerKind`; it is found under the
-name that ``inference.engine`` gives, a registered one or ``path/to/file.py:Class``, and a wrong name is answered with
-the nearest. Looking a kind up starts nothing.
+Guarantees: everything that differs between kinds is in one subclass of :class:`ServerKind` each. ``inference.engine``
+names it by a registered name or ``path/to/file.py:Class``; the error for a wrong name suggests the nearest one. Looking
+up a kind starts nothing.
 """
 
 from collections.abc import Mapping
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 class Capabilities:
     """Capabilities of a kind of server; a run that needs more is refused before a process starts.
 
-    The defaults are those of a server that answers in text and does nothing else.
+    The defaults describe a server that only answers in text.
 
     Attributes:
-        starts: A run can start one (:meth:`ServerKind.command`); else ``inference.urls`` names those that run already.
+        starts: A run can start such a server (:meth:`ServerKind.command`); otherwise ``inference.urls`` must name
+            running ones.
         token_logprobs: Servers take token ids and return the sampled ids with their logprobs
             (:meth:`ServerKind.backend`), which training needs; otherwise they are used through text
             (:meth:`ServerKind.text_client`), for evaluation only.
-        token_versions: Answers tell the policy version of each token. Where they do not, no answer may go on over
-            a weight push, which leaves ``weights.pause_mode=abort``.
+        token_versions: Answers report the policy version of each token. Otherwise no answer may continue across a
+            weight push, so only ``weights.pause_mode=abort`` is possible.
         pause_modes: Supported pause modes for requests in flight during a weight push.
         transports: Supported transports of new weights.
-        adapters: Servers load LoRA adapters alone, without the base weights.
+        adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
-        reasons: Reasons for missing capabilities, by attribute name or missing value; refusals quote them.
+        reasons: Reasons for missing capabilities, by attribute name or missing value; error messages quote them.
     """
 
     starts: bool = False
@@ -51,19 +52,19 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """Start options of one server of a run; the server's own flags (``inference.args``) are added to it.
+    """Start options of one server of a run; the flags of ``inference.args`` are added to its command line.
 
     Attributes:
         model: Folder to load, in Hugging Face's format.
-        python: Interpreter to start it with.
-        port: Port of the loopback interface to listen on; 0 where the kind has no ``ready_path``.
+        python: Python interpreter that runs the server.
+        port: Port of the loopback interface to listen on; 0 if the kind has no ``ready_path``.
         ready_file: File that a server without ``ready_path`` writes when ready: JSON with the key ``url``.
         dtype: ``float32`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
-        context_length: Prompt and answer together, in tokens.
-        max_running: Requests that are decoded together.
-        threads: CPU threads; ``None`` for the server's own choice.
-        seed: Seed of requests without one.
+        context_length: Limit of prompt and answer together, in tokens.
+        max_running: Most requests that are decoded together.
+        threads: Number of CPU threads; ``None`` for the server's default.
+        seed: Seed for requests that have none.
     """
 
     model: Path
@@ -84,9 +85,9 @@ class TextApi:
 
     Attributes:
         url: URL from ``inference.urls``, or the base URL of a server that the run started.
-        model: Name of the model there.
+        model: Name of the model at the API.
         api_key_env: Environment variable that holds the API key.
-        timeout: Seconds one request may take.
+        timeout: Most seconds of one request.
         defaults: Request options (``temperature``, ``max_tokens``) where an agent sets none.
     """
 
@@ -98,18 +99,18 @@ class TextApi:
 
 
 class ServerKind:
-    """Base of all kinds; ``inference.engine`` names a subclass, which is made without arguments.
+    """Base class of all kinds; ``inference.engine`` names a subclass, whose constructor takes no arguments.
 
-    A kind overrides what its ``capabilities`` promise: ``starts`` needs :meth:`command`, ``token_logprobs`` needs
-    :meth:`backend`, and a kind without it :meth:`text_client`.
+    A kind overrides the methods that its ``capabilities`` promise: ``starts`` needs :meth:`command`,
+    ``token_logprobs`` needs :meth:`backend`, and a kind without ``token_logprobs`` needs :meth:`text_client`.
 
     Attributes:
         capabilities: Capabilities of its servers.
-        package: Python package that holds the server, where that is not agentrl. It is looked for in our interpreter,
-            then in ``.venv-<package>`` of the working folder; ``inference.python`` names another place.
+        package: Python package of the server; ``None`` if agentrl contains it. It is looked for in this interpreter,
+            then in ``.venv-<package>`` of the working folder; ``inference.python`` names another interpreter.
         install: Installation advice, shown if the package is missing.
-        ready_path: Path that answers 200 once the server takes requests; ``None`` for a server that picks a port
-            itself and announces its URL in ``ServerStart.ready_file``.
+        ready_path: Path that answers 200 as soon as the server takes requests; ``None`` for a server that picks a
+            port itself and announces its URL in ``ServerStart.ready_file``.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -118,37 +119,37 @@ class ServerKind:
     ready_path: str | None = None
 
     def command(self, start: ServerStart) -> list[str]:
-        """Command line of one server; the run sees to it that it ends with the run."""
-        raise NotImplementedError(f"{type(self).__name__}.command: a run cannot start such a server")
+        """Command line of one server; the run starts and ends it."""
+        raise NotImplementedError(f"{type(self).__name__}.command: a run cannot start this kind of server")
 
     def env(self, start: ServerStart) -> dict[str, str]:
-        """Environment variables added to this process's own."""
+        """Environment variables of the server, added to this process's own."""
         return {}
 
     def backend(self, url: str, timeout: float) -> Backend:
-        """Connection to the server at ``url``; ``timeout`` are the seconds one request may take, pauses included."""
-        raise NotImplementedError(f"{type(self).__name__}.backend: such a server gives no token ids")
+        """Connection to the server at ``url``; ``timeout`` is the most seconds of one request, pauses included."""
+        raise NotImplementedError(f"{type(self).__name__}.backend: this kind of server returns no token ids")
 
     def text_client(self, api: TextApi) -> "Client":
-        """Sessions in text, for evaluation."""
-        raise NotImplementedError(f"{type(self).__name__}.text_client: such a server is asked with token ids")
+        """Client for sessions in text, for evaluation."""
+        raise NotImplementedError(f"{type(self).__name__}.text_client: this kind of server is used with token ids")
 
     def more_memory(self, weights: int, token: int, device: str) -> list[tuple[str, int]]:
         """Memory that a server needs beside weights and the KV cache of running requests, for the dry run.
 
         Args:
-            weights: Bytes of the weights.
-            token: Bytes of the keys and values of one token.
+            weights: Size of the weights, in bytes.
+            token: Size of one token's keys and values, in bytes.
             device: ``cpu`` or ``cuda``.
 
         Returns:
-            Pairs of what it is and its bytes.
+            Pairs of a description and a number of bytes.
         """
         return []
 
 
 def server_kind(name: str) -> ServerKind:
-    """The kind that ``inference.engine`` or ``teacher.engine`` names.
+    """Returns the kind that ``inference.engine`` or ``teacher.engine`` names.
 
     Raises:
         LookupError: There is no such kind, file or class.
@@ -156,7 +157,7 @@ def server_kind(name: str) -> ServerKind:
     """
     found = load("server", name)
     if not (isinstance(found, type) and issubclass(found, ServerKind)):
-        raise TypeError(f"server {name!r} is {found!r}, and must be a subclass of {__name__}.ServerKind")
+        raise TypeError(f"server {name!r} must be a subclass of {__name__}.ServerKind, got {found!r}")
     return found()
 
 

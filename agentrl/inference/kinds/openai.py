@@ -1,6 +1,6 @@
-"""Any OpenAI-compatible API: text in, text out, for evaluation.
+"""The kind ``openai``: any OpenAI-compatible API, used through text, for evaluation.
 
-Guarantees: the API key is read from the environment and written nowhere; what is recorded has no ids.
+Guarantees: the API key is read from the environment and written nowhere; recorded trajectories have no token ids.
 """
 
 import os
@@ -14,15 +14,15 @@ from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
 
-RETRIES = 3  # of one request, by openai's own client
+RETRIES = 3  # of one request, by the openai client
 
 
 class OpenAISession:
     """A conversation with an OpenAI-compatible API: text only, recorded without ids.
 
     Args:
-        client: ``openai``'s own client.
-        model: Model name to ask for.
+        client: Client of the ``openai`` package.
+        model: Name of the model at the API.
         defaults: Request options used where the agent sets nothing.
     """
 
@@ -90,7 +90,7 @@ class OpenAIClient:
         self._defaults = api.defaults
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """A handle; ``seed`` is sent along, servers may ignore it."""
+        """Returns a handle; ``seed`` is sent with each request, and servers may ignore it."""
         defaults = {**self._defaults, "seed": seed}
         return EpisodeLLM(lambda: OpenAISession(self._client, self._model, defaults)), lambda: None
 
@@ -100,9 +100,9 @@ class OpenAI(ServerKind):
 
     capabilities = Capabilities(
         structured_output=True,
-        reasons={"scoring": "that API takes no token ids and tells no logprobs of a text it is given"},
+        reasons={"scoring": "that API takes no token ids and returns no logprobs of given text"},
     )
 
     def text_client(self, api: TextApi) -> OpenAIClient:
-        """Sessions through ``openai``'s own client."""
+        """Client that uses the ``openai`` package."""
         return OpenAIClient(api)

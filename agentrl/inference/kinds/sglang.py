@@ -1,7 +1,7 @@
-"""SGLang: its native HTTP contract, which the embedded engine speaks as well, and its start.
+"""The kind ``sglang``: client of SGLang's native HTTP API, which the embedded engine has too, and its command line.
 
-Guarantees: tokens in, tokens out; versions come from the response (``weight_versions`` spans), never from the time it
-arrived; only reads and requests that never reached the server are retried.
+Guarantees: requests and answers are token ids; policy versions come from the answer (``weight_versions`` spans), never
+from the time of its arrival; only idempotent requests and those that never reached the server are repeated.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
 FLUSH_SECONDS = 10.0
-TOO_LONG = ("context",)  # in what is said of a prompt that does not fit
+TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -23,7 +23,7 @@ class SGLangBackend(Backend):
 
     Args:
         url: Base URL.
-        timeout: Seconds one request may take, pauses included.
+        timeout: Most seconds of one request, pauses included.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -73,7 +73,7 @@ class SGLangBackend(Backend):
     async def score(self, token_ids: list[int], start: int) -> list[float]:
         """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, through ``/generate``.
 
-        It is asked from the position before: SGLang tells no logprob of the first one.
+        The request begins one position earlier, because SGLang returns no logprob for its first position.
         """
         body = {
             "input_ids": token_ids,
@@ -111,9 +111,9 @@ class SGLangBackend(Backend):
             if error.status != 404:
                 raise
             raise InferenceError(
-                f"{self.url} has no /model_info: it is neither SGLang nor our engine, and training needs a server "
-                "that gives token ids and takes weights; set inference.engine to what it is, or trainer.type=null to "
-                "evaluate"
+                f"{self.url} has no /model_info, so it is neither SGLang nor the embedded engine; training needs a "
+                "server that returns token ids and loads weights; set inference.engine to the server's kind, or "
+                "trainer.type=null to evaluate"
             ) from error
 
     async def pause(self, mode: PauseMode) -> None:
@@ -122,19 +122,19 @@ class SGLangBackend(Backend):
         await self._http.post("/pause_generation", {"mode": mode}, expect_json=False, repeatable=True)
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling after a pause."""
         await self._http.post("/continue_generation", {}, expect_json=False, repeatable=True)
 
     async def load(self, path: str, version: int) -> None:
-        """Load a folder of safetensors."""
+        """Load the safetensors files of a folder."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": self._may_flush}
         await self._update("/update_weights_from_disk", body, repeatable=True)
         await self._flush()
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
-        """Take a broadcast, bucket by bucket; the version comes with the last one."""
+        """Receive a broadcast, bucket by bucket; the last one sets the version."""
         if plan.leave:
-            with contextlib.suppress(InferenceError):  # it may never have been in it
+            with contextlib.suppress(InferenceError):  # the server may never have joined that group
                 await self._http.post("/destroy_weights_update_group", {"group_name": plan.leave}, expect_json=False)
         if plan.join:
             join = {
@@ -151,7 +151,7 @@ class SGLangBackend(Backend):
             for index, bucket in enumerate(plan.buckets):
                 await self._receive_bucket(bucket, manifest, plan.group, last=index == len(plan.buckets) - 1)
         finally:
-            if begun:  # also after a failure: what is left open hinders the next update
+            if begun:  # also after a failure: an open update blocks the next one
                 await self._update("/end_weight_update", {})
         await self._flush()
 
@@ -170,13 +170,13 @@ class SGLangBackend(Backend):
         await self._update("/update_weights_from_distributed", body)
 
     async def ranks(self) -> int:
-        """Tensor-parallel ranks."""
+        """Number of tensor-parallel ranks."""
         return int((await self._http.get("/server_info")).get("tp_size", 1))
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare the version and some values with what was sent.
+        """Compare the version and some values with the manifest.
 
-        SGLang silently ignores unknown parameters, so its version alone proves nothing.
+        SGLang silently ignores unknown parameters, so a correct version alone does not prove that all were loaded.
         """
         if await self.version() != manifest.version:
             return ["weight_version"]
@@ -184,22 +184,22 @@ class SGLangBackend(Backend):
 
     async def _first_values(self, name: str) -> list[float]:
         held = await self._http.post("/get_weights_by_name", {"name": name, "truncate_size": SAMPLED}, repeatable=True)
-        while held and isinstance(held[0], list):  # the first row of a matrix, of the first rank
+        while held and isinstance(held[0], list):  # take the first rank's first row
             held = held[0]
         return held[:SAMPLED] if held else []
 
     @property
     def _may_flush(self) -> bool:
-        """SGLang calls a load a failure when the caches of requests that are frozen in place hinder the flush."""
+        """Whether a load may flush the cache; after an ``in_place`` pause, the paused requests make such a load fail."""
         return self._mode != "in_place"
 
     async def _flush(self) -> None:
-        """After a load in place: forget the prefixes of old weights, unless frozen requests hinder it."""
+        """After an ``in_place`` load, try to flush the prefixes of old weights; paused requests may prevent it."""
         if not self._may_flush:
             await self._http.answers("/flush_cache", FLUSH_SECONDS)
 
     async def _begin_update(self) -> bool:
-        """Open an update; false where the server, older than 0.5.21, has no such call."""
+        """Open an update; returns False if the server is older than 0.5.21 and has no such call."""
         try:
             await self._update("/begin_weight_update", {})
         except InferenceError as error:
@@ -219,7 +219,7 @@ class SGLangBackend(Backend):
 
 
 class SGLang(ServerKind):
-    """SGLang's own server; the contract was measured with 0.5.23."""
+    """The kind ``sglang``: SGLang's server; tested with 0.5.23."""
 
     capabilities = Capabilities(
         starts=True,
@@ -232,10 +232,10 @@ class SGLang(ServerKind):
     )
     package = "sglang"
     install = "install it into an environment of its own (make sglang does so for a CPU)"
-    ready_path = "/ready"  # /health runs a token, and fails while paused
+    ready_path = "/ready"  # /health generates a token, and fails while paused
 
     def command(self, start: ServerStart) -> list[str]:
-        """SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
+        """Command line of SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
         command = [
             *(start.python, "-m", "sglang.launch_server"),
             *("--model-path", str(start.model)),
@@ -255,10 +255,10 @@ class SGLang(ServerKind):
         return command
 
     def env(self, start: ServerStart) -> dict[str, str]:
-        """No network for a model that lies here, and the threads."""
+        """Settings that turn off the network, since the model is local, and set the number of threads on a CPU."""
         threads = {"OMP_NUM_THREADS": str(start.threads)} if start.device == "cpu" and start.threads else {}
         return {"HF_HUB_OFFLINE": "1", **threads}
 
     def backend(self, url: str, timeout: float) -> SGLangBackend:
-        """Connect through SGLang's native calls."""
+        """Connect to the server at ``url``."""
         return SGLangBackend(url, timeout)

@@ -1,9 +1,9 @@
-"""VLLM: ids in and out, its own calls for pauses and weights, and its start.
+"""The kind ``vllm``: client of vLLM's HTTP API, and its command line.
 
-Guarantees: as :mod:`agentrl.inference.kinds.sglang`. Versions come with the answer of ``/inference/v1/generate``,
-which a server has that was started with ``--enable-scale-out``. One without it is asked through ``/v1/completions``,
-whose answers tell no version: no request is sent there while a push goes on and none outlives one, so that the version
-at its start is the version of all its tokens; that leaves ``weights.pause_mode=abort`` only.
+Guarantees: as :mod:`agentrl.inference.kinds.sglang`. Policy versions come with the answers of
+``/inference/v1/generate``, which needs a server started with ``--enable-scale-out``. Other servers are used through
+``/v1/completions``, whose answers have no version. There no request is sent during a weight push, and a push aborts the
+running ones, so the version at a request's start holds for all its tokens; ``weights.pause_mode`` must be ``abort``.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
-TOO_LONG = ("context", "maximum model length")  # in what is said of a prompt that does not fit
+TOO_LONG = ("context", "maximum model length")  # words in the error message for a prompt that is too long
 _PAUSES: dict[PauseMode, str] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
-_ABSENT = (403, 404)  # what a server answers whose flags leave a call out
+_ABSENT = (403, 404)  # status of a call that the server's flags turn off
 
 
 class VLLMBackend(Backend):
@@ -26,17 +26,17 @@ class VLLMBackend(Backend):
 
     Args:
         url: Base URL.
-        timeout: Seconds one request may take, pauses included.
+        timeout: Most seconds of one request, pauses included.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url.rstrip("/")
         self._http = ServerHttp(self.url, timeout, TOO_LONG)
         self._mode: PauseMode = "abort"
-        self._model: str | None = None  # name to ask for, where only /v1/completions is there
-        self._scored_model: str | None = None  # the same name, where it scores
-        self._version: int | None = None  # where only /v1/completions is there: what the server holds
-        self._running = asyncio.Event()  # the same: cleared during a push
+        self._model: str | None = None  # the served model's name, if the server has only /v1/completions
+        self._scored_model: str | None = None  # the same name, for `score`
+        self._version: int | None = None  # the server's policy version, if it has only /v1/completions
+        self._running = asyncio.Event()  # cleared during a weight push
         self._running.set()
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
@@ -46,7 +46,7 @@ class VLLMBackend(Backend):
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": max(params.top_k, 0),
-            "logprobs": 0,  # of the sampled token, and of no other
+            "logprobs": 0,  # the sampled token's logprob only
         }
         if params.stop:
             sampling["stop"] = list(params.stop)
@@ -94,7 +94,7 @@ class VLLMBackend(Backend):
     async def score(self, token_ids: list[int], start: int) -> list[float]:
         """Logprobs at temperature 1 of the tokens from position ``start`` (at least 1) on, through ``/v1/completions``.
 
-        vLLM's logprobs of a prompt are of the model's own distribution, whatever ``--logprobs-mode`` says.
+        vLLM computes a prompt's logprobs from the unmodified logits, whatever ``--logprobs-mode`` is.
         """
         if self._scored_model is None:
             self._scored_model = await self._served_model()
@@ -127,7 +127,7 @@ class VLLMBackend(Backend):
         return await self._http.answers("/health", ALIVE_SECONDS)
 
     async def version(self) -> int:
-        """Version the server reports; 0 where it has no calls for weights."""
+        """Version the server reports; 0 if it has no calls for weights."""
         try:
             return version_number((await self._http.get("/weight_info")).get("weight_version", "0"))
         except InferenceError as error:
@@ -139,30 +139,30 @@ class VLLMBackend(Backend):
         """Stop sampling."""
         if self._model is not None and mode != "abort":
             raise InferenceError(
-                f"{self.url} has no /inference/v1/generate, whose answers alone tell the policy version of each token: "
-                "start it with --enable-scale-out, or set weights.pause_mode=abort"
+                f"{self.url} has no /inference/v1/generate, the only call that returns the policy version of each "
+                "token: start it with --enable-scale-out, or set weights.pause_mode=abort"
             )
         self._mode = mode
         self._running.clear()
         await self._control(f"/pause?mode={_PAUSES[mode]}")
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling after a pause."""
         await self._control("/resume")
         self._running.set()
 
     async def load(self, path: str, version: int) -> None:
-        """Load a folder of safetensors."""
-        if not any(Path(path).glob("*.safetensors")):  # vLLM does not survive a load that fails
+        """Load the safetensors files of a folder."""
+        if not any(Path(path).glob("*.safetensors")):  # a failed load ends vLLM's process
             raise InferenceError(f"{self.url}: {path} holds no safetensors file that could be loaded")
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-        if self._mode != "in_place":  # frozen requests keep the cache that old weights computed
+        if self._mode != "in_place":  # in this mode paused requests keep the KV cache of the old weights
             await self._control("/reset_prefix_cache?reset_running_requests=true")
         await self._control("/update_weight_version", {"new_version": str(version)})
         self._version = version
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
-        """Compare the version; vLLM refuses unknown parameters, and cannot report a parameter's values."""
+        """Compare the version only: vLLM refuses unknown parameters, and cannot report a parameter's values."""
         return [] if await self.version() == manifest.version else ["weight_version"]
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ def _checked(ids: list[int], logprobs: list[float], versions: list[int], finish:
 
 
 class VLLM(ServerKind):
-    """VLLM's own server; the contract was measured with 0.32.0."""
+    """The kind ``vllm``: vLLM's server; tested with 0.32.0."""
 
     capabilities = Capabilities(
         starts=True,
@@ -205,14 +205,14 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         scoring=True,
-        reasons={"broadcast": "vLLM has a group of its own kind for it, over NCCL only"},
+        reasons={"broadcast": "vLLM broadcasts weights only over NCCL, in a process group of its own kind"},
     )
     package = "vllm"
     install = "install it into an environment of its own (make vllm does so for a CPU)"
     ready_path = "/health"
 
     def command(self, start: ServerStart) -> list[str]:
-        """VLLM's server, with the calls and the logprobs that training needs."""
+        """Command line of vLLM's server, with the calls and the logprobs that training needs."""
         command = [
             *(start.python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(start.model)),
@@ -221,14 +221,14 @@ class VLLM(ServerKind):
             *("--max-model-len", str(start.context_length)),
             *("--max-num-seqs", str(start.max_running)),
             *("--seed", str(start.seed)),
-            *("--logprobs-mode", "processed_logprobs"),  # of the distribution that was sampled from
-            "--enable-scale-out",  # its answers tell the policy version of each token
+            *("--logprobs-mode", "processed_logprobs"),  # logprobs of the distribution that was sampled from
+            "--enable-scale-out",  # turns on the call that returns the policy version of each token
         ]
         return [*command, "--enforce-eager"] if start.device == "cpu" else command
 
     def env(self, start: ServerStart) -> dict[str, str]:
-        """The calls for weights, no network for a model that lies here, and on a CPU the cache's size and threads."""
-        env = {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # without it there are no calls for weights
+        """Settings that turn on the calls for weights, turn off the network, and set a CPU's cache size and threads."""
+        env = {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # vLLM has calls for weights in this mode only
         if start.device == "cpu":
             env["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GB
             if start.threads:
@@ -236,5 +236,5 @@ class VLLM(ServerKind):
         return env
 
     def backend(self, url: str, timeout: float) -> VLLMBackend:
-        """Connect through vLLM's own calls, with or without ``--enable-scale-out``."""
+        """Connect to the server at ``url``, with or without ``--enable-scale-out``."""
         return VLLMBackend(url, timeout)

@@ -1,12 +1,12 @@
-"""Tool calls in what a model sampled: one parser for each format that models write.
+"""Parses tool calls in sampled text: one parser for each format that models write.
 
-Guarantees: any text is taken apart without an exception and in linear time; a call that cannot be read is reported
-with what is wrong with it, and never lost, guessed or mended; arguments that are reported without an error are the
-text of one JSON object. Importing this needs neither torch nor transformers.
+Guarantees: any text is parsed without an exception and in linear time; a malformed call is reported with its error, and
+never lost, guessed or repaired; the arguments of a call without an error are the text of one JSON object. Importing
+this needs neither torch nor transformers.
 
-The parsers are our own. ``transformers`` has one (``tokenizer.parse_response``), which is driven by a
-``response_template`` on the tokenizer; it does not fit as a base: few models ship that template, it raises on the first
-region that it cannot read and so loses the calls around it, and evaluating a server must work without the library.
+The parser of ``transformers`` (``tokenizer.parse_response``, driven by a ``response_template`` of the tokenizer) is not
+used: few models have that template, one malformed call makes it lose the others, and an evaluation of a server must
+work without the library.
 """
 
 from agentrl.inference.tool_parsers.answer import ParsedAnswer, ParsedCall, ToolParser

@@ -1,9 +1,8 @@
-"""Parsed answers, and the frame that all formats share: reasoning, calls, and the text between them.
+"""Parsed answers, and the parser that most formats share: it separates reasoning, calls, and the text between them.
 
-Guarantees: every character of an answer is reasoning, part of a call, one of the format's own markers, or content; the
-calls stand in the order in which they were written. What stands in the thinking block is reasoning, a call too: a
-template puts calls after it. A block that was opened and never closed reaches to the end. Where the template opened
-the block in the prompt, all text before the closing tag is reasoning.
+Guarantees: every character of an answer is reasoning, part of a call, a marker of the format, or content; calls keep
+the order in which they were written. All text in the thinking block is reasoning, even a tool call. A block that is
+never closed reaches to the end. If the prompt already opened the block, all text before the closing tag is reasoning.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +14,12 @@ Tools = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """A tool call as the model wrote it.
+    """A parsed tool call.
 
     Attributes:
-        name: The tool's name; empty where the text of the call holds none.
-        arguments: A JSON object as text; in a malformed call the text that the model wrote.
-        error: Explanation for the model, one line, of a malformed call; ``None`` for a valid call.
+        name: The tool's name; empty if the call has none.
+        arguments: A JSON object as text; for a malformed call, the text that the model wrote.
+        error: One line that explains to the model why the call is malformed; ``None`` for a valid call.
     """
 
     name: str
@@ -30,12 +29,12 @@ class ParsedCall:
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """An answer taken apart.
+    """A parsed answer.
 
     Attributes:
         content: Text outside of calls and reasoning, stripped.
-        reasoning: Text of the thinking block, stripped; ``None`` where there is none.
-        calls: The calls in their order, malformed ones with them.
+        reasoning: Text of the thinking block, stripped; ``None`` if there is none.
+        calls: Tool calls in their order, including malformed ones.
     """
 
     content: str
@@ -49,12 +48,12 @@ class ToolParser(Protocol):
     name: str
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedAnswer:
-        """Take an answer apart; never raises.
+        """Parses an answer; never raises.
 
         Args:
-            text: The sampled answer, decoded with special tokens, without the token that ends the turn.
-            tools: OpenAI tool schemas: the types of arguments where the format writes them as plain text, and the
-                names that tell a call from other text where the format has no marker.
+            text: The sampled answer, decoded with special tokens, without the end-of-turn token.
+            tools: OpenAI tool schemas. They give the types of arguments that a format writes as plain text, and the
+                names that distinguish calls from other text in a format without markers.
         """
         ...
 
@@ -64,9 +63,9 @@ class Found:
     """A part of an answer that is not content.
 
     Attributes:
-        start: Position of its first character.
-        end: Position after its last one.
-        calls: The calls in it; none in a marker that stands alone.
+        start: Position of the part's first character.
+        end: Position after the part's last character.
+        calls: Calls in the part; empty for a marker without a call.
     """
 
     start: int
@@ -75,12 +74,12 @@ class Found:
 
 
 class FormatParser:
-    """A format whose calls stand in running text, with an optional thinking block before them.
+    """Parser of a format that writes calls within text, after an optional thinking block.
 
     Args:
         name: Name of the format.
-        find: Gives the calls of a text, in order and without overlap.
-        thinking: Tags of the thinking block.
+        find: Function that yields the calls of a text, in order and without overlap.
+        thinking: Opening and closing tag of the thinking block.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class FormatParser:
         self._opening, self._closing = thinking
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedAnswer:
-        """Take an answer apart; see :class:`ToolParser`."""
+        """Parses an answer; see :class:`ToolParser`."""
         block = self._block(text)
         if block is None:
             return _answer(text, self._find(text, tools), None)
@@ -103,13 +102,13 @@ class FormatParser:
             found = list(self._find(text, tools))
             closing = len(text) - len(after) - len(self._closing)
             if any(part.start < closing < part.end and _is_well_formed(part) for part in found):
-                return _answer(text, found, None)  # the closing tag is an argument's
+                return _answer(text, found, None)  # the closing tag is part of an argument
         first, second = (_answer(part, self._find(part, tools), None) for part in (before, after))
         content = (first.content + "\n" + second.content).strip()
         return ParsedAnswer(content, reasoning.strip() or None, first.calls + second.calls)
 
     def _block(self, text: str) -> tuple[str, str, str] | None:
-        """Text before, in and after the thinking block."""
+        """Returns the text before, in and after the thinking block; ``None`` if there is none."""
         head, closing, after = text.partition(self._closing)
         before, opening, reasoning = head.partition(self._opening)
         if closing:
@@ -139,7 +138,7 @@ def tool_names(tools: Tools) -> frozenset[str]:
 
 
 def tool_parameters(tools: Tools, name: str) -> dict[str, Any]:
-    """JSON schema of a tool's arguments; empty where the tool or its schema is not known."""
+    """JSON schema of a tool's arguments; empty if the tool or its schema is unknown."""
     for function in _functions(tools):
         if function["name"] == name:
             parameters = function.get("parameters")

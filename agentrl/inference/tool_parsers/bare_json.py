@@ -1,11 +1,12 @@
-"""Calls that are JSON in running text without a tag of their own: Llama 3 and 4, and models whose format is not known.
+"""Finds calls that are JSON within text, without tags: Llama 3 and 4, and models with an unknown format.
 
-Llama: ``{"name": ..., "parameters": {...}}``, after ``<|python_tag|>`` or not, several one after the other or with
-``;`` between them. The fallback: the same, or a list of such objects, in a code fence or not.
+Llama writes ``{"name": ..., "parameters": {...}}``, with or without ``<|python_tag|>`` before it, and several calls one
+after the other or separated by ``;``. The fallback for unknown formats reads the same, or a list of such objects, with
+or without a code fence.
 
-Guarantees: JSON is a call where it names a known tool; with Llama also after its tag, and where no other text stands
-before it and it has a name and arguments. Other JSON is content. A call with something in it that is no JSON reaches to
-an empty line, the end of its fence, the next call on a line of its own or the end; one that is not closed to the end.
+Guarantees: JSON that names a known tool is a call. For Llama, JSON after the tag is a call too, and so is JSON with a
+name and arguments if no other text stands before it. Other JSON is content. A malformed call reaches to the next empty
+line, the end of its code fence, the next call that begins a line, or the end of the text.
 """
 
 import re
@@ -30,14 +31,14 @@ _LLAMA_START = re.compile(rf"(?P<mark><\|python_(?:tag|start|end)\|>)|(?:\[\s*+)
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*+")
 _FENCE = re.compile(r"```\w{0,20}\s{0,20}\Z")
-_LOOK_BACK = 50  # characters in which a fence's opening has to stand before a call
+_LOOK_BACK = 50  # characters before a call that are searched for the opening of a code fence
 _AFTER = re.compile(rf"\s*+```(?!\w)|\s*+;\s*+\Z|\s*+[;,](?=\s*+{_CALL})")
 _BREAK = re.compile(rf"\n[ \t]*+\n|(?=```|<\|python_)|[\n;]\s*+(?={_CALL})")
-_LAYOUT = 'the tool call is no JSON; write {"name": "NAME", "parameters": {"KEY": VALUE}}'
+_LAYOUT = 'the tool call is not JSON; write {"name": "NAME", "parameters": {"KEY": VALUE}}'
 
 
 def find_json(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of known tools in a text."""
+    """Finds the calls of known tools in a text."""
     known = tool_names(tools)
     position = 0
     while start := _START.search(text, position):
@@ -49,10 +50,10 @@ def find_json(text: str, tools: Tools) -> Iterator[Found]:
 
 
 def find_llama(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of a Llama model's text."""
+    """Finds the calls in the text of a Llama model."""
     known = tool_names(tools)
     position = 0
-    is_alone = True  # no text stands before what comes now
+    is_alone = True  # no text has been found so far
     while start := _LLAMA_START.search(text, position):
         is_alone = is_alone and not text[position : start.start()].strip()
         if start["mark"] == _PYTHON_TAG:
@@ -85,7 +86,7 @@ def _tagged(text: str, tag: re.Match[str], known: frozenset[str]) -> Found:
 def _read(
     text: str, start: int, known: frozenset[str], *, needs_known: bool = True, must: bool = False
 ) -> tuple[Found | None, int]:
-    """The JSON that begins at ``start`` as calls, or ``None`` where it is content, and its end."""
+    """Reads the JSON that begins at ``start``; returns its calls, or ``None`` if it is content, and its end."""
     end, is_whole = json_end(text, start)
     if not is_whole:
         stop = _BREAK.search(text, end)
@@ -114,7 +115,7 @@ def _looks_like_call(item: Any) -> bool:
 
 
 def _dressed(text: str, part: Found, position: int) -> Found:
-    """The calls with the code fence around them and the separator after them, which are no content."""
+    """Extends a part by the code fence around it and the separator after it, which are not content."""
     before = text[max(position, part.start - _LOOK_BACK) : part.start]
     fence = _FENCE.search(before)
     after = _AFTER.match(text, part.end)

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
 """Chooses the tool-call format by the markers in a model's chat template.
 
-Guarantees: the formats that share tags are told apart; a template without a known marker gets the JSON fallback.
+Guarantees: formats that share tags are distinguished; a template without a known marker gets the JSON fallback.
 """
 
 import json
@@ -31,7 +31,7 @@ _ALL: tuple[ToolParser, ...] = (
 )
 PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for parser in _ALL})
 
-# The first row whose markers all stand in the template decides: the special formats before those they share tags with.
+# The first row decides whose markers are all in the template, so of formats that share tags the more specific is first.
 _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("deepseek", ("<｜tool▁call▁begin｜>",)),
@@ -50,13 +50,13 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def parser_for(chat_template: str) -> ToolParser:
-    """The parser for the format that a chat template writes.
+    """Returns the parser for a chat template's format of tool calls.
 
     Args:
-        chat_template: The Jinja text, or several of them as JSON (tokenizers may have more than one).
+        chat_template: The template's Jinja text, or JSON that holds several templates, if the tokenizer has several.
 
     Returns:
-        The parser; ``json`` where the template has no known marker.
+        The parser; ``json`` if the template has no known marker.
     """
     source = _source(chat_template)
     for name, markers in _MARKERS:

@@ -3,11 +3,11 @@
 
 ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name``, a line break and the arguments in a JSON code fence, or
 ``<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}``; each ends with ``<｜tool▁call▁end｜>``. In DSML, ``<｜DSML｜invoke
-name="...">`` holds one ``<｜DSML｜parameter name="..." string="true">`` for each argument, or at times one JSON object
-with all of them; around all calls stands ``<｜DSML｜function_calls>``, in V4 ``<｜DSML｜tool_calls>``.
+name="...">`` holds one ``<｜DSML｜parameter name="..." string="true">`` for each argument, or one JSON object with all
+of them; the tag around all calls is ``<｜DSML｜function_calls>``, in V4 ``<｜DSML｜tool_calls>``.
 
-Guarantees: a marker inside of a JSON string ends no call; a call that is not closed reaches to the next marker or to
-the end, and counts where it is whole until there.
+Guarantees: a marker inside of a JSON string ends no call; a call without its closing marker reaches to the next marker
+or to the end of the text, and is valid if its JSON is complete.
 """
 
 import re
@@ -43,7 +43,7 @@ _DSML = Markup(
 
 
 def find_deepseek(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of a text."""
+    """Finds the calls in a text."""
     dsml, begin = _DSML.call.search(text), _BEGIN.search(text)
     if dsml and (begin is None or dsml.start() < begin.start()):
         yield from _DSML.find(text, tools)
@@ -65,6 +65,6 @@ def find_deepseek(text: str, tools: Tools) -> Iterator[Found]:
 
 
 def _name(head: re.Match[str] | None) -> str:
-    """The name after the separator, where V3 writes it, or else the one before it."""
+    """Returns the name after the separator (V3), or else the one before it (V3.1); empty if there is none."""
     parts = (head["name"], head["kind"].strip()) if head else ()
     return next((part for part in parts if NAME.fullmatch(part)), "")

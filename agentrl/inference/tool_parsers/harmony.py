@@ -1,11 +1,11 @@
-"""Harmony, the format of gpt-oss: messages with a header that names their channel and, in a call, the recipient.
+"""Parses Harmony, the format of gpt-oss: each message has a header with a channel and, for a call, a recipient.
 
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.add
 <|constrain|>json<|message|>{...}<|call|>``; the recipient may also stand before the channel.
 
-Guarantees: a message to someone else than the user is a call, whatever its channel; the analysis channel is reasoning;
-all other text is content. A marker inside of a JSON string ends no message. A call whose header was cut off is
-malformed.
+Guarantees: a message to a recipient other than the user is a call in any channel; other messages of the analysis
+channel are reasoning; all other text is content. A marker inside of a JSON string ends no message. A call that ends
+within its header is malformed.
 """
 
 import re
@@ -24,12 +24,12 @@ _PEOPLE = frozenset({"assistant", "user", "all"})
 
 
 class HarmonyParser:
-    """Reads gpt-oss' answers."""
+    """Parser of gpt-oss' answers."""
 
     name = "harmony"
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedAnswer:
-        """Take an answer apart; see :class:`ToolParser`."""
+        """Parses an answer; see :class:`ToolParser`."""
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[ParsedCall] = []
@@ -46,7 +46,7 @@ class HarmonyParser:
 
 
 def _messages(text: str) -> Iterator[tuple[str, str | None]]:
-    """Header and body of each message; no body where the answer ends in the header, no header before stray text."""
+    """Yields header and body of each message; stray text has an empty header, a message cut off in its header no body."""
     position = 0
     while position < len(text):
         message = text.find(_MESSAGE, position)
@@ -65,10 +65,10 @@ def _messages(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _before_header(header: str, *, is_whole: bool) -> tuple[str, int]:
-    """Text that is no header though it stands where one does, and the position after it."""
+    """Returns the text before a header that is not part of it, and the header's position."""
     marker = _MARKER.search(header)
     end = marker.start() if marker else len(header)
-    may_begin = marker[0] != _START if marker else is_whole  # the prompt ended with the role: a recipient may follow
+    may_begin = marker[0] != _START if marker else is_whole  # after the prompt's role, a recipient may follow at once
     return ("", 0) if may_begin and _RECIPIENT.search(header, 0, end) else (header[:end].strip(), end)
 
 

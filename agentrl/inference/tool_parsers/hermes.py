@@ -1,7 +1,7 @@
-"""Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of times.
+"""Finds calls of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them.
 
-Guarantees: a tag inside of a JSON string ends no call; a call that is not closed reaches to the next tag or to the end,
-and counts where it is whole until there.
+Guarantees: a tag inside of a JSON string ends no call; a call without its closing tag reaches to the next tag or to the
+end of the text, and is valid if its JSON is complete.
 """
 
 import re
@@ -16,7 +16,7 @@ _SPACE = re.compile(r"\s*+")
 
 
 def find_hermes(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of a text."""
+    """Finds the calls in a text."""
     known = tool_names(tools)
     start = text.find(_OPENING)
     while start >= 0:

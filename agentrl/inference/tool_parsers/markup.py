@@ -1,8 +1,8 @@
-"""Formats that write each argument between tags of its own: Qwen3-Coder and GLM-4.5 here, DeepSeek-V3.2 beside.
+"""Finds calls with a tag for each argument: Qwen3-Coder and GLM-4.5; ``deepseek.py`` uses it for DeepSeek-V3.2.
 
-Guarantees: a value ends at the closing tag that another tag of the call follows, so it may hold tags, but not one that
-begins an argument; a call whose tags do not fit together is malformed as a whole, and reaches to the next tag that ends
-or begins one.
+Guarantees: a value ends at the first closing tag that is followed by another tag of the call, so a value may contain
+tags, except one that begins an argument; a call with wrong or missing tags is malformed as a whole, and reaches to the
+next tag that ends or begins a call.
 """
 
 import re
@@ -32,16 +32,16 @@ class Markup:
     """The tags of a format, as patterns.
 
     Attributes:
-        call: Begins a call; group ``name`` is the tool's name. Group ``outer``, if the pattern has one, is the tag
-            around the call; without it, what is no readable call of a known tool is text.
-        argument: Begins an argument; group ``key`` is its name, group ``string``, if there is one, says whether the
-            value is text (``true``) or JSON (``false``).
-        value_end: Ends a value, as group ``end``; matches also what may not stand in a value.
-        call_end: Ends a call.
-        edge: Pattern for the end of a malformed call; group ``closing`` is still a part of it.
+        call: Beginning of a call; group ``name`` is the tool's name. Group ``outer``, if the pattern has one, is the
+            tag around the call; a call without it is text, unless it is valid or names a known tool.
+        argument: Beginning of an argument; group ``key`` is its name, group ``string``, if the pattern has one, says
+            whether the value is text (``true``) or JSON (``false``).
+        value_end: End of a value, as group ``end``; a match without this group is a tag that no value may contain.
+        call_end: End of a call.
+        edge: End of a malformed call; group ``closing`` still belongs to the call.
         layout: Example of a valid call, for error messages.
-        padded: Whether a line break after the opening tag and before the closing tag is not the value's.
-        takes_json: Whether one JSON object may stand for all arguments.
+        padded: Whether a line break after the opening tag and before the closing tag is not part of the value.
+        takes_json: Whether one JSON object may replace the argument tags.
     """
 
     call: re.Pattern[str]
@@ -54,7 +54,7 @@ class Markup:
     takes_json: bool = False
 
     def find(self, text: str, tools: Tools) -> Iterator[Found]:
-        """The calls of a text."""
+        """Finds the calls in a text."""
         known = tool_names(tools)
         position = 0
         while opening := self.call.search(text, position):
@@ -91,7 +91,7 @@ GLM = Markup(
 
 
 def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tuple[ParsedCall, int]:
-    """The call that begins with ``opening``, and its end."""
+    """Reads the call that begins with ``opening``; returns it and its end."""
     name = (opening["name"] or "").strip()
     name = name if NAME.fullmatch(name) else ""
     cursor = _Cursor(markup, text, opening.end())
@@ -113,7 +113,7 @@ def _edge(markup: Markup, text: str, position: int) -> int:
 
 
 class _Cursor:
-    """Reads a call from its name on."""
+    """Reads a call, beginning after its name."""
 
     def __init__(self, markup: Markup, text: str, position: int) -> None:
         self._markup = markup
@@ -122,7 +122,7 @@ class _Cursor:
         self.is_closed = False
 
     def arguments(self, schema: dict[str, Any], name: str) -> str:
-        """The call's arguments as JSON; the tags first, so that a wrong value does not end the call."""
+        """Returns the call's arguments as JSON; reads all tags before the values, so that a wrong value cuts no call."""
         pairs = list(self._pairs())
         body = self._json_body() if not pairs else None
         self._close()
@@ -132,7 +132,7 @@ class _Cursor:
         return object_text(mapping(found, whose(name)), whose(name))
 
     def _pairs(self) -> Iterator[tuple[re.Match[str], str]]:
-        """Opening tag and text of each argument."""
+        """Yields the opening tag and the text of each argument."""
         self._skip_space()
         while tag := self._markup.argument.match(self._text, self.end):
             self.end = tag.end()

@@ -1,10 +1,10 @@
-"""Mistral: ``[TOOL_CALLS]`` before a list of calls, or before each call's name.
+"""Finds calls of Mistral: ``[TOOL_CALLS]`` stands before a list of calls, or before each call's name.
 
-``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` up to version 7 of its tokenizer, from version 11 on
-``[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}``, from version 13 on without the id.
+Up to version 7 of its tokenizer, ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``; from version 11 on,
+``[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}``; from version 13 on, the same without the id.
 
-Guarantees: a marker inside of a JSON string begins no call; text after a call is content, unless it goes on as JSON
-would.
+Guarantees: a marker inside of a JSON string begins no call; text after a call is content, unless it looks like more
+JSON, which makes the call malformed.
 """
 
 import re
@@ -29,7 +29,7 @@ _LAYOUT = 'the tool call has no JSON arguments; write [TOOL_CALLS]NAME[ARGS]{"KE
 
 
 def find_mistral(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of a text."""
+    """Finds the calls in a text."""
     known = tool_names(tools)
     start = text.find(_MARKER)
     while start >= 0:

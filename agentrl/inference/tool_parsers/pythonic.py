@@ -1,11 +1,11 @@
-"""Python calls in a list: ``[f(a=1), g(b="x")]`` (Llama 3.2 and 4 with vLLM's templates, LFM2).
+"""Finds lists of Python calls: ``[f(a=1), g(b="x")]`` (Llama 3.2 and 4 with vLLM's templates, LFM2).
 
-LFM2 puts the list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``, Llama 4 at times between
+LFM2 puts the list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``, Llama 4 sometimes between
 ``<|python_start|>`` and ``<|python_end|>``.
 
-Guarantees: nothing is evaluated; values are literals of what JSON knows, also with JSON's names for true, false and
-null. Without tags, a list is a call where its first name is a known tool's, or where it is all of the answer's
-beginning and can be read; another list is content.
+Guarantees: nothing is evaluated; values are literals of JSON's types, and ``true``, ``false`` and ``null`` are
+accepted. A list without tags is a call if its first name is a known tool, or if it is valid and no text stands before
+it; other lists are content.
 """
 
 import ast
@@ -39,10 +39,10 @@ _FIRST_NAME = re.compile(r"\s*+\[?\s*+([^\W\d][\w.]*+)\s*+\(")
 
 
 def find_pythonic(text: str, tools: Tools) -> Iterator[Found]:
-    """The calls of a text."""
+    """Finds the calls in a text."""
     known = tool_names(tools)
     position = 0
-    is_alone = True  # no text stands before what comes now
+    is_alone = True  # no text has been found so far
     while start := _START.search(text, position):
         is_alone = is_alone and not text[position : start.start()].strip()
         position = start.end()
@@ -60,7 +60,7 @@ def find_pythonic(text: str, tools: Tools) -> Iterator[Found]:
 
 
 def _tagged(text: str, mark: re.Match[str]) -> Found:
-    """Parses a list of calls between a pair of marks; Llama 4 puts plain text there, too."""
+    """Parses a list of calls between a pair of marks; between Llama 4's marks there may be plain text instead."""
     if mark["mark"] == "<|python_start|>" and _FIRST_NAME.match(text, mark.end()) is None:
         return Found(mark.start(), mark.end())
     closing = _OPENING_MARKS[mark["mark"]]
@@ -78,7 +78,7 @@ def _bare(text: str, start: re.Match[str], known: frozenset[str]) -> Found | Non
 
 
 def _read(source: str) -> tuple[ParsedCall, ...]:
-    """The calls of a list; where it cannot be read, one malformed call with all of its text."""
+    """Reads the calls of a list; if it cannot be read, returns one malformed call with all of its text."""
     source = source.strip()
     try:
         elements = _elements(source)
@@ -88,7 +88,7 @@ def _read(source: str) -> tuple[ParsedCall, ...]:
     if not source.startswith("["):
         return (_call(elements[0], source),)
     parts = [part for part in items_in(source, _PIECE) if part]
-    if len(parts) != len(elements):  # commas of its own, as in a lambda
+    if len(parts) != len(elements):  # an element with a comma in it, such as a lambda
         return (malformed("", source, Malformed(_LAYOUT)),)
     return tuple(_call(element, part) for element, part in zip(elements, parts, strict=True))
 
@@ -98,7 +98,7 @@ def _elements(source: str) -> list[ast.expr]:
         raise Malformed(f"the tool calls: nested more than {MAX_DEPTH} levels deep")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a backslash too many is the model's business
+            warnings.simplefilter("ignore")  # invalid escape sequences of the model need no warning
             tree = ast.parse(source, mode="eval").body
     except SyntaxError as error:
         where = f" in line {error.lineno} at character {error.offset}" if error.lineno and error.offset else ""
@@ -127,7 +127,7 @@ def _call(element: ast.expr, source: str) -> ParsedCall:
         name = _name(element.func)
         keys = [keyword.arg for keyword in element.keywords if keyword.arg is not None]
         if element.args or len(keys) < len(element.keywords):
-            raise Malformed(f"{whose(name)}: each one needs its name, as in KEY=VALUE")
+            raise Malformed(f"{whose(name)}: each argument needs its name, as in KEY=VALUE")
         values = [_value(keyword.value, whose(name)) for keyword in element.keywords]
         pairs = list(zip(keys, values, strict=True))
         return ParsedCall(name, object_text(mapping(pairs, whose(name)), whose(name)))
@@ -164,4 +164,4 @@ def _value(node: ast.expr, what: str) -> Any:
 def _key(node: ast.expr | None, what: str) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise Malformed(f"{what}: a key of a dict is a string")
+    raise Malformed(f"{what}: a key of a dict must be a string")

@@ -1,7 +1,7 @@
-"""Values of formats that write arguments as plain text, typed by the tool's schema.
+"""Converts arguments that a format writes as plain text to the types of the tool's schema.
 
-Guarantees: text stays what it is where the schema says string; a value that is none of the types that the schema names
-is refused; where the schema says nothing, what is JSON is read as such and anything else is a string.
+Guarantees: text stays unchanged if the schema says string; a value that fits no type of the schema is refused; without
+a type in the schema, JSON is read as JSON, and any other text is a string.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from typing import Any
 from agentrl.inference.tool_parsers.values import Malformed, kind, read_json, shown
 
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-_PYTHON = {"True": True, "False": False, "None": None}  # templates print these three with Python's own words
-_MAX_SCHEMAS = 100  # of one parameter; definitions may refer to each other in circles
+_PYTHON = {"True": True, "False": False, "None": None}  # templates print these three values in Python's spelling
+_MAX_SCHEMAS = 100  # schemas followed for one parameter, because definitions may refer to each other in circles
 
 
 def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
-    """The value of an argument.
+    """Returns the value of an argument.
 
     Args:
         text: Text between the tags.
@@ -23,7 +23,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
         name: Name of the argument.
 
     Raises:
-        Malformed: The text is no value of the argument's types.
+        Malformed: ``text`` is no value of the argument's types.
     """
     types = _types(schema, name)
     if types == {"string"}:
@@ -33,7 +33,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
         value = _PYTHON[text.strip()] if text.strip() in _PYTHON else read_json(text, name)
     except Malformed as error:
         value, problem = text, f" ({error})" if text.lstrip().startswith(("{", "[")) else ""
-    if isinstance(value, str):  # strings are written without quotes; where there are some, they belong to it
+    if isinstance(value, str):  # strings are written without quotes, so quotes belong to the value
         value = text
     if not types or _accepts(types, value):
         return value
@@ -50,7 +50,7 @@ def _accepts(types: set[str], value: Any) -> bool:
 
 
 def _types(schema: Mapping[str, Any], name: str) -> set[str]:
-    """JSON types that a parameter may have; empty where the schema does not say."""
+    """JSON types that a parameter may have; empty if the schema names none."""
     properties = schema.get("properties")
     waiting = [properties.get(name)] if isinstance(properties, Mapping) else []
     types: set[str] = set()
@@ -69,7 +69,7 @@ def _types(schema: Mapping[str, Any], name: str) -> set[str]:
 
 
 def _alternatives(part: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[list[Any], set[str]]:
-    """Schemas that stand for this one, and the types that it names itself."""
+    """Returns the schemas that this one refers to, and the types that it names itself."""
     declared = part.get("type")
     declared = declared if isinstance(declared, list) else [declared]
     types = {item for item in declared if isinstance(item, str)} & _TYPES

@@ -1,8 +1,8 @@
-"""Arguments as JSON: read strictly, refused in one line that a model can act on.
+"""Reads arguments as strict JSON; the error for malformed ones is one line that tells the model what to change.
 
-Guarantees: what comes out as arguments is the text of one JSON object, in Unicode, without NaN, Infinity and half
-surrogate pairs, nested at most ``MAX_DEPTH`` deep, so that no later reader fails on it; a key that is written twice is
-refused. The end of a value is found in one pass, without going back.
+Guarantees: accepted arguments are the text of one JSON object, in Unicode, without NaN, Infinity and lone surrogates,
+nested at most ``MAX_DEPTH`` deep, so that no later reader fails on them; duplicate keys are refused. The end of a value
+is found in one pass, without backtracking.
 """
 
 import json
@@ -13,9 +13,9 @@ from agentrl.core.strict_json import strict_json, unique
 from agentrl.inference.tool_parsers.answer import ParsedCall
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-MAX_DEPTH = 100  # nobody's arguments are deeper, and Python's own readers still stand it
-NAME = re.compile(r"[^\s\"'`()\[\]{}<>,=\ud800-\udfff]++")  # names that stand without quotes
-# Everything that may stand in JSON, in pieces; what is between does not match, and a string has to be closed.
+MAX_DEPTH = 100  # deeper than real arguments, and within the recursion limits of Python's parsers
+NAME = re.compile(r"[^\s\"'`()\[\]{}<>,=\ud800-\udfff]++")  # names that are written without quotes
+# The pieces of JSON text; other text and strings that are not closed do not match.
 _PIECE = re.compile(
     r'[\s,:\d.eE+-]++|(?P<open>[\[{])|(?P<close>[\]}])|"(?:[^"\\]++|\\.)*+"|true|false|null|NaN|Infinity', re.DOTALL
 )
@@ -24,11 +24,11 @@ _NAME_KEY = re.compile(r"""["']name["']\s*+:\s*+(?:"([^"\\\ud800-\udfff]*+)"|'([
 
 
 class Malformed(ValueError):
-    """A call that cannot be read; the text is one line for the model."""
+    """A call cannot be read; the message is one line for the model."""
 
 
 def shown(text: str) -> str:
-    """A text of the model, quoted in one line and not too long."""
+    """Returns a text of the model quoted in one line and shortened, for messages."""
     return repr(text) if len(text) <= 60 else repr(text[:60]) + "..."
 
 
@@ -38,12 +38,13 @@ def whose(name: str) -> str:
 
 
 def json_end(text: str, start: int, pieces: re.Pattern[str] = _PIECE) -> tuple[int, bool]:
-    """The end of the JSON object or list that begins at ``start``; other ``pieces`` read other languages' brackets.
+    """Finds the end of the JSON object or list that begins at ``start``; ``pieces`` may be another language's tokens.
 
-    Brackets are counted, not compared; whether it is JSON is up to :func:`read_json`.
+    Brackets are counted, not matched by kind; :func:`read_json` checks whether the text is JSON.
 
     Returns:
-        The position after it and True; where it does not end, the position of what cannot stand in JSON and False.
+        The position after the value and True; if it does not end, the position of the first text that is not JSON and
+        False.
     """
     depth, position = 0, start
     while piece := pieces.match(text, position):
@@ -58,11 +59,11 @@ def json_end(text: str, start: int, pieces: re.Pattern[str] = _PIECE) -> tuple[i
 
 
 def items_in(text: str, pieces: re.Pattern[str] = _PIECE) -> list[str]:
-    """The texts of a list's items.
+    """Returns the texts of a list's items.
 
     Args:
-        text: The list, from its first bracket on.
-        pieces: Pieces that the text is made of; groups ``open`` and ``close`` are brackets.
+        text: Text of the list, beginning with its bracket.
+        pieces: Pattern of the language's tokens; groups ``open`` and ``close`` are brackets.
     """
     items: list[str] = []
     depth, start = 0, 1
@@ -78,7 +79,7 @@ def items_in(text: str, pieces: re.Pattern[str] = _PIECE) -> list[str]:
 
 
 def calls_from(value: Any, raw: str) -> tuple[ParsedCall, ...]:
-    """The calls of a JSON object, or of a list of them; ``raw`` is the text it was read from."""
+    """Returns the calls of a JSON object, or of a list of them; ``raw`` is the text it was read from."""
     if isinstance(value, list) and value:
         return tuple(call_from(item, part) for item, part in zip(value, items_in(raw.strip()), strict=True))
     return (call_from(value, raw),)
@@ -88,32 +89,32 @@ def read_json(text: str, what: str) -> Any:
     """Parses a text that is one JSON value.
 
     Args:
-        text: The text, and nothing around it.
+        text: Text of the value, without other text around it.
         what: Subject of the error, e.g. ``the arguments of 'add'``.
 
     Raises:
         Malformed: ``text`` is not exactly one JSON value.
     """
     if not text.strip():
-        raise Malformed(f"{what}: want JSON, and there is nothing")
+        raise Malformed(f"{what}: want JSON, got nothing")
     try:
         return strict_json(text)
     except json.JSONDecodeError as error:
-        hint = "; a line break in a string is written \\n" if error.msg.startswith("Invalid control") else ""
+        hint = "; write a line break in a string as \\n" if error.msg.startswith("Invalid control") else ""
         raise Malformed(f"{what}: not valid JSON: {error.msg} at character {error.pos + 1}{hint}") from None
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{what}: not valid JSON: {_reason(error)}") from None
 
 
 def mapping(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
-    """Keys and values, of arguments or of a value in them, as a dict.
+    """Makes a dict of the keys and values of a JSON object.
 
     Args:
-        pairs: In the order in which they were written.
+        pairs: Pairs of key and value, in the order in which they were written.
         what: Subject of the error.
 
     Raises:
-        Malformed: A key is written twice.
+        Malformed: A key occurs twice.
     """
     try:
         return unique(pairs)
@@ -122,10 +123,10 @@ def mapping(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
 
 
 def object_text(value: Any, what: str) -> str:
-    """A JSON object as text.
+    """Returns a JSON object as text.
 
     Args:
-        value: The object, or the text of one.
+        value: JSON object, or the text of one.
         what: Subject of the error.
 
     Raises:
@@ -142,7 +143,7 @@ def object_text(value: Any, what: str) -> str:
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{what}: not valid JSON: {_reason(error)}") from None
     if not _is_unicode(text):
-        raise Malformed(f"{what}: half of a surrogate pair is no character")
+        raise Malformed(f"{what}: half of a surrogate pair is not a character")
     return text
 
 
@@ -157,7 +158,7 @@ def kind(value: Any) -> str:
 
 
 def call_with(name: str, arguments: str) -> ParsedCall:
-    """A call whose name and whose arguments' text stand apart."""
+    """Makes a call from a name and the text of its arguments."""
     try:
         if not name:
             raise Malformed("the tool call has no name")
@@ -167,26 +168,26 @@ def call_with(name: str, arguments: str) -> ParsedCall:
 
 
 def call_from(value: Any, raw: str) -> ParsedCall:
-    """A call from a JSON object that has its name and arguments; ``raw`` is the text it was read from."""
+    """Makes a call from a JSON object with its name and arguments; ``raw`` is the text it was read from."""
     name = ""
     try:
         if not isinstance(value, dict):
-            raise Malformed(f"a tool call is a JSON object with name and arguments, got {kind(value)}")
+            raise Malformed(f"a tool call must be a JSON object with name and arguments, got {kind(value)}")
         name, holder = parts_of(value)
         if not name:
             raise Malformed("the tool call has no name")
         keys = [key for key in ARGUMENT_KEYS if key in holder]
         if not keys:
-            raise Malformed(f"the call of {shown(name)} has no arguments; where there are none, write {{}}")
+            raise Malformed(f"the call of {shown(name)} has no arguments; if it needs none, write {{}}")
         return ParsedCall(name, object_text(holder[keys[0]], whose(name)))
     except Malformed as error:
         return malformed(name, raw, error)
 
 
 def parts_of(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name of the tool that an object calls, empty where there is none, and the object that has the arguments.
+    """Returns the name of the tool that an object calls, empty if there is none, and the object with the arguments.
 
-    ``function`` may stand for ``name`` (Llama does that) or around both (OpenAI's own shape).
+    ``function`` may replace ``name`` (Llama does that), or hold both name and arguments (OpenAI's format).
     """
     inner = value.get("function")
     if isinstance(inner, dict) and "name" not in value:
@@ -198,12 +199,12 @@ def parts_of(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def malformed(name: str, raw: str, error: Malformed) -> ParsedCall:
-    """A call that could not be read, with the text that the model wrote."""
+    """Makes a malformed call, with the text that the model wrote."""
     return ParsedCall(name, raw.strip(), str(error))
 
 
 def name_in(raw: str, known: frozenset[str]) -> str:
-    """The tool's name in the text of a JSON call that cannot be read: a known one, or else the first."""
+    """Finds the tool's name in the text of a malformed JSON call: a known tool's, or else the first name."""
     names = [match[1] or match[2] or "" for match in _NAME_KEY.finditer(raw)]
     return next((name for name in names if name in known), names[0] if names else "")
 

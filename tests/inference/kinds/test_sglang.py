@@ -196,7 +196,7 @@ async def test_a_group_that_was_never_joined_is_no_hindrance() -> None:
 
 async def test_a_server_of_another_kind_is_told_apart_before_training() -> None:
     async with backend(lambda path, body: web.Response(status=404)) as server:
-        with pytest.raises(InferenceError, match=r"neither SGLang nor our engine.*trainer\.type=null"):
+        with pytest.raises(InferenceError, match=r"neither SGLang nor the embedded engine.*trainer\.type=null"):
             await server.version()
 
 
