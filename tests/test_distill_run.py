@@ -82,7 +82,7 @@ def test_a_teacher_of_other_tokens_is_refused_before_anything_starts(
         "recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "other-run", *DISTILL),
         f"teacher.model={other}",
     )  # fmt: skip
-    assert result.returncode == 2 and "1 tokens disagree ('<|im_end|>' is" in result.stdout, result.stdout
+    assert result.returncode == 2 and "1 tokens differ ('<|im_end|>' is" in result.stdout, result.stdout
     assert not (tmp_path / "other-run").exists()
 
 

@@ -183,7 +183,7 @@ def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs
             break
     rest, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, "".join(lines) + rest
-    assert "going on, although server-0 was killed by SIGKILL" in rest
+    assert "the run continues, although server-0 was killed by SIGKILL" in rest
     records = metrics(runs / "fewer")
     assert [r["step"] for r in records] == list(range(9))
     assert all(r["train/ratio_deviation_max"] < 1e-4 for r in records[1:]), "stale weights were sampled from"

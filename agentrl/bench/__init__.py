@@ -1,1 +1,1 @@
-"""Benchmarks: each module measures ratios within one run, its variants interleaved."""
+"""Benchmarks: each module measures ratios within one run, and interleaves the compared variants."""

@@ -1,7 +1,8 @@
-"""CPU time of a chat call: our sessions against the plain ``openai`` client, and late turns against early ones.
+"""Measures a chat call's CPU time: agentrl's sessions against the ``openai`` client, and late turns against early ones.
 
-Guarantees: only this process's CPU time counts, the server is another process that answers at once; the two clients
-alternate within each repeat; ours renders the chat template, keeps the ids and builds the same response objects.
+Guarantees: only this process's CPU time counts; the server is another process that answers at once; the two clients
+alternate within each repeat; agentrl's session also renders the chat template, stores the ids and builds the same
+response objects.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from agentrl.bench.report import default_model
 if TYPE_CHECKING:
     from agentrl.inference.session import ChatSession
 
-CALLS = 200  # of one measurement
-GROUP = 8  # calls with the same prompt: the episodes of a group
-EARLY, LATE, AROUND = 8, 128, 4  # turns compared, each as the median of the turns around it in all conversations
+CALLS = 200  # calls per measurement
+GROUP = 8  # calls with the same prompt, as the episodes of a group
+EARLY, LATE, AROUND = 8, 128, 4  # compared turns; each is the median of AROUND turns on both sides in all conversations
 CONVERSATIONS = 6
 _NUMBERS = itertools.count()
 PROMPT: dict[str, Any] = {"role": "user", "content": "What is 17 + 25? Reply with just the number."}
@@ -32,10 +33,11 @@ def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
 
     Args:
         model: Model folder, for its chat template; by default the 135M model of the recipes.
-        repeats: Interleaved measurements.
+        repeats: Number of interleaved measurements.
 
     Returns:
-        ``cpu_vs_openai``, ``turn128_vs_turn8``, and milliseconds of CPU a call of both clients.
+        ``cpu_vs_openai``: CPU time of a call over that of the ``openai`` client; ``turn128_vs_turn8``: CPU time of
+        turn 128 over that of turn 8; ``ours_ms`` and ``openai_ms``: CPU milliseconds per call of each client.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl.bench.instant_server"], stdout=subprocess.PIPE, text=True
@@ -79,7 +81,7 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
         for repeat in range(repeats + 1):
             own, other = await _cpu(ours, CALLS), await _cpu(plain, CALLS)
             early, late = await _turns([session() for _ in range(CONVERSATIONS)])
-            if repeat:  # the first one warms up
+            if repeat:  # the first repeat warms up
                 figures["cpu_vs_openai"].append(own / other)
                 figures["turn128_vs_turn8"].append(late / early)
                 figures["ours_ms"].append(own * 1e3)
@@ -89,7 +91,7 @@ async def _measure(url: str, model: Path, repeats: int) -> dict[str, list[float]
 
 
 async def _cpu(call: Callable[[dict[str, Any]], Awaitable[None]], count: int) -> float:
-    """Seconds of CPU of one call; each group asks something that was not asked before."""
+    """CPU seconds of one call; each group has a new prompt."""
     prompts = [{**PROMPT, "content": f"{PROMPT['content']} (No. {next(_NUMBERS)})"} for _ in range(count // GROUP)]
     start = time.process_time()
     for prompt in prompts:
@@ -99,7 +101,7 @@ async def _cpu(call: Callable[[dict[str, Any]], Awaitable[None]], count: int) ->
 
 
 async def _turns(sessions: "Sequence[ChatSession]") -> tuple[float, float]:
-    """Seconds of CPU of an early and of a late turn of a conversation."""
+    """CPU seconds of an early and a late turn of a conversation."""
     seconds = [await _conversation(session) for session in sessions]
 
     def around(turn: int) -> float:
@@ -109,7 +111,7 @@ async def _turns(sessions: "Sequence[ChatSession]") -> tuple[float, float]:
 
 
 async def _conversation(session: "ChatSession") -> list[float]:
-    """Seconds of CPU of each turn."""
+    """CPU seconds of each turn of a conversation."""
     messages: list[Any] = []
     seconds: list[float] = []
     for _ in range(LATE + AROUND):

@@ -1,10 +1,10 @@
-"""``agentrl bench data``: what a batch costs on its way from finished episodes to one rank's micro-batches.
+"""Measures the CPU time and memory that turn finished episodes into one rank's micro-batches (``agentrl bench data``).
 
-Measured on 64 episodes of 8,192 tokens, 8 to a group with a prompt of 512, and packed rows: CPU seconds of this process
-(one thread), so that waiting does not count. The controller's part (columns of each group, the batch as bytes) is in
-rank 0's figure. The ranks of a larger world take turns in this process: rank 0 packs their shares, they unpack them.
-Attention masks are the blocks that a GPU's attention takes, here computed on the CPU thread (with a GPU the GPU does
-it); the tiles that a CPU's attention takes are a figure of their own.
+The batch has 64 episodes of 8,192 tokens in groups of 8, with a prompt of 512 tokens, and packed rows. Time is CPU
+seconds of this process (one thread), so waiting does not count. Rank 0's figure includes the controller's part (columns
+of each group, the batch as bytes). The ranks of a larger world run one after the other in this process: rank 0 packs
+their shares, and they unpack them. Attention masks are the blocks that attention on a GPU uses; they are computed on
+the CPU here, and by the GPU in a real run. The tiles that attention on a CPU uses are a separate figure.
 """
 
 import gc
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 GROUPS, MEMBERS = 8, 8
 PROMPT, ANSWER = 512, 7680
 BUDGET = 16384  # tokens of a micro-batch
-HIDDEN = 1536  # of the model whose rows these are: what attention costs
+HIDDEN = 1536  # hidden size of the model; rows depend on the cost of attention
 VOCABULARY = 150_000
 REPEATS = 5
 RANKS = 8
 
 
 def make_groups(seed: int, groups: int = GROUPS, prompt: int = PROMPT, answer: int = ANSWER) -> list[list[Episode]]:
-    """Groups of finished episodes with random tokens and rewards."""
+    """Makes groups of finished episodes with random tokens and rewards."""
     rng = random.Random(seed)
 
     def episode(group: int, index: int, first: list[int]) -> Episode:
@@ -62,21 +62,21 @@ def make_groups(seed: int, groups: int = GROUPS, prompt: int = PROMPT, answer: i
 def run(
     repeats: int = REPEATS, groups: int = GROUPS, prompt: int = PROMPT, answer: int = ANSWER
 ) -> dict[str, list[float]]:
-    """Measure the way of a batch.
+    """Measure the preparation of a batch.
 
     Args:
         repeats: Number of measurements.
-        groups: Groups of a batch.
-        prompt: Tokens of a prompt.
-        answer: Tokens of an answer.
+        groups: Number of groups in a batch.
+        prompt: Number of tokens of a prompt.
+        answer: Number of tokens of an answer.
 
     Returns:
-        ``cpu_per_million_tokens``, CPU seconds of the controller and of rank 0 with one rank, for each million tokens
-        of the batch; ``cpu_per_million_tokens_8``, the same of rank 0 with 8 ranks; ``cpu_per_million_tokens_of_8``,
-        any other of the 8 at most; ``wire_bytes_per_token``; ``peak_over_columns``, the most memory beside the columns
-        on rank 0 over their size; and the parts ``controller_s``, ``batch_s`` (advantages and rows) and
-        ``micro_batches_s``, for each million tokens; ``block_mask_s``, the masks' share of ``micro_batches_s``; and
-        ``cpu_tiles_s``, what masks for attention on a CPU take instead.
+        Times are CPU seconds per million tokens of the batch. ``cpu_per_million_tokens``: controller and rank 0, with
+        one rank; ``cpu_per_million_tokens_8``: the same with 8 ranks; ``cpu_per_million_tokens_of_8``: the slowest of
+        the other 7 ranks; ``wire_bytes_per_token``; ``peak_over_columns``: rank 0's peak memory beside the columns,
+        over their size. Parts of the first: ``controller_s``, ``batch_s`` (advantages and rows) and
+        ``micro_batches_s``; ``block_mask_s``: the part of ``micro_batches_s`` for masks; ``cpu_tiles_s``: masks for
+        attention on a CPU instead.
     """
     import torch
 
@@ -132,7 +132,7 @@ def _measure(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
 
 
 class _Clock:
-    """CPU seconds of this process since the last time it was asked."""
+    """Stopwatch of this process's CPU seconds; each lap begins at the end of the last one."""
 
     def __init__(self) -> None:
         self._last = time.process_time()
@@ -143,7 +143,7 @@ class _Clock:
 
 
 def _layouts() -> "tuple[Packed, Packed, Packed]":
-    """Packed rows without a mask, with blocks and with tiles."""
+    """Layouts of packed rows without a mask, with blocks and with tiles."""
     from agentrl.train.layout import Packed
     from agentrl.train.rows import attention_span
 
@@ -172,13 +172,13 @@ def _micro_batches(share, layout) -> None:
 
 
 def _peak(wire: bytes) -> float:
-    """Most bytes that rank 0 holds beside the columns, from the arrived bytes to the last micro-batch."""
+    """Peak bytes of rank 0 beside the columns, from the received batch to the last micro-batch."""
     from agentrl.train.shares import plan_shares
 
     layout = _layouts()[0]
     tracemalloc.start()
     try:
-        columns, _ = Columns.from_bytes(bytes(bytearray(wire)))  # the arrived bytes are counted, and given up
+        columns, _ = Columns.from_bytes(bytes(bytearray(wire)))  # a copy: counted, and freed after
         (share,) = plan_shares(_work(columns), layout, BUDGET, 1)
         _micro_batches(share, layout)
         return tracemalloc.get_traced_memory()[1] - columns.nbytes

@@ -1,16 +1,16 @@
-"""Speed of the embedded engine against transformers' ``generate``, and against itself under other loads.
+"""Compares the embedded engine's speed with transformers' ``generate``, and with its own speed under other loads.
 
-Guarantees: the same prompts, dtype and threads on all sides, prefill included, interleaved, each side in a process of
-its own (:mod:`agentrl.bench.engine_sides`); the engine additionally returns a logprob for each token and ``generate``
-does not, so no ratio flatters the engine.
+Guarantees: all sides have the same prompts, dtype and threads; prefill is included; sides are interleaved, each in a
+process of its own (:mod:`agentrl.bench.engine_sides`). The engine also returns a logprob for each token, which
+``generate`` does not, so the ratios never favour the engine.
 """
 
 from agentrl.bench.engine_sides import PROMPT_TOKENS, SHORT_PROMPT
 from agentrl.bench.report import default_model
 from agentrl.bench.sides import Side
 
-SLOTS, NEW_TOKENS = 32, 128  # against generate
-CROWD, CROWD_TOKENS = 128, 64  # of the larger batch
+SLOTS, NEW_TOKENS = 32, 128  # requests and new tokens in the comparison with generate
+CROWD, CROWD_TOKENS = 128, 64  # requests and new tokens of the larger batch
 KINDS = {"decode": SHORT_PROMPT, "answers": PROMPT_TOKENS}
 
 
@@ -19,14 +19,16 @@ def run(model: str | None = None, repeats: int = 5, device: str = "auto") -> dic
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
-        repeats: Interleaved measurements.
+        repeats: Number of interleaved measurements.
         device: ``auto`` or a torch device name.
 
     Returns:
-        ``decode_vs_generate`` (without a compiler) and ``decode_vs_generate_compiled`` (where there is one), tokens per
-        second over those of ``generate`` with prompts of a few tokens; ``answers_vs_generate`` and its like with
-        prompts of 57; ``throughput_128_vs_32``; ``ragged_cost``, seconds a token of ragged answers over those of equal
-        ones; ``first_token_s``, from a request's arrival beside 31 running ones; and tokens per second.
+        ``decode_vs_generate`` (without a compiler) and ``decode_vs_generate_compiled`` (if there is a compiler): tokens
+        per second over those of ``generate``, with prompts of 4 to 12 tokens; ``answers_vs_generate`` and
+        ``answers_vs_generate_compiled``: the same with prompts of 57 tokens; ``throughput_128_vs_32``: tokens per
+        second with 128 requests over those with 32; ``ragged_cost``: seconds per token of answers of different lengths
+        over those of equal ones; ``first_token_s``: seconds from a request's arrival to its first token, beside 31
+        running requests; and the tokens per second of each side.
     """
     from agentrl.host.cpu_env import CPU_ENV
 

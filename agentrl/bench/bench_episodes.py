@@ -1,8 +1,8 @@
-"""Episodes per second through the whole loop of agent and environment, against the same calls in a bare ``gather``.
+"""Measures episodes per second of the whole agent-environment loop, against the same calls in a bare ``gather``.
 
-Guarantees: both sides make the very same three chat calls, with the same sessions, and call the same tool, in this
-process, against a server that answers at once; ours adds environment, agent, workflow and the episode record, and
-that is what the ratio shows. Memory is measured while ours runs on, after everything that is made once was made.
+Guarantees: both sides make the same three chat calls through the same sessions and call the same tool, in this process,
+with a server that answers at once. One side adds environment, agent, workflow and the episode record, so the ratio
+shows their cost. Memory growth is measured afterwards, on this side alone.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from agentrl.inference.client import EpisodeLLM
     from agentrl.inference.template import ChatTemplate
 
-EPISODES = 512  # of one measurement
+EPISODES = 512  # episodes per measurement
 AT_ONCE = 64
 LONG = 100_000  # episodes of the memory measurement
-TURNS = ('{"expression": "348 * 27"}', '{"expression": "9396 + 1"}')  # calls; the third turn is the answer
+TURNS = ('{"expression": "348 * 27"}', '{"expression": "9396 + 1"}')  # tool calls; the third turn is the answer
 TASK = Task(id="bench/0", data={"question": "What is 348 * 27 + 1?", "answer": "9397"})
 
 
 def run(model: str | None = None, repeats: int = 5, long: int = LONG) -> dict[str, list[float]]:
-    """Measure ``repeats`` times, then run ``long`` episodes for their memory.
+    """Measure speed ``repeats`` times, then memory growth over ``long`` episodes.
 
     Args:
         model: Model folder, for its tokenizer; by default the 135M model of the recipes.
-        repeats: Interleaved measurements.
-        long: Episodes of the memory measurement.
+        repeats: Number of interleaved measurements.
+        long: Number of episodes of the memory measurement.
 
     Returns:
-        ``episodes_vs_gather``, ``rss_growth`` (resident memory in the last tenth over that in the first), and episodes
-        a second of both sides.
+        ``episodes_vs_gather``: episodes per second over those of ``gather``; ``rss_growth``: resident memory in the
+        last tenth of the episodes over that in the first; ``episodes_s`` and ``gather_s``: episodes per second.
     """
     return asyncio.run(_measure(model or default_model(), repeats, long))
 
@@ -51,7 +51,7 @@ async def _measure(model: str, repeats: int, long: int) -> dict[str, list[float]
     for repeat in range(repeats + 1):
         theirs = await _rate(lambda index: bare_episode(client), EPISODES)
         ours = await _rate(lambda index: whole_episode(client, workflow, index), EPISODES)
-        if repeat:  # the first one warms up
+        if repeat:  # the first repeat warms up
             figures["episodes_vs_gather"].append(ours / theirs)
             figures["episodes_s"].append(ours)
             figures["gather_s"].append(theirs)
@@ -67,7 +67,7 @@ async def _rate(episode: Callable[[int], Any], count: int) -> float:
 
 
 async def _growth(client: "InstantClient", workflow: AgentEnvWorkflow, long: int) -> float:
-    """Largest resident memory in the last tenth of the episodes over the largest in the first."""
+    """Largest resident memory in the last tenth of the episodes over the largest in the first tenth."""
     import psutil
 
     process = psutil.Process()
@@ -92,7 +92,7 @@ async def whole_episode(client: "InstantClient", workflow: AgentEnvWorkflow, ind
 
 
 async def bare_episode(client: "InstantClient") -> None:
-    """The same calls, written down."""
+    """Makes the chat and tool calls of an episode without the environment loop."""
     llm, release = client.acquire(evaluation=True, seed=0)
     tools = client.env.tools
     schemas = [tool.schema() for tool in tools]
@@ -106,7 +106,7 @@ async def bare_episode(client: "InstantClient") -> None:
 
 
 class InstantClient:
-    """Sessions on a server in this process that answers at once.
+    """Gives episodes sessions on a server in this process that answers at once.
 
     Args:
         model: Model folder, for its tokenizer.
@@ -126,7 +126,7 @@ class InstantClient:
         self.env: Any = make("Calculator-v0")
 
     def acquire(self, *, evaluation: bool, seed: int) -> "tuple[EpisodeLLM, Callable[[], None]]":
-        """A handle; nothing has to be given back."""
+        """Returns a handle; releasing it does nothing."""
         from agentrl.inference.client import EpisodeLLM
         from agentrl.inference.session import ChatSession
 
@@ -134,7 +134,7 @@ class InstantClient:
 
 
 class Instant:
-    """Answers the calls and the result, by how many turns the prompt has."""
+    """Returns the tool calls and then the answer, chosen by the number of turns in the prompt."""
 
     url = "in this process"
 
@@ -144,7 +144,7 @@ class Instant:
         self._turn = template.encode("<|im_start|>assistant")[0], template.encode("assistant")[0]
 
     async def generate(self, token_ids: list[int], params: Any, *, request_id: str) -> Any:
-        """The next answer."""
+        """Returns the next answer."""
         from agentrl.inference.backend import Generation
 
         start, role = self._turn

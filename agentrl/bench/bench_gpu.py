@@ -1,10 +1,10 @@
-"""A whole GRPO update on one GPU: model-FLOPs utilisation, memory with and without chunked logprobs, decoding.
+"""Measures a whole GRPO update on one GPU: model-FLOPs utilisation, memory with and without chunked logprobs, decoding.
 
-Guarantees: a model shaped like Qwen2-1.5B with random weights (float32, computed in bfloat16 under FSDP2); 8 groups of
-8 answers, laid end to end in micro-batches of 16k tokens; an update is timed from a batch of sequences to the end of
-its optimizer step. :mod:`agentrl.bench.model_flops` says what is counted.
+Guarantees: the model has the shape of Qwen2-1.5B and random weights (float32, computed in bfloat16 under FSDP2); 8
+groups of 8 answers are packed in micro-batches of 16k tokens; an update is timed from a batch of sequences to the end
+of its optimizer step. :mod:`agentrl.bench.model_flops` defines the counted operations.
 
-``python -m agentrl.bench.bench_gpu --tiny --device cpu`` takes the same way with a small model, in seconds.
+``python -m agentrl.bench.bench_gpu --tiny --device cpu`` runs the same code with a small model, in seconds.
 """
 
 import argparse
@@ -35,26 +35,26 @@ from agentrl.bench.model_flops import Work, peak_tflops, update_flops
 from agentrl.bench.report import json_line
 from agentrl.config.errors import ConfigError
 
-WARM_UP = 2  # updates: compilation, and once more for the second shape
+WARM_UP = 2  # updates; the second may compile again for a second shape
 NO_CUDA = "no CUDA device: nothing measured"
 Figures = dict[str, list[float]]
 
 
 def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
-    """Measure everything; what does not fit the card's memory is said on stderr and left out.
+    """Measure everything; measurements that do not fit the GPU's memory are named on stderr and left out.
 
     Args:
         repeats: Timed updates of each kind, after those that warm up.
-        device: A torch device name.
+        device: Torch device name.
         size: Size of model and batch.
 
     Returns:
-        ``mfu`` (of a card whose peak is known), ``tflops``, ``tokens_s`` computed, ``trained_tokens_s``, ``update_s``
-        and ``peak_gib`` with compiled layers; the same behind ``compiled_checkpointed_``, only where that does not fit,
-        with activations recomputed, and behind ``checkpointed_`` without compilation; ``plain_head_peak_gib``, the last
-        with all logits at one time; ``head_ms`` and ``head_extra_gib`` of the output head alone, forward and backward,
-        ``plain_head_`` with all logits, ``liger_head_`` where Liger is installed; ``decode_tokens_s`` of the embedded
-        engine.
+        With compiled layers: ``mfu`` (if the GPU's peak is known), ``tflops``, ``tokens_s`` (computed tokens),
+        ``trained_tokens_s``, ``update_s`` and ``peak_gib``. The same with the prefix ``checkpointed_`` for activation
+        checkpointing without compilation, and with ``compiled_checkpointed_`` for both, if compiled layers alone do not
+        fit. ``plain_head_peak_gib``: peak with checkpointing and all logits at once. For the output head alone,
+        forward and backward: ``head_ms`` and ``head_extra_gib``, with the prefix ``plain_`` for all logits at once, and
+        ``liger_`` if Liger is installed. ``decode_tokens_s``: tokens per second of the embedded engine.
 
     Raises:
         ConfigError: There is no such device.
@@ -70,7 +70,7 @@ def run(repeats: int = 5, device: str = "cuda", size: Size = FULL) -> Figures:
             figures.update(stage())
         except torch.OutOfMemoryError:
             print(f"{name}: out of memory on this card, left out", file=sys.stderr)
-        except ImportError as error:  # Liger's kernel for Hopper wants more packages
+        except ImportError as error:  # Liger's kernel for Hopper needs more packages
             print(f"{name}: {error}, left out", file=sys.stderr)
         gc.collect()
         if place.type == "cuda":
@@ -123,7 +123,7 @@ def _update(size: Size, device: torch.device, repeats: int, prefix: str, **choic
 
 
 def _plain_update(size: Size, device: torch.device) -> Figures:
-    """The peak of an update with all logits of a micro-batch at one time, beside ``checkpointed_peak_gib``."""
+    """Peak memory of an update with all logits of a micro-batch at once, to compare with ``checkpointed_peak_gib``."""
     batch, engine = make_batch(size), make_engine(size, device, checkpointed=True)
     with mock.patch("agentrl.train.policy.chunked_loss", plain_loss):
         engine.update(batch, 1e-6)
@@ -153,7 +153,7 @@ def _sum(rows: slice, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.
 
 
 def _decode(size: Size, device: torch.device, repeats: int, folder: Path) -> Figures:
-    """New tokens per second of the embedded engine, short prompts."""
+    """New tokens per second of the embedded engine, with short prompts."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -179,10 +179,10 @@ def _card(device: torch.device) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``scripts/gpu_bench.sh``: prints a line that names the GPU, and one of JSON."""
+    """Entry point of ``scripts/gpu_bench.sh``: prints a line that names the GPU, and a line of JSON."""
     parser = argparse.ArgumentParser(prog="agentrl.bench.bench_gpu")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a small model: tries the way, measures nothing")
+    parser.add_argument("--tiny", action="store_true", help="test the code with a small model; ignore its figures")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args(argv)
     device = torch.device(args.device)

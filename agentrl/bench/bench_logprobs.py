@@ -1,7 +1,7 @@
-"""A loss of chunked logprobs with its backward pass against a plain ``log_softmax``: extra memory and time.
+"""Compares memory and time of a loss on chunked logprobs, with backward pass, to those of a plain ``log_softmax``.
 
-Guarantees: 4,096 tokens, 49,152 words and 576 hidden units in float32, as in the 135M model; both sides in processes of
-their own, interleaved; extra memory is the peak above what stood before the call.
+Guarantees: 4,096 tokens, a vocabulary of 49,152 and a hidden size of 576 in float32, as in the 135M model; each side
+runs in a process of its own, interleaved; extra memory is the peak above the memory before the call.
 """
 
 import json
@@ -12,16 +12,16 @@ import sys
 import time
 
 TOKENS, VOCABULARY, HIDDEN = 4096, 49152, 576
-SPREAD = 3.0  # standard deviation of the logits, as of the model's; far larger ones give denormal numbers
+SPREAD = 3.0  # standard deviation of the logits, as in the model; much larger values give denormal numbers
 
 
 def run(repeats: int = 5) -> dict[str, list[float]]:
-    """Measure both sides ``repeats`` times.
+    """Measure all sides ``repeats`` times.
 
     Returns:
-        Of the loss as a trainer takes it: ``extra_mib``, forward and backward, gradients of both inputs left out, and
-        ``time_vs_plain``. The same of logprobs for any loss (``any_loss_extra_mib``, ``any_loss_time_vs_plain``), and
-        ``plain_extra_mib``.
+        For a token-wise loss, as the trainer computes it: ``extra_mib``, the extra memory of forward and backward
+        without the gradients of both inputs, and ``time_vs_plain``. The same for logprobs that any loss can use:
+        ``any_loss_extra_mib`` and ``any_loss_time_vs_plain``. For plain ``log_softmax``: ``plain_extra_mib``.
     """
     figures: dict[str, list[float]] = {}
     for _ in range(repeats):
@@ -41,12 +41,12 @@ def _side(side: str) -> dict[str, float]:
     from agentrl.host.cpu_env import CPU_ENV
 
     command = [sys.executable, "-m", "agentrl.bench.bench_logprobs", side]
-    environment = os.environ | CPU_ENV  # as a trainer has it
+    environment = os.environ | CPU_ENV  # as in a trainer
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
 def measure(side: str) -> dict[str, float]:
-    """Extra MiB and seconds of one side, in this process."""
+    """Measures extra MiB and seconds of one side, in this process."""
     import torch
 
     from agentrl.train.logprobs import chunked_logprobs, chunked_loss
@@ -56,7 +56,7 @@ def measure(side: str) -> dict[str, float]:
     hidden = torch.randn(TOKENS, HIDDEN, requires_grad=True)
     weight = torch.randn(VOCABULARY, HIDDEN).mul_(SPREAD / HIDDEN**0.5).requires_grad_()
     targets = torch.randint(VOCABULARY, (TOKENS,))
-    hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)  # both sides need them
+    hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)  # all sides need the gradients
 
     def once(rows: int) -> float:
         begun = time.perf_counter()
@@ -73,11 +73,11 @@ def measure(side: str) -> dict[str, float]:
         total.backward()
         return time.perf_counter() - begun
 
-    once(8)  # threads, kernels and the gradient of the weight, which backward makes anew
+    once(8)  # starts threads, loads kernels, and allocates the weight's gradient, which backward computes separately
     before = _peak_kib()
     once(TOKENS)
     extra = (_peak_kib() - before) / 1024
-    return {"mib": extra, "seconds": once(TOKENS)}  # the second time: a trainer keeps its memory
+    return {"mib": extra, "seconds": once(TOKENS)}  # timed in the second call, because a trainer keeps its memory
 
 
 def _peak_kib() -> int:

@@ -1,7 +1,7 @@
-"""The embedded engine's server beside vLLM and SGLang on the same load, where those are installed.
+"""Compares the embedded engine's server with vLLM and SGLang, if they are installed, under the same load.
 
-Guarantees: every server is a process of its own that a run would start, in float32, asked by our client over HTTP with
-token ids; one works at a time, interleaved, while the others are idle.
+Guarantees: every server is started as in a run, in float32, and gets token ids over HTTP from agentrl's client; servers
+are measured one at a time, interleaved, while the others are idle.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, (50, 64), 128
 OURS = "embedded"
-VOCABULARY = 40_000  # ids below it are in every model used here
+VOCABULARY = 40_000  # every model used here has the ids below it
 
 
 @dataclass
@@ -38,12 +38,12 @@ def run(
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
-        repeats: Interleaved measurements, after one that warms up.
+        repeats: Number of interleaved measurements, after one that warms up.
         engines: Names of the engines to start, if installed.
 
     Returns:
-        ``decode_vs_vllm`` and ``decode_vs_sglang`` where there are such, our tokens per second over theirs;
-        each server's tokens per second and, once, its resident memory under load.
+        ``decode_vs_vllm`` and ``decode_vs_sglang``, if installed: tokens per second of the embedded engine over those
+        of the other server; each server's tokens per second and, once, its resident memory after the load.
     """
     from agentrl.launch.supervisor import Supervisor
 
@@ -121,5 +121,5 @@ async def _tokens_a_second(backend: "Backend", seed: int) -> float:
 
 
 def _resident_mib(process: "psutil.Process") -> float:
-    """Resident memory of a process and all its children; shared pages count for each."""
+    """Resident memory of a process and all its descendants; shared pages count in each."""
     return sum(one.memory_info().rss for one in (process, *process.children(recursive=True))) / 2**20

@@ -1,9 +1,9 @@
-"""A whole GRPO step, and its update alone, beside ``trl.GRPOTrainer`` at equal work.
+"""Compares a whole GRPO step, and its update alone, with ``trl.GRPOTrainer`` on the same amount of work.
 
-Guarantees: the same number of prompts (4 of 150 to 200 tokens), answers (8 each, 80 tokens), dtype (bfloat16 over
-float32 parameters where the CPU has it, else float32) and optimizer; one update over all of them on both sides. Each
-side runs in processes of its own, one at a time, interleaved; TRL takes the step that its ``train()`` takes, without
-gradient checkpointing, which would only slow it down here.
+Guarantees: both sides have the same number of prompts (4 of 150 to 200 tokens) and answers (8 for each, 80 tokens), the
+same dtype (by default bfloat16 over float32 parameters if the CPU has it, else float32) and optimizer, and make one
+update over all answers. Each side runs in processes of its own, one at a time, interleaved; TRL's step is that of its
+``train()``, without gradient checkpointing, which would only slow it down here.
 """
 
 from agentrl.bench.report import default_model
@@ -15,12 +15,12 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
-        repeats: Interleaved measurements, after one that warms up.
+        repeats: Number of interleaved measurements, after one that warms up.
         dtype: ``float32``, ``bfloat16`` or ``auto``.
 
     Returns:
-        ``step_vs_trl``, our seconds of a step over TRL's; ``tokens_vs_trl``, our trained tokens per second of an update
-        over TRL's; ``memory_vs_trl``, our trainer's peak of memory over TRL's; and the seconds behind them.
+        Ratios of agentrl over TRL: ``step_vs_trl``, seconds of a step; ``tokens_vs_trl``, trained tokens per second of
+        an update; ``memory_vs_trl``, peak memory of the trainer; and the seconds and MiB that they are computed from.
     """
     from agentrl.host.compute_dtype import resolved_dtype
     from agentrl.host.cpu_env import CPU_ENV

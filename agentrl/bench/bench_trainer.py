@@ -1,4 +1,4 @@
-"""Measures a GRPO update beside ``trl.GRPOTrainer``: the update's part of :mod:`agentrl.bench.bench_step`."""
+"""Compares a GRPO update with ``trl.GRPOTrainer``: the figures of :mod:`agentrl.bench.bench_step` about updates."""
 
 from agentrl.bench import bench_step
 

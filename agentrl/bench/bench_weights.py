@@ -1,7 +1,7 @@
-"""Measures a weight push into the embedded engine, beside a plain copy of the same bytes.
+"""Compares a weight push into the embedded engine with a plain copy of the same bytes.
 
-Guarantees: a real server in its own process, spoken to over HTTP; the weights are written by the publisher that a
-trainer has, and differ from push to push, so every push changes every byte that the engine holds.
+Guarantees: the server is a process of its own, called over HTTP; the weights are written by the trainer's publisher,
+and all of them change with every push.
 """
 
 import json
@@ -29,13 +29,13 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
 
     Args:
         model: Model folder; by default the 135M model of the recipes.
-        repeats: Measured pushes, after two that warm up (the publisher has two buffers).
+        repeats: Number of measured pushes, after two that warm up (the publisher has two buffers).
         dtype: Dtype of the server and the files.
 
     Returns:
-        ``push_vs_memcpy``: writing, pause, load and resume over the time of a copy of the same bytes in memory;
-        ``push_seconds``: pause, load, verification and resume; ``load_seconds`` (of it, the server's load),
-        ``write_seconds`` (the publisher's part) and ``memcpy_seconds``.
+        ``push_vs_memcpy``: seconds of writing, pause, load and resume over those of a copy of the same bytes in memory;
+        ``push_seconds``: pause, load, verification and resume; ``load_seconds``: the load as the server reports it;
+        ``write_seconds``: the publisher's part; ``memcpy_seconds``: the copy.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -68,7 +68,7 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "bfloat16") -> 
 
 
 def _memcpy_seconds(tensors: list[Any]) -> float:
-    """A copy of the tensors into memory that was touched before; the faster of two."""
+    """Seconds of a copy of the tensors into memory that was touched before; the faster of two copies."""
     targets = [tensor.clone() for tensor in tensors]
     seconds = []
     for _ in range(2):
@@ -80,7 +80,7 @@ def _memcpy_seconds(tensors: list[Any]) -> float:
 
 
 def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A server process and its URL."""
+    """Starts a server; returns its process and URL."""
     command = [sys.executable, "-m", "agentrl.engine", "--model", model, "--dtype", dtype]
     process = subprocess.Popen([*command, "--ready-file", str(ready), "--parent-pid", str(os.getpid())])
     deadline = time.monotonic() + START_SECONDS
@@ -93,7 +93,7 @@ def _start(model: str, dtype: str, ready: Path) -> tuple[subprocess.Popen[bytes]
 
 
 def _push(url: str, publisher: "WeightPublisher", version: int) -> dict[str, float]:
-    """Runs one transaction and measures the time of its parts."""
+    """Runs one weight push and measures the seconds of its parts."""
     begun = time.perf_counter()
     manifest = publisher.write(version)
     assert manifest is not None and manifest.path is not None

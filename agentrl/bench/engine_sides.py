@@ -1,8 +1,8 @@
-"""Sides of ``agentrl bench engine``: one engine, or ``generate``, and what each is asked to do.
+"""Processes of ``agentrl bench engine``, its sides: each runs an engine or ``generate``, and measures on request.
 
-``python -m agentrl.bench.engine_sides SIDE MODEL DEVICE`` reads a line of JSON for each task from stdin and answers
-with one line of JSON on stdout. A side has a process of its own: two pools of OpenMP threads in one process hand the
-cores to each other at every operator.
+``python -m agentrl.bench.engine_sides SIDE MODEL DEVICE SLOTS`` reads a line of JSON for each task from stdin and
+answers with one line of JSON on stdout. Each side needs a process of its own, because two pools of OpenMP threads in
+one process slow each other down at every operator.
 """
 
 import random
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from agentrl.engine.request import Request
 
 PROMPT_TOKENS = (50, 64)  # 57 on average
-SHORT_PROMPT = (4, 12)  # where decoding is meant, not prefilling
-RAGGED, RAGGED_TOKENS = 96, (10, 128)  # requests through the slots, and how long their answers are
+SHORT_PROMPT = (4, 12)  # to measure decoding without much prefill
+RAGGED, RAGGED_TOKENS = 96, (10, 128)  # number of requests with different lengths, and the lengths of their answers
 
 Prompt = tuple[int, ...]
 
 
 def start(path: str, slots: int, device: str, *, compiled: bool, dtype: str = "auto") -> "Engine":
-    """A ready engine."""
+    """Starts an engine and waits until it is ready."""
     from agentrl.engine.engine import Engine
     from agentrl.engine.model import load_model
     from agentrl.engine.runner import ModelRunner
@@ -41,7 +41,7 @@ def start(path: str, slots: int, device: str, *, compiled: bool, dtype: str = "a
 
 
 def make_prompts(vocab_size: int, count: int, seed: int, lengths: tuple[int, int] = PROMPT_TOKENS) -> list[Prompt]:
-    """Random prompts of ragged lengths."""
+    """Random prompts of different lengths."""
     rng = random.Random(seed)
     return [tuple(rng.randrange(vocab_size) for _ in range(rng.randint(*lengths))) for _ in range(count)]
 
@@ -80,7 +80,7 @@ def make_request(
 
 
 def ragged_cost(engine: "Engine", vocab_size: int, seed: int) -> float:
-    """Seconds a token of answers of 10 to 128 tokens over those of answers that all have the mean length."""
+    """Seconds per token of answers of 10 to 128 tokens over those of answers that all have the mean length."""
     shortest, longest = RAGGED_TOKENS
     lengths = [shortest + round(index * (longest - shortest) / (RAGGED - 1)) for index in range(RAGGED)]
     random.Random(seed).shuffle(lengths)
@@ -93,7 +93,7 @@ def ragged_cost(engine: "Engine", vocab_size: int, seed: int) -> float:
 
 
 def first_token_seconds(engine: "Engine", prompts: Sequence[Prompt]) -> float:
-    """Seconds from a request's arrival to its first token, beside all other slots decoding."""
+    """Seconds from a request's arrival to its first token, while the other requests are decoding."""
     busy, came = threading.Event(), threading.Event()
 
     def decoding(request: "Request") -> None:
@@ -138,7 +138,7 @@ def generate_speed(loaded: "LoadedModel", prompts: Sequence[Prompt], new_tokens:
 
 
 def serve(side: str, path: str, device: str, slots: int) -> None:
-    """Answer tasks: ``speed`` (tokens per second of ``lengths`` after prompts of ``seed``), ``ragged``, ``first``."""
+    """Answer tasks: ``speed`` (tokens per second), ``ragged`` (:func:`ragged_cost`), ``first`` (first-token time)."""
     if side == "generate":
         from agentrl.engine.model import load_model
 

@@ -1,7 +1,7 @@
 """Parts of ``agentrl bench gpu``: a batch, a model, a trainer, and the output heads that it compares.
 
-Guarantees: the same tokens, lengths and advantages every time; every group has the same number of tokens, so that two
-of the full size fill a micro-batch.
+Guarantees: tokens, lengths and advantages are the same in every run; every group has the same number of tokens, and two
+groups of the full size fill a micro-batch.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ Head = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Size:
-    """The model's shape, and the batch's.
+    """Size of the model and the batch.
 
     Attributes:
         shape: Arguments of ``Qwen2Config``.
         prompt: Tokens of each group's prompt.
         answer: Mean tokens of an answer.
-        spread: The most by which an answer is longer or shorter.
-        tokens: Budget of a micro-batch.
-        chunk: Tokens whose logits exist at one time.
-        decode: Requests decoded together, and new tokens of each.
+        spread: Largest difference of an answer's length from the mean, in tokens.
+        tokens: Token budget of a micro-batch.
+        chunk: Number of tokens whose logits exist at one time.
+        decode: Number of requests that are decoded together, and of new tokens of each.
     """
 
     shape: dict[str, int]
@@ -70,7 +70,7 @@ TINY = Size(
 
 
 def make_batch(size: Size) -> TrainBatch:
-    """Random tokens, with about the logprobs that random weights give, so that the ratio is near 1."""
+    """Makes a batch of random tokens; its logprobs fit random weights about, so importance ratios are near 1."""
     rng = random.Random(0)
     vocabulary = size.shape["vocab_size"]
     sequences = []
@@ -87,7 +87,7 @@ def make_batch(size: Size) -> TrainBatch:
 
 
 def make_model(size: Size, device: torch.device) -> Any:
-    """Random weights in float32, input and output embeddings tied."""
+    """Makes a model with random float32 weights and tied embeddings."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(**size.shape, tie_word_embeddings=True, max_position_embeddings=32768)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def make_model(size: Size, device: torch.device) -> Any:
 def make_engine(
     size: Size, device: torch.device, *, compiled: bool = False, checkpointed: bool = False
 ) -> PolicyLearner:
-    """A trainer that packs and computes in bfloat16, with compiled layers, or activations that are computed again."""
+    """Makes a learner that packs rows and computes in bfloat16, with compiled layers or activation checkpointing."""
     config = TrainerConfig(tokens_per_microbatch=size.tokens, logprob_chunk=size.chunk, attention="packed")
     model = make_model(size, device)
     use_tree_attention(model)
@@ -118,7 +118,7 @@ def make_engine(
 def plain_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
-    """Reference of :func:`~agentrl.train.logprobs.chunked_loss` with all logits; entropies have no gradient."""
+    """Reference for :func:`~agentrl.train.logprobs.chunked_loss` with all logits at once; entropies have no gradient."""
     logprobs = ((hidden @ weight.t()).float() / temperature).log_softmax(-1)
     entropies = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
     return _of_all(loss_of, logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies, chunk)
@@ -127,7 +127,7 @@ def plain_loss(
 def liger_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
-    """The same from Liger (0.8.3 or later): a kernel on Hopper, chunks of 512 elsewhere."""
+    """The same loss from Liger (0.8.3 or later): a kernel on Hopper, chunks of 512 tokens elsewhere."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Liger  # type: ignore[import-not-found]
 
     negative, entropies = Liger.apply(hidden, weight, targets, temperature, -100, 1, True)
@@ -135,13 +135,13 @@ def liger_loss(
 
 
 def _of_all(loss_of: LossOf, logprobs: Tensor, entropies: Tensor, chunk: int) -> Tensor:
-    """The loss of all tokens, asked for chunk by chunk."""
+    """The loss of all tokens, computed chunk by chunk."""
     parts = (slice(start, min(start + chunk, len(logprobs))) for start in range(0, len(logprobs), chunk))
     return torch.stack([loss_of(part, logprobs[part], entropies[part]) for part in parts]).sum()
 
 
 def heads() -> dict[str, Head]:
-    """Output heads by the name of their figures; Liger's where it is installed and has it."""
+    """Output heads by the prefix of their figures; Liger's is included if it is installed and recent enough."""
     found: dict[str, Head] = {"head": chunked_loss, "plain_head": plain_loss}
     with contextlib.suppress(ImportError):
         from liger_kernel.ops import (  # type: ignore[import-not-found]
@@ -154,7 +154,7 @@ def heads() -> dict[str, Head]:
 
 @contextlib.contextmanager
 def measured(device: torch.device) -> Iterator[dict[str, float]]:
-    """Seconds, and the GiB allocated before and at the peak; on a CPU the most that the process ever had."""
+    """Measures seconds and GiB, allocated before and at the peak; on a CPU both are the process's peak so far."""
     found: dict[str, float] = {}
     cuda = device.type == "cuda"
     if cuda:

@@ -1,7 +1,7 @@
-"""A server that answers at once with a canned response, so that a client's own cost is all that is measured.
+"""A server that answers at once with a fixed response, so that a benchmark measures the client's cost only.
 
 ``python -m agentrl.bench.instant_server`` prints its URL and serves ``/generate`` and ``/v1/chat/completions`` until it
-is ended.
+is terminated.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ COMPLETION_IDS = tuple(range(100, 112))
 
 
 def _canned() -> dict[bytes, bytes]:
-    """Responses by path."""
+    """Fixed responses by path."""
     ids = list(COMPLETION_IDS)
     meta: dict[str, Any] = {
         "id": "x",
@@ -45,7 +45,7 @@ def _response(body: dict[str, Any]) -> bytes:
 
 
 class _Instant(asyncio.Protocol):
-    """Reads just enough of HTTP to know where a request ends."""
+    """Answers HTTP requests; parses only their path and length."""
 
     def __init__(self, canned: dict[bytes, bytes]) -> None:
         self._canned = canned
@@ -71,7 +71,7 @@ class _Instant(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Serve until ended."""
+    """Serve until the process is terminated."""
     canned = _canned()
     server = await asyncio.get_running_loop().create_server(lambda: _Instant(canned), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)

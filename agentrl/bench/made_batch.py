@@ -1,4 +1,4 @@
-"""Batches made by hand from plain lists, for benchmarks and tests of the trainer."""
+"""Makes batches from plain lists, for benchmarks and tests of the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from agentrl.train.branches import Branch, TokenColumns
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One branch of one message.
+    """Sequence of one message, which makes one branch.
 
     Attributes:
-        token_ids: ``[tokens]``.
-        loss_mask: ``[tokens]`` 1 where the token is trained.
+        token_ids: ``[tokens]`` token ids.
+        loss_mask: ``[tokens]`` 1 for trained tokens, else 0.
         logprobs: ``[tokens]`` behavior logprobs.
-        advantages: ``[tokens]``; empty for zeros.
-        weight: Weight of each of its tokens in the loss, before the batch's normalizer.
-        versions: ``[tokens]`` policy versions that sampled; empty for zeros.
-        group: Number of its group.
-        values: ``[tokens]`` values of the critic; empty without one.
-        returns: ``[tokens]`` what the critic should have said.
+        advantages: ``[tokens]`` advantages; empty for zeros.
+        weight: Weight of each of the sequence's tokens in the loss, before the batch's normalizer.
+        versions: ``[tokens]`` policy versions that sampled the tokens; empty for zeros.
+        group: Number of the sequence's group.
+        values: ``[tokens]`` the critic's values; empty without a critic.
+        returns: ``[tokens]`` returns, which are the critic's targets; empty without a critic.
     """
 
     token_ids: Sequence[int]
@@ -37,7 +37,7 @@ class TrainSequence:
 
 
 def made_tokens(sequences: Sequence[TrainSequence]) -> tuple[list[Branch], TokenColumns]:
-    """Branches of the sequences that train something, and the columns of all."""
+    """Makes branches of the sequences with trained tokens, and columns of all sequences."""
     masks = [np.array(s.loss_mask, bool) for s in sequences]
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -75,7 +75,7 @@ def made_tokens(sequences: Sequence[TrainSequence]) -> tuple[list[Branch], Token
 def made_batch(
     sequences: Sequence[TrainSequence], normalizer: float, signal: float = 1.0, version: int = 0
 ) -> TrainBatch:
-    """A batch of sequences; the critic learns from all that have returns."""
+    """Makes a batch of sequences; if any has returns, a critic learns from the batch."""
     branches, tokens = made_tokens(sequences)
     valued = branches if "returns" in tokens.sampled else []
     return TrainBatch(branches, tokens, normalizer, signal, version, valued)

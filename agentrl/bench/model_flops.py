@@ -1,7 +1,7 @@
-"""Counts the floating-point operations of an update, and those that a GPU can do.
+"""Counts the floating-point operations of an update, and lists the peak rates of GPUs.
 
-Guarantees: what is counted is what the model needs, not what was done: recomputed activations and logits count once,
-masked attention counts what each token really sees, tokens that several sequences share count once.
+Guarantees: only the operations that the model needs are counted, even if more are executed: recomputed activations and
+logits count once, attention counts the pairs that the mask allows, and tokens that several sequences share count once.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.train.batch import TrainBatch
 from agentrl.train.rows import build_rows, lay_out
 
-# Dense bfloat16 TFLOP/s that NVIDIA publishes, by the words of a card's name; the first that fits.
+# Dense bfloat16 TFLOP/s that NVIDIA publishes, by words of a GPU's name; the first row whose words all occur is used.
 PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
     (("H100", "PCIe"), 756.0),
     (("H100", "NVL"), 835.0),
@@ -29,7 +29,7 @@ PEAKS: tuple[tuple[tuple[str, ...], float], ...] = (
 
 
 def peak_tflops(card: str) -> float | None:
-    """Published dense bfloat16 peak of a card by its name; None where it is not known."""
+    """Published dense bfloat16 peak of a GPU in TFLOP/s, by its name; ``None`` for an unknown GPU."""
     words = set(re.split(r"[\s\-]+", card))
     return next((peak for names, peak in PEAKS if words.issuperset(names)), None)
 
@@ -39,10 +39,10 @@ class Work:
     """Size of an update's work.
 
     Attributes:
-        tokens: In the decoder; what sequences share counts once.
-        predicted: States that go through the output head.
-        pairs: Number of query-key pairs that attention computes, in one layer and head.
-        trained: Tokens in the loss.
+        tokens: Number of tokens that the decoder computes; shared tokens count once.
+        predicted: Number of hidden states that go through the output head.
+        pairs: Number of query-key pairs that the attention mask allows, in one layer and head.
+        trained: Number of tokens in the loss.
     """
 
     tokens: int
@@ -52,7 +52,7 @@ class Work:
 
     @classmethod
     def of(cls, batch: TrainBatch, max_tokens: int) -> "Work":
-        """The work of an update of packed rows of at most ``max_tokens`` tokens."""
+        """Returns the work of an update with packed rows of at most ``max_tokens`` tokens."""
         rows = build_rows(batch.branches, batch.tokens, max_tokens, math.inf)
         laid_out = [lay_out(row, batch.branches, batch.tokens) for row in rows]
         tokens = sum(map(len, rows))
@@ -65,13 +65,14 @@ class Work:
 
 
 def update_flops(model: Any, work: Work) -> float:
-    """``6 N tokens + 6 vocab hidden predicted + 12 layers heads head_dim pairs``.
+    """Counts ``6 N tokens + 6 vocab hidden predicted + 12 layers heads head_dim pairs`` operations.
 
-    Two operations for each multiplication and addition, once forward and twice backward; ``N`` is the number of the
-    decoder's parameters without its embeddings; queries times keys and weights times values for the attention.
+    A multiply-add is two operations; the backward pass needs twice those of the forward pass; ``N`` is the number of
+    the decoder's parameters without its embeddings; attention has two products, queries with keys and weights with
+    values.
 
     Args:
-        model: A Hugging Face causal LM.
+        model: Hugging Face causal LM.
         work: Size of the work.
     """
     config = model.config.get_text_config()

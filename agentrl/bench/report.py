@@ -1,6 +1,6 @@
-"""Repeated measurements as a table or one JSON line.
+"""Shows repeated measurements as a table or one JSON line.
 
-Guarantees: median and spread of every key, with the number of repeats; nothing is averaged away.
+Guarantees: every key has its median, smallest and largest value, and number of repeats.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ def default_model() -> str:
 
 
 def statistics(results: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | int]]:
-    """Median, min, max and n of each key.
+    """Median, minimum, maximum and number of values of each key.
 
     Args:
-        results: Key to its repeats, at least one each.
+        results: Measured values by key, at least one for each.
     """
     return {
         key: {"median": median(values), "min": min(values), "max": max(values), "n": len(values)}
@@ -32,12 +32,12 @@ def statistics(results: Mapping[str, Sequence[float]]) -> dict[str, dict[str, fl
 
 
 def json_line(results: Mapping[str, Sequence[float]]) -> str:
-    """``{"key": {"median": ..., "min": ..., "max": ..., "n": ...}, ...}`` on one line."""
+    """Returns ``{"key": {"median": ..., "min": ..., "max": ..., "n": ...}, ...}`` on one line."""
     return orjson.dumps(statistics(results)).decode()
 
 
 def table(results: Mapping[str, Sequence[float]], title: str) -> Table:
-    """The same for a person."""
+    """Returns the statistics as a table for the terminal."""
     shown = Table(title=title)
     shown.add_column("key")
     for name in ("median", "min", "max", "n"):

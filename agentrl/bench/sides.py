@@ -1,4 +1,4 @@
-"""Sides of a benchmark as processes of their own, each doing one task at a time when told to."""
+"""Runs each side of a benchmark in a process of its own, one task at a time."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Side:
-    """A process that answers tasks.
+    """A process that runs tasks and answers each with one line.
 
     Args:
-        module: Run with ``python -m``; answers by :func:`answer`, one line for the start and one for each task.
+        module: Module to run with ``python -m``; it calls :func:`answer` once at its start and once for each task.
         arguments: Command-line arguments of the module.
-        env: Added to the environment.
+        env: Environment variables to add.
     """
 
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
@@ -35,7 +35,7 @@ class Side:
         return self.hear()
 
     def hear(self) -> dict[str, Any]:
-        """Read the next answer, and skip what libraries print.
+        """Read the next answer, and skip lines that libraries print.
 
         Raises:
             RuntimeError: The process ended.
@@ -53,11 +53,11 @@ class Side:
 
 
 def answer(**values: Any) -> None:
-    """In a side: one line to the parent."""
+    """Sends an answer to the parent process; called in the side's process."""
     print("@" + json.dumps(values), flush=True)
 
 
 def requests() -> Iterator[Any]:
-    """In a side: lines from the parent."""
+    """Yields the tasks of the parent process; called in the side's process."""
     for line in sys.stdin:
         yield json.loads(line)

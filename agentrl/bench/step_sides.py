@@ -1,7 +1,7 @@
-"""Processes of ``agentrl bench step``: our engine, our trainer, and TRL's trainer, each doing one step when told to.
+"""Processes of ``agentrl bench step``: agentrl's engine and trainer, and TRL's trainer; each runs one step per request.
 
 ``python -m agentrl.bench.step_sides SIDE MODEL DTYPE`` reads a line of JSON for each step from stdin and answers with
-one line of JSON on stdout; seconds and the peak of resident memory are its own.
+one line of JSON on stdout; seconds and peak resident memory are those of the process.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from agentrl.bench.sides import answer, requests
 GROUPS, MEMBERS = 4, 8
 PROMPT_TOKENS = (150, 200)
 ANSWER_TOKENS = 80
-ROWS_AT_ONCE = 8  # of TRL's backward passes, its default
+ROWS_AT_ONCE = 8  # rows of one backward pass of TRL, its default
 WORDS = [
     "apples",
     "boxes",
@@ -37,7 +37,7 @@ WORDS = [
 
 
 def make_prompts(tokenizer: Any, seed: int) -> list[str]:
-    """Texts of 150 to 200 tokens, one per group."""
+    """Random texts of 150 to 200 tokens, one per group."""
     rng = random.Random(seed)
     found = []
     for _ in range(GROUPS):
@@ -49,12 +49,12 @@ def make_prompts(tokenizer: Any, seed: int) -> list[str]:
 
 
 def peak_mib() -> float:
-    """Most memory this process has had."""
+    """Peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def engine_side(model: str, dtype: str) -> None:
-    """Sample a batch: ids, masks and logprobs."""
+    """Samples one batch per request; answers with ids and logprobs."""
     from transformers import AutoTokenizer
 
     from agentrl.bench.engine_sides import make_request, start
@@ -90,7 +90,7 @@ def _sampled(engine: Any, make_request: Any, prompts: list[tuple[int, ...]]) -> 
 
 
 def trainer_side(model: str, dtype: str) -> None:
-    """Runs one GRPO update with the recipe's settings for a CPU."""
+    """Runs one GRPO update per request, with the default settings of a recipe on a CPU."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -127,7 +127,7 @@ def trainer_side(model: str, dtype: str) -> None:
 
 
 def trl_side(model: str, dtype: str) -> None:
-    """TRL's own step: generation and update, told apart by the time that generation takes."""
+    """Runs one step of TRL's trainer per request; the update's time is that of the step without generation."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl.trainer.grpo_config import GRPOConfig

@@ -1,7 +1,7 @@
-"""The operators of the fast path: from torch and oneDNN alone, or compiled on this machine.
+"""The operators of the fast path: those of torch and oneDNN, or compiled ones.
 
-Guarantees: both compute the same up to float rounding; the parameters are not moved or changed.
-:meth:`Product.pack` must follow every change of the parameters.
+Guarantees: both compute the same up to float rounding; parameters are neither moved nor changed, except by
+:meth:`Product.adopt`. Call :meth:`Product.pack` after every other change of the parameters.
 """
 
 from collections.abc import Sequence
@@ -16,34 +16,34 @@ from agentrl.engine.native.library import Native
 from agentrl.engine.packed_weights import matrix_units
 from agentrl.engine.slots import SlotCache
 
-ROWS_HINT = 32  # rows that oneDNN's layout is chosen for; measured good from 2 to 512
+ROWS_HINT = 32  # number of rows for which oneDNN chooses its layout; measured to be good from 2 to 512
 Norms = tuple[Tensor | None, Tensor | None]
 
 
 class Product(Protocol):
-    """Linear layers with the same input as one product; inputs are ``[rows, depth]``."""
+    """Linear layers with the same input, computed as one matrix product; inputs are ``[rows, depth]``."""
 
     def pack(self) -> None:
-        """Copy the parameters into the packed layout again, but for those that were adopted since the last time."""
+        """Copy the parameters into the packed layout again, unless all were adopted since the last call."""
 
     def adopt(self, linear: nn.Linear, weight: Tensor) -> bool:
-        """Copy a new weight into a linear layer and into the packed layout at once, if that is possible."""
+        """Copy a new weight into a linear layer and the packed layout at once; returns False if it is not possible."""
         ...
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The product."""
+        """Compute the product, with the layers' biases."""
         ...
 
     def swish(self, inputs: Tensor) -> Tensor:
-        """Product followed by the activation."""
+        """Compute the product and apply the swish activation."""
         ...
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """Product plus ``other``."""
+        """Compute the product plus ``other``."""
         ...
 
     def times(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """Product times ``other``, elementwise."""
+        """Compute the product times ``other``, elementwise."""
         ...
 
 
@@ -57,7 +57,7 @@ class Operators(Protocol):
 
         Args:
             linears: Linear layers that share an input.
-            wide: Give the product in float32 where that costs nothing.
+            wide: Whether the product is returned in float32 if that costs no time.
         """
         ...
 
@@ -71,19 +71,19 @@ class Operators(Protocol):
         Args:
             mixed: ``[tokens, heads + 2 * kv_heads, head_dim]``; may be written to.
             turn: Cosines and sines, ``[tokens, head_dim / 2]``.
-            norms: Weights of the queries' and keys' own norms, where there are some.
+            norms: Weights of the norms of queries and keys; ``None`` for a norm that the model lacks.
             kv_heads: Number of key heads.
             epsilon: Epsilon of the norms.
         """
         ...
 
     def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
-        """Attention of a decode step."""
+        """Returns the attention function of a decode step."""
         ...
 
 
 class TorchOperators:
-    """Operators of torch, with products by oneDNN that include activation and sums."""
+    """Operators of torch; oneDNN computes the products, together with the activation or sum that follows."""
 
     name = "torch"
 
@@ -92,7 +92,7 @@ class TorchOperators:
         return _OneDnnProduct(linears)
 
     def rms_norm(self, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Root-mean-square norm in float32, as in the models; torch's own takes seven operators on a CPU."""
+        """Root-mean-square norm in float32, as in the models; torch's own norm runs seven operators on a CPU."""
         single = states.float()
         squares = torch.linalg.vector_norm(single, dim=-1, keepdim=True).square_()
         return weight * (single * torch.rsqrt(squares / single.shape[-1] + epsilon)).to(states.dtype)
@@ -106,7 +106,7 @@ class TorchOperators:
         return rotated(mixed, turn, heads + kv_heads)
 
     def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
-        """Attention of a decode step."""
+        """Returns the attention function of a decode step."""
         return DecodeAttention(cache, batch)
 
 
@@ -137,16 +137,19 @@ class _OneDnnProduct:
 
 
 class NativeOperators:
-    """Compiled operators. oneDNN computes products in bfloat16 on CPUs with matrix units (AMX), and those not compiled.
+    """Compiled operators; some products are oneDNN's.
+
+    oneDNN computes products of a dtype that the library does not multiply on this CPU, bfloat16 products of odd depth,
+    and all bfloat16 products on a CPU with matrix units (AMX).
 
     Args:
-        native: The library.
+        native: Compiled library.
     """
 
     name = "compiled"
 
     def __init__(self, native: Native) -> None:
-        """Remember the library."""
+        """Keep the library."""
         self.native = native
 
     def product(self, linears: Sequence[nn.Linear], *, wide: bool = False) -> Product:
@@ -167,7 +170,7 @@ class NativeOperators:
         return mixed
 
     def decode_attention(self, cache: SlotCache, batch: Decode) -> Attend:
-        """Attention of a decode step: each row over its own length, and nothing gathered."""
+        """Returns the attention function of a decode step; each row reads its own length of its slot in place."""
         slots = batch.write_slots if batch.rows is None else batch.rows
         lines = batch.write_slots if batch.write_tokens is None else batch.write_tokens
         writes = batch.write_slots, batch.write_positions, lines

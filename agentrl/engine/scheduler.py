@@ -1,9 +1,9 @@
 """Assigns requests to slots; it needs no model, clock or thread.
 
-Guarantees: running requests fill slots 0..B-1 without a hole, and together never have more tokens than allowed; a
-request is in exactly one of waiting, running, finished; requests are admitted in order of arrival, except that those
-with the very same prefix as the head come along with it (one prefill serves them all); a retracted request goes back
-before every newer one.
+Guarantees: running requests fill slots 0..B-1 without gaps, and together never need more tokens than ``max_tokens``; a
+request is in exactly one of waiting, running, finished; requests are admitted in order of arrival, except that requests
+with the same prefix as the first are admitted with it (one prefill serves all); a retracted request is queued before
+all newer ones.
 """
 
 import bisect
@@ -15,16 +15,16 @@ from agentrl.engine.request import Request
 
 
 class Scheduler:
-    """Slots and the queue before them.
+    """Assigns queued requests to slots.
 
     Args:
         max_running: Number of slots.
-        max_tokens: Most tokens of all running requests together, each counted as long as it may become; ``None`` for
-            no bound. A request that needs more by itself never runs: refuse it before.
+        max_tokens: Most tokens of all running requests together, each counted with its full possible length; ``None``
+            for no limit. A request that needs more by itself would never run, so the caller must refuse it.
     """
 
     def __init__(self, max_running: int, max_tokens: int | None = None) -> None:
-        """Start empty."""
+        """Start without requests."""
         self.max_running = max_running
         self.max_tokens = max_tokens
         self.running: list[Request] = []
@@ -42,13 +42,14 @@ class Scheduler:
             self.waiting.append(request)
 
     def next_group(self, *, taken: Sequence[Request] = (), plain_only: bool = False) -> list[Request]:
-        """Take the head of the queue and its duplicates, as many as there is room for; empty if none can run.
+        """Take the first request of the queue and those with the same prefix, as many as fit; empty if none fits.
 
-        Requests that want prompt logprobs join too: the caller prefills with scoring if any of the group asks for it.
+        Requests for prompt logprobs are included: the caller computes them in the prefill if any of the group needs
+        them.
 
         Args:
             taken: Requests that were taken before and are not placed yet.
-            plain_only: Leave a head that wants prompt logprobs, or has a duplicate that does, where it is.
+            plain_only: Return an empty group, and leave the queue unchanged, if any of the group needs prompt logprobs.
         """
         slots = self.max_running - len(self.running) - len(taken)
         if slots <= 0 or not self.waiting:
@@ -63,14 +64,14 @@ class Scheduler:
         return group
 
     def _that_fit(self, group: Sequence[Request], taken: Sequence[Request]) -> int:
-        """Number of a group's requests that the token budget allows."""
+        """Number of a group's requests that fit the token limit."""
         if self.max_tokens is None:
             return len(group)
         used = sum(request.footprint for request in (*self.running, *taken))
         return bisect.bisect_right(list(itertools.accumulate(r.footprint for r in group)), self.max_tokens - used)
 
     def put_back(self, group: Iterable[Request]) -> None:
-        """Return requests to the front of the queue, as if they had not been taken."""
+        """Return taken requests to the front of the queue."""
         self.waiting.extendleft(reversed(list(group)))
 
     def place(self, request: Request) -> int:
@@ -79,13 +80,13 @@ class Scheduler:
         return len(self.running) - 1
 
     def release(self, slot: int) -> int:
-        """Free a slot, keeping the others compact.
+        """Free a slot; the last running request takes its place, so that no gap remains.
 
         Args:
             slot: Slot of a running request.
 
         Returns:
-            The slot whose request (and cache) now belongs in ``slot``; equal to ``slot`` if nothing has to move.
+            The former slot of the request that is now in ``slot``; the caller moves its cache, unless both are equal.
         """
         last = len(self.running) - 1
         self.running[slot] = self.running[last]
@@ -93,7 +94,7 @@ class Scheduler:
         return last
 
     def retract(self) -> None:
-        """Send every running request back to the front of the queue, oldest first."""
+        """Move all running requests back to the front of the queue, oldest first."""
         for request in self.running:
             request.retractions += 1
             request.enqueue()

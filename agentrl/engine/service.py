@@ -1,7 +1,7 @@
 """Connects HTTP handlers (asyncio) with the loop thread: builds requests, waits for them, decodes their text.
 
-Guarantees: handlers never touch the scheduler or the model; a handler that goes away (client disconnect,
-cancellation) aborts its requests; waiting uses callbacks, never polling.
+Guarantees: handlers never touch the scheduler or the model; if a client disconnects or a handler is cancelled, its
+requests are aborted; waiting uses callbacks, never polling.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class Prompt:
     """Prompt of a call, with its sampling parameters.
 
     Attributes:
-        ids: Token ids.
+        ids: Token ids of the prompt.
         params: Sampling parameters; ``params.n`` samples are taken.
-        rid: The caller's id, or "" to make one.
-        logprob_start: First prompt position to score, -1 for none.
+        rid: Request id that the caller chose; "" makes a new one.
+        logprob_start: First prompt position to score; -1 scores none.
     """
 
     ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class Service:
     """
 
     def __init__(self, engine: Engine, model_path: str) -> None:
-        """Remember both."""
+        """Keep the engine and the path."""
         self.engine = engine
         self.model_path = model_path
         self.update_groups: dict[str, UpdateGroup] = {}  # joined, by name
@@ -63,10 +63,10 @@ class Service:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model.
+        """The loaded model.
 
         Raises:
-            NotReadyError: While it is loading, or if loading failed.
+            NotReadyError: The model is loading, or could not be loaded.
         """
         ready = self.engine.ready
         if not ready.done() or ready.exception() is not None:
@@ -82,7 +82,7 @@ class Service:
         return self.loaded.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def text(self, request: Request) -> str:
-        """Text of a request's output so far, without its stop, half characters and half stop strings."""
+        """Text of a request's output so far, without its stop and without incomplete characters and stop strings."""
         params, finish, ids = request.params, request.finish, list(request.output)
         if finish and finish.kind == "stop" and isinstance(finish.matched, str) and request.stop_text:
             return request.stop_text.text[: request.stop_text.cut]
@@ -99,12 +99,12 @@ class Service:
         """Make the engine requests of a call, ``n`` for each prompt, prompt by prompt.
 
         Raises:
-            BadRequestError: If a prompt is empty or does not fit the context.
+            BadRequestError: A prompt is empty, or does not fit the context or the token budget.
         """
         return [request for prompt in prompts for request in self._samples(prompt, watch, stream)]
 
     def _samples(self, prompt: Prompt, watch: "Watch", stream: bool) -> list[Request]:
-        """The ``n`` requests of one prompt; sample i's random stream is (seed, i)."""
+        """The ``n`` requests of one prompt; the random stream of sample i is seeded with (seed, i)."""
         loaded, params = self.loaded, prompt.params
         if not prompt.ids:
             raise BadRequestError("the prompt is empty")
@@ -146,20 +146,21 @@ class Service:
         ]
 
     async def complete(self, prompts: Sequence[Prompt], http: HttpRequest) -> list[Request]:
-        """Run a call to its end.
+        """Run a call until all its requests are finished; returns them, or an empty list if the client is gone.
 
         Raises:
-            StepFailedError: If a model step failed.
+            BadRequestError: A prompt or the parameters are invalid.
+            StepFailedError: A model step failed.
         """
         async with aclosing(self._updates(prompts, http, stream=False)) as updates:
             async for requests in updates:
                 return requests
-        return []  # the client is gone: nobody reads this
+        return []
 
     def stream(self, prompts: Sequence[Prompt], http: HttpRequest) -> AsyncGenerator[list[Request], None]:
-        """Run a call, yielding its requests whenever some of them have news; the last time all are finished.
+        """Run a call, yielding its requests whenever some of them have new tokens; at the last yield all are finished.
 
-        The first ``anext`` raises what is wrong with the call. Close the generator: that aborts what still runs.
+        The first ``anext`` raises if the call is invalid. Close the generator: this aborts unfinished requests.
         """
         return self._updates(prompts, http, stream=True)
 
@@ -192,24 +193,24 @@ class Service:
 
 
 class Watch:
-    """Carries the loop thread's news about some requests into an asyncio loop.
+    """Passes the loop thread's updates of some requests to an asyncio loop.
 
     Args:
-        loop: The handler's loop.
+        loop: Event loop of the HTTP handler.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """No news yet."""
+        """Start without updates."""
         self._loop = loop
         self.changed = asyncio.Event()
         self.ended: set[str] = set()
 
     def notify(self, request: Request) -> None:
-        """Called by the loop thread."""
+        """Report an update of a request; called by the loop thread."""
         ended = request.rid if request.finish else ""
         try:
             self._loop.call_soon_threadsafe(self._take, ended)
-        except RuntimeError:  # the server's loop is closed already: nobody waits
+        except RuntimeError:  # the server's event loop is closed already
             return
 
     def _take(self, ended: str) -> None:
@@ -219,11 +220,11 @@ class Watch:
 
 
 async def _disconnected(http: HttpRequest) -> None:
-    """Return when the client has gone away."""
+    """Return when the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 
 
 async def settled(future: Any) -> Any:
-    """Await a future of the loop thread."""
+    """Await a future of the loop thread from asyncio."""
     return await asyncio.wrap_future(future)

@@ -1,8 +1,8 @@
-"""Key/value memory of the running requests.
+"""KV cache of the running requests, one slot each.
 
-Guarantees: a slot's positions lie together in each layer, so rows 0..B-1 up to some length are a view; memory grows in
-steps up to slots x context, and no short workload pays for a long one; positions that were never written are zeros, so
-a mask is enough to hide them. Knows nothing of requests or models but their shapes.
+Guarantees: a slot's positions are contiguous in each layer, so slots 0..B-1 up to some length are a view; memory grows
+in steps up to slots x context, so short workloads use little; positions that were never written are zeros, so a mask is
+enough to hide them. The module depends on no request or model, only on the shapes of cache entries.
 """
 
 import math
@@ -32,23 +32,23 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some positions of one slot in all layers.
+    """A range of positions of one slot, in all layers.
 
     Attributes:
-        keys: Keys of each set of layers with equal shape, ``[layers, kv_heads, positions, dim]``.
-        values: Values, in the same shape.
+        keys: For each set of layers with equal shape, keys ``[layers, kv_heads, positions, key_dim]``.
+        values: For each such set, values ``[layers, kv_heads, positions, value_dim]``.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
 
     def part(self, start: int, end: int) -> "Piece":
-        """Copies of the positions from ``start`` to ``end``."""
+        """Returns a copy of the positions from ``start`` to ``end``."""
         return Piece([k[:, :, start:end].clone() for k in self.keys], [v[:, :, start:end].clone() for v in self.values])
 
 
 class SlotCache:
-    """All layers' slots.
+    """Keys and values of all slots, in all layers.
 
     Args:
         shapes: Shape of each layer's cache entry.
@@ -57,7 +57,7 @@ class SlotCache:
     """
 
     def __init__(self, shapes: Sequence[LayerShape], max_slots: int, context: int) -> None:
-        """Allocate nothing yet."""
+        """Start without memory."""
         self.max_slots, self.context = max_slots, context
         self.slots = self.length = 0  # capacity
         self._kinds = list(dict.fromkeys(shapes))
@@ -78,7 +78,7 @@ class SlotCache:
         return self._values[kind][index]
 
     def reserve(self, slots: int, length: int) -> None:
-        """Have room for so many slots and positions: slots grow by half, so copies stay rare."""
+        """Make room for so many slots and positions; growing copies the cache, so it grows by more than needed."""
         if slots <= self.slots and length <= self.length:
             return
         if slots > self.slots:
@@ -121,7 +121,7 @@ class SlotCache:
                 store[:, target, :, :length] = store[:, source, :, :length]
 
     def read(self, slot: int, start: int, end: int) -> Piece:
-        """Copies of some positions of a slot."""
+        """Returns a copy of a slot's positions from ``start`` to ``end``."""
         return Piece(
             [store[:, slot, :, start:end].clone() for store in self._keys],
             [store[:, slot, :, start:end].clone() for store in self._values],
@@ -134,7 +134,7 @@ class SlotCache:
                 store[:, slot, :, start : start + length] = part[:, :, :length]
 
     def clear(self) -> None:
-        """Give all memory back; for when no request runs."""
+        """Free all memory; call it only while no request runs."""
         self.slots = self.length = 0
         self._keys, self._values = [], []
 
@@ -148,12 +148,12 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved now; on Linux CPUs memory is taken only where something was written."""
+        """Reserved bytes; on Linux CPUs only written pages take memory."""
         return self.slots * self.length * self.token_bytes
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On Linux CPUs only positions that are written take memory: pages come untouched."""
+    """Returns a tensor of zeros; on Linux CPUs only its written pages take memory."""
     if device.type != "cpu" or sys.platform != "linux":
         return torch.zeros(*shape, dtype=dtype, device=device)
     count = math.prod(shape)
@@ -163,7 +163,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 @torch.inference_mode()
 def layer_shapes(model: Any, layers: int) -> list[LayerShape]:
-    """Find the cache shapes of a model's layers by a forward pass over one token."""
+    """Finds the cache shapes of a model's layers by a forward pass over one token."""
     from transformers import DynamicCache
 
     cache = DynamicCache()

@@ -1,9 +1,9 @@
-"""Replaces the live parameters from safetensors files, and computes digests of the live ones.
+"""Loads safetensors files into the live parameters, and computes digests of the live parameters.
 
-Guarantees: a load is whole or nothing: every name, shape and kind of dtype is checked against the live model before
-the first byte is written, and all parameters must be there. Values are copied in place, so views, ties and optimised
-layouts stay valid. Names are Hugging Face's; tied copies may be absent and are reported once, under the first name of
-the state dict.
+Guarantees: a load changes all parameters or none: all names, shapes and kinds of dtype are checked against the live
+model before the first byte is written, and no parameter may be missing. Values are copied in place, so views and tied
+parameters stay valid. Names are Hugging Face's; a tied parameter may be given under one of its names, and is reported
+once, under its first name in the state dict.
 """
 
 import json
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from agentrl.core.weight_manifest import WEIGHTS_FILE, checksum, fingerprint
 from agentrl.engine.params import BadRequestError
 
-LISTED = 5  # names shown in an error
+LISTED = 5  # most names in an error message
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 DIGESTS: dict[str, Callable[[memoryview], str]] = {"checksum": checksum, "fingerprint": fingerprint}
 
 
 def live_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor of a state dict once, by its first name."""
+    """Each tensor of a state dict once, under its first name."""
     seen: set[tuple[int, int]] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -40,26 +40,26 @@ def digests(model: nn.Module, action: str) -> dict[str, str]:
 
     Args:
         model: The live model.
-        action: ``checksum`` (all bytes) or ``fingerprint`` (three windows).
+        action: ``checksum`` (of all bytes) or ``fingerprint`` (of three windows of bytes).
 
     Returns:
-        Name to digest, as :mod:`agentrl.core.weight_manifest` defines them.
+        Digests by tensor name, as :mod:`agentrl.core.weight_manifest` defines them.
     """
     digest = DIGESTS[action]
     return {name: digest(raw_bytes(tensor)) for name, tensor in live_tensors(model.state_dict()).items()}
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy if it is contiguous and on CPU."""
+    """The bytes of a tensor; no copy is made if it is contiguous and on the CPU."""
     array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def weight_files(folder: str) -> list[Path]:
-    """The safetensors files of a folder: ``model.safetensors``, else all of them.
+    """The safetensors files of a folder: ``model.safetensors`` if it exists, else all.
 
     Raises:
-        BadRequestError: If there is none.
+        BadRequestError: The folder holds no safetensors file.
     """
     single = Path(folder) / WEIGHTS_FILE
     files = [single] if single.is_file() else sorted(Path(folder).glob("*.safetensors"))
@@ -74,13 +74,13 @@ def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor]
     Args:
         model: The live model.
         folder: Folder with safetensors files.
-        adopt: Function that copies values into a parameter and its packed copy; returns False if it cannot.
+        adopt: Function that copies new values into a parameter and its packed copy at once; returns False if it cannot.
 
     Returns:
-        Bytes read.
+        Number of bytes read.
 
     Raises:
-        BadRequestError: If anything does not fit; nothing was changed then.
+        BadRequestError: A file cannot be read or does not fit the model; no parameter is changed.
     """
     targets = dict(model.state_dict())
     files = weight_files(folder)
@@ -101,13 +101,13 @@ def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor]
 
 
 def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
-    """Copy some parameters into the live model; the others stay.
+    """Copy some parameters into the live model; the others stay unchanged.
 
     Returns:
         Number of copied bytes.
 
     Raises:
-        BadRequestError: If a tensor does not fit; nothing was changed then.
+        BadRequestError: A tensor does not fit; no parameter is changed.
     """
     targets = dict(model.state_dict())
     check_fit(targets, {name: (list(t.shape), t.is_floating_point()) for name, t in tensors.items()})
@@ -118,7 +118,7 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _check(targets: dict[str, Tensor], sources: dict[str, Any], required: Iterable[str]) -> None:
-    """Refuse unknown or missing names, other shapes, and floats for integers."""
+    """Refuse unknown names, missing parameters, wrong shapes, and floats for integers."""
     check_fit(targets, {name: (list(s.get_shape()), s.get_dtype() in FLOATS) for name, s in sources.items()})
     pointers = {targets[name].data_ptr() for name in sources}
     missing = sorted(name for name in required if targets[name].data_ptr() not in pointers)
@@ -127,14 +127,14 @@ def _check(targets: dict[str, Tensor], sources: dict[str, Any], required: Iterab
 
 
 def check_fit(targets: Mapping[str, Tensor], sources: Mapping[str, tuple[list[int], bool]]) -> None:
-    """Refuse tensors that the live model does not have.
+    """Refuse tensors that do not fit the live model.
 
     Args:
         targets: Live tensors by name.
-        sources: Name -> shape, and whether it holds floating-point numbers.
+        sources: Shape by name, and whether the tensor holds floating-point numbers.
 
     Raises:
-        BadRequestError: Unknown names, other shapes, or floats for integers.
+        BadRequestError: A name is unknown, a shape is wrong, or floats replace integers or integers replace floats.
     """
     unknown = sorted(sources.keys() - targets.keys())
     if unknown:
@@ -151,7 +151,7 @@ def check_fit(targets: Mapping[str, Tensor], sources: Mapping[str, tuple[list[in
 
 
 def _listed(names: list[str]) -> str:
-    """The first few of a list, and how many more."""
+    """Joins the first names of a list, and says how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
@@ -160,7 +160,7 @@ def parameter_json(model: nn.Module, name: str, size: int) -> Any:
     """The first ``size`` rows of a live tensor as nested lists.
 
     Raises:
-        BadRequestError: If there is no such tensor.
+        BadRequestError: No tensor has this name.
     """
     tensors = dict(model.state_dict())
     if name not in tensors:

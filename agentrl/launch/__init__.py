@@ -1,1 +1,1 @@
-"""Starting and supervising the processes of a run, and the entry points of those that are ours."""
+"""Starts and supervises the processes of a run, and holds the controller's entry point."""

@@ -13,12 +13,12 @@ from agentrl.inference.kinds.kind import ServerKind, ServerStart
 
 
 def server(kind: ServerKind, start: ServerStart, args: Iterable[str | int | float]) -> list[str]:
-    """Command of an inference server with its own flags (``inference.args``); it ends with this process."""
+    """Command of an inference server with the flags of ``inference.args``; the server ends when this process ends."""
     return tethered(*kind.command(start), *map(str, args))
 
 
 def tethered(*command: str) -> list[str]:
-    """A command that ends with this process, even by ``kill -9``."""
+    """Wraps a command so that it ends when this process ends, even by ``kill -9``."""
     return [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
 
 
@@ -31,7 +31,7 @@ def controller(
     resume: bool,
     teacher: Sequence[str] = (),
 ) -> list[str]:
-    """The rollout controller; ``teacher`` are the URLs of a teacher's servers."""
+    """Command of the rollout controller; ``teacher`` holds the URLs of the teacher's servers."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.controller_process"),
         *("--run-dir", str(run_dir)),
@@ -47,17 +47,17 @@ def controller(
 
 
 def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool) -> list[str]:
-    """The ranks of a trainer that learns from episodes."""
+    """Command of a trainer that learns from episodes, with all its ranks."""
     return _torchrun(recipe, "agentrl.train", model, run_dir, resume, "--controller", controller_url)
 
 
 def examples_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
-    """The ranks of a trainer that learns from examples."""
+    """Command of a trainer that learns from examples, with all its ranks."""
     return _torchrun(recipe, "agentrl.supervised", model, run_dir, resume, "--ready-file", str(ready_file))
 
 
 def _torchrun(recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, *more: str) -> list[str]:
-    """Torchrun and its ranks; ``--standalone`` picks a free port for the rendezvous."""
+    """Command of torchrun; ``--standalone`` picks a free port for the rendezvous."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
         *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),

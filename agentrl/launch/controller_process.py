@@ -1,7 +1,7 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
-Guarantees: it announces its own URL in ``--ready-file`` when it listens; it ends by itself with code 0 after the final
-evaluation, and with a message and another code when the trainer falls silent or the rollouts cannot go on.
+Guarantees: it writes its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
+evaluation, and with a message and another code if the trainer's heartbeats stop or the rollouts cannot continue.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 WATCH_SECONDS = 1.0
-SHORTEST_STANDSTILL = 30.0  # seconds of a blocked loop that end the run, however short episodes are
+SHORTEST_STANDSTILL = 30.0  # a loop blocked for fewer seconds never ends the run, even if episodes are shorter
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
 
@@ -53,7 +53,7 @@ async def serve(
     resume: bool,
 ) -> int:
     """Run the controller until the run is over; returns the exit code."""
-    external = bool(recipe.inference.urls)  # what they serve is unknown: they get the starting weights first
+    external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
     client = make_client(recipe, model, [] if external else urls)
     router = client.router
     workflow = make_workflow(recipe)
@@ -100,13 +100,13 @@ async def serve(
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
-        port=0,  # one that is free
+        port=0,  # any free port
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are this process's own
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # this process handles signals
     socket = config.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()[:2]
@@ -120,7 +120,7 @@ async def serve(
         return await _until_over(controller, recipe, stopping)
     finally:
         watch.stop()
-        await controller.close()  # calls that wait for a batch are answered by it
+        await controller.close()  # also answers calls that wait for a batch
         server.should_exit = True
         await serving
         await router.close()
@@ -131,7 +131,7 @@ async def serve(
 
 
 def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
-    """The recipe's teacher on its servers; ``None`` without one."""
+    """Returns the recipe's teacher, which scores on its servers; ``None`` without teacher servers."""
     if not urls:
         return None
     served = as_teacher(recipe)
@@ -150,7 +150,7 @@ async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.
         if silent > recipe.launch.heartbeat_timeout:
             print(
                 f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout="
-                f"{recipe.launch.heartbeat_timeout:g}): giving up",
+                f"{recipe.launch.heartbeat_timeout:g}): the run ends",
                 file=sys.stderr,
             )
             return 3
@@ -158,7 +158,7 @@ async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse arguments and run."""
+    """Parse the arguments, and run the controller; returns its exit code."""
     parser = run_arguments("agentrl.launch.controller_process")
     parser.add_argument("--server", action="append", required=True)
     parser.add_argument("--teacher", action="append", default=[])

@@ -1,8 +1,8 @@
-"""Describes what a run would do, without doing it: processes, devices, dtypes, tokens and memory.
+"""Describes a run without starting it: processes, devices, dtypes, tokens and memory.
 
-Guarantees: computed from the recipe and the model's ``config.json`` alone; nothing is started or allocated, and no
-module is imported that does so. The memory is an estimate of lasting allocations and the largest buffers; what it
-leaves out is named in the text.
+Guarantees: the description is computed from the recipe and the model's ``config.json`` alone; nothing is started or
+allocated, and no module is imported that does so. Memory is an estimate of lasting allocations and the largest buffers;
+the text names the parts that it leaves out.
 """
 
 import platform
@@ -21,7 +21,7 @@ from agentrl.weights.transport import BUFFERS, costs
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """Line of the memory estimate, in bytes of one process."""
+    """Line of the memory estimate; ``nbytes`` is that of one process."""
 
     process: str
     what: str
@@ -29,7 +29,7 @@ class MemoryItem:
 
 
 def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
-    """The estimate for a resolved recipe, one item per lasting allocation or large buffer."""
+    """Estimates the memory of a resolved recipe's run, one item per lasting allocation or large buffer."""
     device = recipe.launch.device
     inference, trainer = recipe.inference, recipe.trainer
     items: list[MemoryItem] = []
@@ -47,7 +47,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         more = server_kind(inference.engine).more_memory(shape.parameters * width, token, device)
         items += [MemoryItem("server", what, nbytes) for what, nbytes in more]
         if trainer.lora_push == "adapter":
-            items.append(MemoryItem("server", "weights beneath the adapters at most", shape.parameters * width))
+            items.append(MemoryItem("server", "base weights beside the merged ones at most", shape.parameters * width))
     if trainer.type is None:
         return items
     width = BYTES[trainer.dtype]
@@ -65,7 +65,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     if trainer.kl_coef > 0 and trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "reference model", 4 * share))
     kept = shape.kept
-    if trainer.gradient_checkpointing:  # hidden states between layers, and one recomputed layer
+    if trainer.gradient_checkpointing:  # keeps the hidden states between layers, and one recomputed layer
         kept = shape.layers * shape.hidden + kept // shape.layers
     activations = kept * width * trainer.tokens_per_microbatch
     items.append(
@@ -79,7 +79,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
             items.append(MemoryItem("trainer rank", "critic in bfloat16 for compute", 2 * shape.parameters))
     if recipe.weights.transport == "shm":
         nbytes = BUFFERS * pushed_bytes(recipe, shape)
-        items.append(MemoryItem("shared", "weights on their way to the servers, double-buffered", nbytes))
+        items.append(MemoryItem("shared", "weights for the servers, double-buffered", nbytes))
     return items
 
 
@@ -98,21 +98,21 @@ def _supervised_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[Me
     if width != 4:
         items.append(MemoryItem(who, "parameters in bfloat16 for compute", 2 * parameters))
     if recipe.trainer.nproc > 1:
-        items.append(MemoryItem(who, "gradients on their way to the other ranks", 4 * parameters))
+        items.append(MemoryItem(who, "buffers of gradients for the other ranks", 4 * parameters))
     if recipe.trainer.type == "dpo":
         items.append(MemoryItem(who, "reference model", 4 * parameters))
     return items
 
 
 def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[Recipe, list[str]]:
-    """The recipe as it would run here, and what the run would do as text.
+    """Returns the recipe as it would run on this machine, and lines of text that describe the run.
 
     Args:
         recipe: The recipe as loaded, not resolved yet.
-        config: The model's ``config.json``; ``None`` where it is not known.
+        config: Contents of the model's ``config.json``; ``None`` if it is not known.
         model: Sentence that says where the model is, or why its config is not known.
     """
-    shape, unknown = None, "the model's config.json is not at hand"
+    shape, unknown = None, "the model's config.json is not available"
     if config is not None:
         try:
             shape = model_shape(config)

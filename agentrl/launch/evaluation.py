@@ -1,7 +1,7 @@
-"""Evaluation only: a recipe with ``trainer.type=null``, against a server of ours or any other.
+"""Runs an evaluation without training (``trainer.type=null``), on a server that the run starts or on any other.
 
-Guarantees: no trainer and, with an external API, no model and no torch; the API key is read from the environment and
-written nowhere; an evaluation in which nothing could be judged ends with an error, not with a score.
+Guarantees: no trainer is started and, with an external API, no model is loaded and torch is not imported; the API key
+is read from the environment and written nowhere; if no episode could be judged, the exit code is 1 instead of 0.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ EPISODES = "eval-episodes.jsonl"
 
 
 def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
-    """Roll out on the validation tasks and print the result.
+    """Run episodes of the validation tasks and print the result.
 
     Returns:
         Exit code: 0, or 1 when no episode could be judged.
@@ -85,7 +85,7 @@ async def _with_servers(
 
 
 async def _take_back(router: Router, backend: Backend) -> None:
-    """Readmit a server that came back: nothing is trained, so its weights have not changed."""
+    """Readmit a server that is back; no push is needed, because nothing is trained."""
     router.admit(backend)
 
 

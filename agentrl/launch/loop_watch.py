@@ -1,7 +1,7 @@
 """Detects code that blocks the event loop, and reports its line.
 
-Guarantees: code that blocks the loop is named with its line after ``WARN_SECONDS``; after ``limit`` seconds the
-process ends with the whole stack: no deadline of an episode, and no call of the trainer, can be kept meanwhile.
+Guarantees: after ``WARN_SECONDS``, the blocking line is printed; after ``limit`` seconds the stack is printed and the
+process ends, because a blocked loop can neither end overdue episodes nor answer the trainer.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from pathlib import Path
 from types import FrameType
 
 BEAT_SECONDS = 1.0
-WARN_SECONDS = 5.0  # all episodes stand still for so long: worth a line in the log
+WARN_SECONDS = 5.0  # seconds without progress of any episode after which a line is logged
 EXIT_CODE = 4
 _OURS = str(Path(__file__).resolve().parent.parent)
 _PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib"))
 
 
 class LoopWatch:
-    """Watches the loop of the thread that makes it.
+    """Watches the event loop of the thread that creates this object.
 
     Args:
         limit: Seconds of a blocked loop after which the process ends.
-        clock: Returns monotonic seconds.
-        end: Called with the exit code to end the process.
+        clock: Function that returns monotonic seconds.
+        end: Function that ends the process with an exit code.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LoopWatch:
         self._served, self._warned = self._clock(), False
 
     def look(self) -> None:
-        """Warn, or end the process, where the loop has stood still for too long."""
+        """Warn, or end the process, if the loop has been blocked for too long."""
         still = self._clock() - self._served
         if still < WARN_SECONDS or (self._warned and still < self.limit):
             return
@@ -79,7 +79,7 @@ class LoopWatch:
 
 
 def blocking_line(frame: FrameType | None) -> str:
-    """``function (file.py:12)`` of the innermost frame that is neither ours nor Python's, or else the innermost."""
+    """``function (file.py:12)`` of the innermost frame outside agentrl, Python and packages, or else the innermost."""
     first = frame
     while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_PYTHON, "<frozen")):
         frame = frame.f_back

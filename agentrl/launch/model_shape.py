@@ -1,6 +1,6 @@
-"""The sizes of a model that memory and weight pushes depend on, without loading it.
+"""Reads the sizes of a model that memory and weight pushes depend on, without loading it.
 
-Guarantees: read from a model's ``config.json``, or where that says too little from the headers of its weight files.
+Guarantees: sizes come from the model's ``config.json``, or if that lacks some, from the headers of its weight files.
 """
 
 import json
@@ -17,11 +17,12 @@ class ModelShape:
 
     Attributes:
         parameters: Number of parameters; tied ones count once.
-        layers: Decoder layers.
-        kv_width: Key heads times head size: keys of one token in one layer.
+        layers: Number of decoder layers.
+        kv_width: Number of key heads times head size, the width of one token's keys in one layer.
         vocab: Vocabulary size.
-        linear_sides: Rows and columns of all linear layers but the head, summed: an adapter's parameters per rank.
-        kept: Activations per token, over all layers, kept for the backward pass (count, not bytes).
+        linear_sides: Sum of rows and columns of all linear layers except the head; an adapter of rank 1 has so many
+            parameters.
+        kept: Number of activations per token that all layers keep for the backward pass.
         hidden: Width of the hidden states.
     """
 
@@ -35,10 +36,10 @@ class ModelShape:
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Sizes of a Llama-like decoder from its ``config.json``; biases and norms are small and counted where known.
+    """Computes the sizes of a Llama-like decoder from its ``config.json``; some biases and norms are not counted.
 
     Raises:
-        ValueError: The config lacks what the estimate needs.
+        ValueError: The config lacks a key that the estimate needs.
     """
     try:
         hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
@@ -53,7 +54,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     layer = attention + 3 * hidden * inner + 2 * hidden
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
     sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
-    # Of a Llama-like layer: both norms' inputs and results, queries, keys, values, what was attended to, gate and up.
+    # In a Llama-like layer: both norms' inputs and results, queries, keys, values, attention's result, gate and up.
     kept = 4 * hidden + 2 * heads * head + 2 * kv_width + 2 * inner
     return ModelShape(
         embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides, layers * kept, hidden
@@ -61,7 +62,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def shape_of_folder(folder: Path) -> ModelShape:
-    """Sizes of a model in Hugging Face's format; those that its ``config.json`` does not tell come from its weights."""
+    """Sizes of a model in Hugging Face's format; read from its weights if its ``config.json`` lacks a needed key."""
     try:
         return model_shape(json.loads((folder / "config.json").read_text()))
     except ValueError:
@@ -69,14 +70,14 @@ def shape_of_folder(folder: Path) -> ModelShape:
 
 
 def shape_of_weights(folder: Path) -> ModelShape:
-    """Parameters and the sides of linear layers, from the headers of a folder's safetensors files."""
+    """Reads ``parameters`` and ``linear_sides`` from the headers of a folder's safetensors files; other sizes are 0."""
     shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in _header(file)]
     sides = sum(sum(shape) for shape in shapes if len(shape) == 2)
     return ModelShape(sum(map(math.prod, shapes)), layers=0, kv_width=0, vocab=0, linear_sides=sides)
 
 
 def _header(file: Path) -> list[tuple[int, ...]]:
-    """Shapes of the tensors in a safetensors file: 8 bytes of size, JSON, data."""
+    """Shapes of the tensors in a safetensors file: 8 bytes with the header's size, the header as JSON, the data."""
     with file.open("rb") as opened:
         entries = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return [tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"]

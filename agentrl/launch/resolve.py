@@ -1,10 +1,11 @@
-"""Every ``auto`` of a recipe, decided once: when a run starts, before its ``config.json`` is written.
+"""Resolves every ``auto`` of a recipe once, when a run starts, before its ``config.json`` is written.
 
-Guarantees: a function of the recipe, the model's sizes and this machine (its CPU, GPU and free shared memory), without
-effects. In the sections that the run reads, what comes out names no ``auto`` but ``trainer.attention``, which is up to
-the model's class and decided where that is loaded (:func:`agentrl.train.row_attention.choose_attention`). No process
-decides again: all read the run's ``config.json``. A run that is resumed is decided anew. How many threads a server has
-is its own choice, unless the recipe says so.
+Guarantees: the result depends only on the recipe, the model's sizes and this machine (its CPU, GPU and free shared
+memory); there are no side effects. In the sections that the run reads, no ``auto`` remains except in
+``trainer.attention``, which depends on the model's class and is resolved when the model is loaded
+(:func:`agentrl.train.row_attention.choose_attention`). All processes read the resolved values from the run's
+``config.json``. A resumed run is resolved again. A server's number of threads is its own choice unless the recipe sets
+it.
 """
 
 import os
@@ -27,15 +28,15 @@ KEYS = (
     "inference.dtype",
     "teacher.dtype",
     "weights.transport",
-)  # the keys that are decided here
+)  # the keys that are resolved here
 
 
 def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
-    """Returns the recipe with every ``auto`` decided for this machine.
+    """Returns the recipe with every ``auto`` resolved for this machine.
 
     Args:
         recipe: The recipe as loaded.
-        shape: Sizes of the model; ``None`` where they are unknown; shared memory then counts as large enough.
+        shape: Sizes of the model; ``None`` if unknown; then shared memory is assumed to be large enough.
     """
     device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
     trainer, read = recipe.trainer, _sections(recipe)
@@ -75,13 +76,13 @@ def pushed_bytes(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def decided(asked: Recipe, resolved: Recipe) -> dict[str, str]:
-    """Returns the keys that a recipe left open and a run of it reads, with the decided values."""
+    """Returns the resolved values of the keys that are ``auto`` or unset in a recipe and that its run reads."""
     found = {key: (_value(asked, key), _value(resolved, key)) for key in KEYS if key.split(".")[0] in _sections(asked)}
     return {key: str(value) for key, (before, value) in found.items() if before in ("auto", None)}
 
 
 def _sections(recipe: Recipe) -> set[str]:
-    """Sections that a run of this recipe reads."""
+    """Names of the sections that a run of this recipe reads."""
     sections = {"launch", "inference"}
     if recipe.trainer.type is not None:
         sections.add("trainer")

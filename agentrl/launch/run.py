@@ -1,7 +1,7 @@
 """``agentrl recipe run``: a run from its recipe to its outputs.
 
-Guarantees: what can be refused is refused before a process starts; whatever ends the run (success, a failing child,
-Ctrl-C) leaves no process, port or shared memory behind; outputs stand in ``runs/<name>/``.
+Guarantees: recipe errors that can be detected early are reported before a process starts; however the run ends
+(success, a failing child, Ctrl-C), no process, port or shared memory remains; outputs are in ``runs/<name>/``.
 """
 
 import itertools
@@ -50,16 +50,16 @@ class RunError(UserError):
 
 
 def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> int:
-    """Train as the recipe says, or evaluate where it has no trainer.
+    """Train with the recipe's trainer, or only evaluate if it has none.
 
     Args:
-        recipe: Resolved recipe.
-        resume: Continue the run of this name.
+        recipe: The recipe as loaded; every ``auto`` is resolved here.
+        resume: Whether to continue the run of this name.
         console: Console to print to.
-        numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose none).
+        numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
 
     Returns:
-        Exit code: 0, 1 when a process failed or nothing could be judged, 130 after Ctrl-C or SIGTERM.
+        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
 
     Raises:
         RunError: The run cannot start.
@@ -77,14 +77,14 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except KeyboardInterrupt:
         console.print("\nstopped")
         if latest_checkpoint(run_dir / "checkpoints") is not None:
-            console.print(f"go on with: agentrl recipe run RECIPE name={recipe.name} --resume", highlight=False)
+            console.print(f"continue with: agentrl recipe run RECIPE name={recipe.name} --resume", highlight=False)
         return STOP_SIGNAL_CODE
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     finally:
         if run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()  # refused before anything was written
+            run_dir.rmdir()  # the run was refused before anything was written
 
 
 def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
@@ -96,9 +96,9 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     template = template_text(recipe.model.chat_template, model.path)
-    (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # of an earlier part of this run
+    (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # may be left from before a resume
     if template is not None:
-        (run_dir / CHAT_TEMPLATE).write_text(template)  # the export takes it
+        (run_dir / CHAT_TEMPLATE).write_text(template)  # the exported model gets it
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
@@ -120,10 +120,10 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
     """Create ``runs/<name>``, or find it on resume; two runs that start at once never share a folder.
 
     Returns:
-        The recipe with the name it got, and the folder.
+        The recipe with the chosen name, and the folder.
 
     Raises:
-        RunError: The name is taken, there is nothing to resume, or the folder cannot be made.
+        RunError: The name is taken, there is nothing to resume, or the folder cannot be created.
     """
     runs = Path(recipe.launch.run_dir)
     if resume:
@@ -149,24 +149,24 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
 
 
 def check_resumable(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse to resume what has no checkpoint or is done.
+    """Refuse to resume a run that has no checkpoint or is finished.
 
     Raises:
-        RunError: There is no checkpoint, or the run has done all its steps.
+        RunError: There is no checkpoint, or the run has made all its steps.
     """
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
     step = read_state(checkpoint)["step"]
     if step >= recipe.trainer.total_steps:
-        raise RunError(f"run {recipe.name!r} has done its {step} steps; give it more with trainer.total_steps=N")
+        raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
 
 
 def check_components(recipe: Recipe) -> None:
-    """:func:`check_names`, and look for the interpreters of the servers that the run starts.
+    """Run :func:`check_names`, and find the interpreters of the servers that the run starts.
 
     Raises:
-        RunError: A component or an interpreter is missing.
+        UserError: A component or an interpreter is missing.
     """
     check_names(recipe)
     if not recipe.inference.urls:
@@ -176,16 +176,17 @@ def check_components(recipe: Recipe) -> None:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Import what the recipe names, make one environment, and see that its servers can do what it asks.
+    """Import the recipe's components, make one environment, and check the capabilities of its servers.
 
     Raises:
-        UserError: A name is unknown, a file does not import, arguments do not fit, or a kind of server cannot do it.
+        UserError: A name is unknown, a file cannot be imported, arguments do not fit, or a kind of server lacks a
+            capability.
     """
     check_servers(recipe)
     try:
         if recipe.env.id != NO_ENV:
             make_workflow(recipe)
-        if recipe.trainer.type is not None:  # imported by the trainer alone: they may need torch
+        if recipe.trainer.type is not None:  # only looked up here, because importing them may need torch
             require("trainer", recipe.trainer.type)
             require("advantage", recipe.trainer.advantage)
             require("objective", recipe.trainer.objective)
@@ -194,7 +195,7 @@ def check_names(recipe: Recipe) -> None:
     if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
         raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
-        raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and there is none")
+        raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
     if parser is not None and parser not in PARSERS:
         hint = nearest(parser, list(PARSERS))
@@ -212,7 +213,7 @@ def _has_compiler() -> bool:
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
-    """Refuse a run whose checkpoints cannot fit.
+    """Refuse a run if the disk has too little space for its checkpoints.
 
     Raises:
         RunError: The disk has too little free space.
@@ -222,7 +223,7 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
         3 * parameters * (recipe.trainer.keep_checkpoints + 1)
     )  # parameters and two moments; one more while writing
     if recipe.trainer.lora_rank is not None and recipe.trainer.advantage != "gae":
-        checkpoints = 0  # adapters are small, a critic is not
+        checkpoints = 0  # adapters are small; a critic (gae) is not
     needed = checkpoints + parameters
     free = shutil.disk_usage(run_dir).free
     if free < needed:
@@ -261,7 +262,7 @@ def _train(
     trainer = supervisor.start(
         "trainer",
         commands.trainer(recipe, model, run_dir, announced["url"], resume),
-        env={**shared_env, **CPU_ENV, "HF_HUB_OFFLINE": "1"},  # it needs the hub no more; the controller may
+        env={**shared_env, **CPU_ENV, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
     )
     follow = MetricsTail(run_dir / "metrics.jsonl")
 
@@ -269,7 +270,7 @@ def _train(
         for record in follow.new():
             view.update(record)
         for text in supervisor.lost():
-            view.state(f"going on, although {text}")
+            view.state(f"the run continues, although {text}")
 
     supervisor.wait([controller, trainer], poll)
     poll()

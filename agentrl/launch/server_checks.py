@@ -1,7 +1,7 @@
-"""Whether a run's kinds of server can do what its recipe asks of them.
+"""Checks that a run's kinds of server have the capabilities that its recipe needs.
 
-Guarantees: nothing is started; a combination that cannot work is refused with the keys that make it and the kinds that
-can; no kind is named here, everything is read from the kinds' capabilities.
+Guarantees: nothing is started; the error for a combination that cannot work names its keys and the kinds that would
+work; everything is read from the kinds' capabilities, and no kind is named here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from agentrl.launch.resolve import transport_of
 
 
 def check_servers(recipe: Recipe) -> None:
-    """Refuse kinds of server that are unknown or cannot do what the recipe needs.
+    """Refuse kinds of server that are unknown or lack a capability that the recipe needs.
 
     Raises:
-        UserError: A kind is unknown or cannot do it; the message names the kinds that can.
+        UserError: A kind is unknown or lacks a capability; the message names the kinds that have it.
     """
     for problem in _problems(recipe):
         raise UserError(problem)
@@ -29,8 +29,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if trainer.type in SUPERVISED:
         if evaluates(recipe) and not (can.starts and can.token_logprobs):
             yield (
-                f"{engine}: trainer.type={trainer.type} evaluates what it trained, on a server that it starts itself; "
-                "take that key out, or set supervised.evaluate=false"
+                f"{engine}: trainer.type={trainer.type} evaluates the trained model on a server that the run starts, "
+                "and this kind cannot be started; remove inference.engine, or set supervised.evaluate=false"
             )
         return
     if not can.starts and not inference.urls:
@@ -39,7 +39,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         return
     if not can.token_logprobs:
         yield (
-            f"trainer.type={trainer.type} needs token ids and logprobs, which {engine} does not give"
+            f"trainer.type={trainer.type} needs token ids and logprobs, which {engine} does not return"
             f"{_reason(can, 'token_logprobs')}; use inference.engine={_others('token_logprobs')}, or trainer.type=null "
             "to evaluate"
         )
@@ -72,8 +72,8 @@ def _push_problems(recipe: Recipe, engine: str, can: Capabilities) -> Iterator[s
         )
     if weights.pause_mode != "abort" and not can.token_versions:
         yield (
-            f"weights.pause_mode={weights.pause_mode} lets answers go on over a push, and {engine} does not tell the "
-            f"policy version of each token{_reason(can, 'token_versions')}; use weights.pause_mode=abort"
+            f"weights.pause_mode={weights.pause_mode} lets answers continue across a weight push, but {engine} does "
+            f"not return the policy version of each token{_reason(can, 'token_versions')}; use weights.pause_mode=abort"
         )
 
 
@@ -82,7 +82,7 @@ def _teacher_problems(recipe: Recipe) -> Iterator[str]:
     engine, can = f"teacher.engine={teacher.engine}", _capabilities("teacher.engine", teacher.engine)
     if not can.scoring:
         yield (
-            f"{engine} does not score tokens that it is given{_reason(can, 'scoring')}, which trainer.distill_coef="
+            f"{engine} does not score given tokens{_reason(can, 'scoring')}, which trainer.distill_coef="
             f"{recipe.trainer.distill_coef:g} needs; use teacher.engine={_others('scoring')}"
         )
     if not can.starts and not teacher.urls:
@@ -105,5 +105,5 @@ def _others(capability: str) -> str:
 
 
 def _either(names: Sequence[str]) -> str:
-    """``a, b or c``."""
+    """Joins names as ``a, b or c``."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"

@@ -1,7 +1,7 @@
-"""Inference servers of a run: the model they load, and their start.
+"""Finds the model of a run, and starts its inference servers.
 
-Guarantees: servers that were named by URL are never started or stopped by us; a server that does not come up is an
-error with the tail of its log.
+Guarantees: servers that the recipe names by URL are never started or stopped; if a server does not start, the error
+carries the tail of its log.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ READY_POLL_SECONDS = 1.0
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
-    """Resolve the model's name, check that it can chat, and say where it came from."""
+    """Find the model by its name, check that it has a chat template, and print its source."""
     model = resolve_model(recipe.model.name, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
     require_chat_template(model.path)
     console.print(f"model   {model.source}", highlight=False, soft_wrap=True)
@@ -39,11 +39,11 @@ def start_servers(
     """Start the recipe's servers and return their URLs when all are ready.
 
     Args:
-        recipe: Recipe; ``inference`` is read.
-        model: Folder to load.
-        processes: Folder for the files in which servers announce themselves.
+        recipe: Recipe with the settings of the servers.
+        model: Folder of the model to load.
+        processes: Folder for the ready files that servers write.
         supervisor: Supervisor that starts the processes.
-        role: Prefix of the processes' names; a run goes on while one server of a role lives.
+        role: Prefix of the processes' names; the run continues while one server of a role lives.
     """
     inference, kind = recipe.inference, server_kind(recipe.inference.engine)
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
@@ -122,5 +122,5 @@ def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) ->
             if httpx.get(url, timeout=5.0, trust_env=False).status_code == 200:
                 return
         if child.process.poll() is not None or time.monotonic() > deadline:
-            raise ChildFailed(f"{child.name} did not come up at {url}; the end of {child.log}:\n{child.tail()}")
+            raise ChildFailed(f"{child.name} did not answer at {url}; the end of {child.log}:\n{child.tail()}")
         time.sleep(READY_POLL_SECONDS)

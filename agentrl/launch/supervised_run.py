@@ -1,7 +1,7 @@
-"""A supervised run: one torchrun child, with the environment's evaluation before and after it.
+"""Runs supervised training: one torchrun child, with an evaluation in the environment before and after it.
 
-Guarantees: no server or controller runs beside the trainer; the evaluation before and
-after is the one of a run that learns from episodes, on the same tasks and with the same keys in the same files.
+Guarantees: no server or controller runs beside the trainer; the evaluations are those of a run that learns from
+episodes, on the same tasks and with the same keys in the same files.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def check_examples(recipe: Recipe) -> None:
-    """Read all examples once, so that one that lacks a text is reported before any process starts.
+    """Read all examples once, so that incomplete ones are reported before any process starts.
 
     Raises:
         DataError: An example lacks a text that ``trainer.type`` needs.
@@ -78,20 +78,20 @@ def train_on_examples(
 
 
 def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Supervisor, step: int) -> None:
-    """Run the held-out tasks on a server of the run's own, which is stopped again.
+    """Evaluate a model on the held-out tasks, with servers that are started for it and stopped afterwards.
 
     Args:
         recipe: The run's resolved recipe.
-        model: Folder to serve.
+        model: Folder of the model to evaluate.
         run_dir: The run's folder, which gets the episodes, ``eval-<step>.json`` and a record of ``metrics.jsonl``.
-        supervisor: Owns the server.
-        step: Trainer steps done.
+        supervisor: Supervisor that starts and stops the servers.
+        step: Number of trainer steps before the evaluation.
 
     Raises:
-        ChildFailed: The server did not come up, or no episode could be judged.
+        ChildFailed: A server did not start, or no episode could be judged.
     """
     recipe = recipe.model_copy(update={"valid_dataset": named(recipe.valid_dataset)})
-    (run_dir / "processes" / "server-0.json").unlink(missing_ok=True)  # of the evaluation before
+    (run_dir / "processes" / "server-0.json").unlink(missing_ok=True)  # left from the evaluation before
     urls = start_servers(recipe, model, run_dir / "processes", supervisor)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
@@ -123,5 +123,5 @@ async def _episodes(
 
 
 async def _take_back(router: Router, backend: Backend) -> None:
-    """Readmit a server that came back: its weights have not changed."""
+    """Readmit a server that is back; no push is needed, because its weights have not changed."""
     router.admit(backend)

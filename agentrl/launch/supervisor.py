@@ -1,8 +1,7 @@
-"""Child processes of a run, watched together.
+"""Starts, watches and stops the child processes of a run.
 
-Guarantees: every child has its own session, its own log file and a death signal tied to this process; the first child
-that fails stops the rest, and the error carries the tail of its log; :meth:`Supervisor.stop` leaves no process behind,
-however often it is called.
+Guarantees: every child has its own session and log file; when a child fails, the error carries the tail of its log;
+:meth:`Supervisor.stop` ends all children and their descendants, and may be called again.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 
 
 class ChildFailed(RuntimeError):
-    """A child ended that should not have, or did not come up; the message ends with its log's tail."""
+    """A child ended too early or did not start; the message ends with the tail of its log."""
 
 
 @dataclass
@@ -33,9 +32,9 @@ class Child:
 
     Attributes:
         name: Name in messages and of the log file.
-        process: The process itself, leader of its own session.
-        log: File with the standard output and error.
-        peer: Role that several children share: the run goes on while one of them lives. Empty: no other has it.
+        process: Process of the child, leader of its own session.
+        log: File with the child's standard output and error.
+        peer: Role that several children share: the run continues while one of them lives. Empty if none shares it.
     """
 
     name: str
@@ -52,10 +51,10 @@ class Child:
 def lower_priority(pid: int, niceness: int) -> None:
     """Lower the scheduling priority of a session leader and of everything it starts.
 
-    Where Linux schedules sessions against each other (``autogroup``) a process's niceness counts within its session
-    alone, so the session gets one, too.
+    If Linux schedules sessions against each other (``autogroup``), a process's niceness only counts within its session,
+    so the session's niceness is set too.
     """
-    os.setpriority(os.PRIO_PROCESS, pid, niceness)  # its threads are not started yet and inherit it
+    os.setpriority(os.PRIO_PROCESS, pid, niceness)  # threads that the process starts later inherit it
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
@@ -85,11 +84,11 @@ class Supervisor:
         """Start a child.
 
         Args:
-            name: Unique in the run.
-            command: Arguments; no shell is involved.
-            env: Added to this process's environment.
-            niceness: Scheduling niceness.
-            peer: See :class:`Child`.
+            name: Name of the child, unique in the run.
+            command: Program and arguments; no shell is used.
+            env: Environment variables, added to those of this process.
+            niceness: Scheduling niceness; 0 leaves the priority unchanged.
+            peer: Role shared with other children, see :class:`Child`.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -120,13 +119,13 @@ class Supervisor:
                 raise ChildFailed(f"{child.name} ended before it was ready; the end of {child.log}:\n{child.tail()}")
             if time.monotonic() > deadline:
                 raise ChildFailed(
-                    f"{child.name} did not come up within {timeout:g} s; the end of {child.log}:\n{child.tail()}"
+                    f"{child.name} was not ready within {timeout:g} s; the end of {child.log}:\n{child.tail()}"
                 )
             time.sleep(POLL_SECONDS)
         return json.loads(ready_file.read_text())
 
     def check(self) -> None:
-        """Raise when any child has ended with an error, except a peer of one that lives.
+        """Raise if any child has ended with an error and no peer of it lives.
 
         Raises:
             ChildFailed: A child ended with an error.
@@ -136,7 +135,7 @@ class Supervisor:
                 raise ChildFailed(self._end_message(child))
 
     def lost(self) -> list[str]:
-        """Returns one message per child that ended since the last call while a peer of it lives."""
+        """Returns one message per child that has ended since the last call while a peer of it lives."""
         ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._reported)
         gone = [child for child in ended if self._has_living_peer(child)]
         self._reported.update(child.name for child in gone)
@@ -152,10 +151,10 @@ class Supervisor:
         return f"{child.name} {how}; the end of {child.log}:\n{child.tail()}"
 
     def wait(self, children: Sequence[Child], on_poll: Callable[[], None]) -> None:
-        """Watch until all of ``children`` have ended well, calling ``on_poll`` in between.
+        """Wait until all of ``children`` have ended without an error, calling ``on_poll`` repeatedly.
 
         Raises:
-            ChildFailed: Any child failed, or one that must outlive these ended.
+            ChildFailed: A child failed, or a child that is not in ``children`` ended before them.
         """
         while True:
             on_poll()
@@ -168,7 +167,7 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End all children, the youngest first: SIGTERM, then SIGKILL to all descendants that are left."""
+        """End all children, the last started first: SIGTERM, then SIGKILL to all remaining descendants."""
         descendants = [(child, _descendants(child.process.pid)) for child in reversed(self._children)]
         for child, _ in descendants:
             if child.process.poll() is None:

@@ -1,7 +1,7 @@
-"""Finds a distillation's teacher, compares its vocabulary with the policy's, and starts its servers.
+"""Finds the teacher of a distillation, compares its vocabulary with the policy's, and starts its servers.
 
-Guarantees: a teacher with another vocabulary than the policy is refused before a process starts; servers
-that were named by URL are never started or stopped by us.
+Guarantees: a teacher whose vocabulary differs from the policy's is refused before a process starts; servers that the
+recipe names by URL are never started or stopped.
 """
 
 from pathlib import Path
@@ -16,16 +16,16 @@ from agentrl.data.vocabulary import TOKENIZER, disagreements
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
 
-SHOWN = 3  # tokens that disagree, named in the message
+SHOWN = 3  # most differing tokens in the message
 
 
 def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None:
     """Find the teacher's model (or only its tokenizer, if it is served already) and compare vocabularies.
 
     Args:
-        recipe: Recipe; ``teacher`` is read.
+        recipe: The recipe as loaded.
         student: Folder of the policy's model.
-        console: Console that gets a line about the teacher's source.
+        console: Console to print the teacher's source to.
 
     Returns:
         The folder of the teacher's model; ``None`` if no teacher server is to be started.
@@ -46,17 +46,17 @@ def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None
         folder, teacher, source = model.path, model.path / TOKENIZER, model.source
     wrong = disagreements(student / TOKENIZER, teacher)
     if wrong:
-        shown = ", ".join(f"{token!r} is {ours}, there {theirs}" for token, ours, theirs in wrong[:SHOWN])
+        shown = ", ".join(f"{token!r} is {ours}, in the teacher {theirs}" for token, ours, theirs in wrong[:SHOWN])
         raise UserError(
             f"teacher.model={name} has another vocabulary than model.name={recipe.model.name}: {len(wrong)} tokens "
-            f"disagree ({shown}); a teacher can only score ids that mean the same to it"
+            f"differ ({shown}); a teacher can only score ids that stand for the same tokens in both models"
         )
     console.print(f"teacher {source}", highlight=False, soft_wrap=True)
     return folder
 
 
 def teacher_urls(recipe: Recipe, model: Path | None, processes: Path, supervisor: Supervisor) -> list[str]:
-    """URLs of the teacher's servers, started where they do not run already; none without a teacher."""
+    """Returns the URLs of the teacher's servers, which are started if ``model`` is given; empty without a teacher."""
     if model is None:
         return list(recipe.teacher.urls)
     return start_servers(as_teacher(recipe), model, processes, supervisor, "teacher")

@@ -1,7 +1,7 @@
-"""A program as a child that dies with us: ``python -m agentrl.launch.tethered PARENT COMMAND...``.
+"""Runs a program that ends when its parent ends: ``python -m agentrl.launch.tethered PARENT_PID COMMAND...``.
 
-Guarantees: the program takes this process's place, so signals and exit codes are its own; when the parent is gone, even
-by ``kill -9``, the kernel sends it SIGTERM.
+Guarantees: the program replaces this process, so signals and exit codes are its own; when the parent ends, even by
+``kill -9``, the kernel sends it SIGTERM.
 """
 
 import os

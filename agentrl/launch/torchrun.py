@@ -1,7 +1,7 @@
-"""``torchrun`` as a child that dies with its parent: ``python -m agentrl.launch.torchrun [torchrun's own arguments]``.
+"""Runs ``torchrun`` so that it ends when its parent ends: ``python -m agentrl.launch.torchrun TORCHRUN_ARGUMENTS...``.
 
-Guarantees: when the launcher is gone, even by ``kill -9``, torchrun gets SIGTERM and takes its workers with it. A
-worker's own traceback is the last thing in the log: torchrun's account of it is left out.
+Guarantees: when the launcher ends, even by ``kill -9``, torchrun gets SIGTERM and ends its workers. A failed worker's
+traceback is the end of the log, because torchrun's summary is left out.
 """
 
 import sys

@@ -60,7 +60,7 @@ def test_an_adapter_takes_the_memory_of_its_own_parameters():
     assert items["frozen parameters in float32"] == 4 * 134_515_008 // 2
     assert items["adapters at most"] == 16 * 4_884_480 // 2  # PEFT's count for rank 16 on all linear layers
     assert "parameters" not in items and "reference model" not in items
-    assert items["weights on their way to the servers"] == 2 * 4 * 4_884_480
+    assert items["weights for the servers"] == 2 * 4 * 4_884_480
 
 
 def test_the_plan_names_processes_tokens_and_memory():

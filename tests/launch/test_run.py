@@ -41,7 +41,7 @@ def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
     whole.mkdir()
     (whole / "state.json").write_text(json.dumps({"step": 5}))
     assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
-    with pytest.raises(RunError, match=r"has done its 5 steps.*trainer\.total_steps"):
+    with pytest.raises(RunError, match=r"has made all its 5 steps.*trainer\.total_steps"):
         claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
 
 

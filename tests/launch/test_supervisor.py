@@ -27,7 +27,7 @@ def test_a_child_that_dies_before_it_is_ready_shows_the_end_of_its_log(superviso
 
 def test_a_child_that_does_not_come_up_in_time_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start("slow", [PYTHON, "-c", FOREVER])
-    with pytest.raises(ChildFailed, match=r"slow did not come up within 0\.3 s"):
+    with pytest.raises(ChildFailed, match=r"slow was not ready within 0\.3 s"):
         supervisor.wait_ready(child, tmp_path / "ready.json", 0.3)
 
 

@@ -40,7 +40,7 @@ def test_the_plan_has_no_controller_and_counts_the_reference_model():
     shape = model_shape(SMOLLM2)
     items = {item.what.split(",")[0]: item.nbytes for item in memory(resolve(recipe, shape), shape)}
     assert items["parameters"] == 16 * PARAMETERS, "each rank holds the whole model"
-    assert items["reference model"] == items["gradients on their way to the other ranks"] == 4 * PARAMETERS
+    assert items["reference model"] == items["buffers of gradients for the other ranks"] == 4 * PARAMETERS
 
 
 def test_the_plan_of_sft_has_a_server_before_and_after():

@@ -190,7 +190,7 @@ class SGLangBackend(Backend):
 
     @property
     def _may_flush(self) -> bool:
-        """Whether a load may flush the cache; after an ``in_place`` pause, the paused requests make such a load fail."""
+        """Whether a load may flush the cache; after an ``in_place`` pause, paused requests make such a load fail."""
         return self._mode != "in_place"
 
     async def _flush(self) -> None:

@@ -46,7 +46,7 @@ class HarmonyParser:
 
 
 def _messages(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yields header and body of each message; stray text has an empty header, a message cut off in its header no body."""
+    """Yields each message's header and body; stray text has an empty header, a message cut in its header no body."""
     position = 0
     while position < len(text):
         message = text.find(_MESSAGE, position)

@@ -122,7 +122,7 @@ class _Cursor:
         self.is_closed = False
 
     def arguments(self, schema: dict[str, Any], name: str) -> str:
-        """Returns the call's arguments as JSON; reads all tags before the values, so that a wrong value cuts no call."""
+        """Returns the call's arguments as JSON; reads all tags before the values, so a wrong value cuts no call."""
         pairs = list(self._pairs())
         body = self._json_body() if not pairs else None
         self._close()
