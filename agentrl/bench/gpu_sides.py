@@ -118,7 +118,7 @@ def make_engine(
 def plain_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, *, temperature: float = 1.0, chunk: int = 512
 ) -> Tensor:
-    """Reference for :func:`~agentrl.train.logprobs.chunked_loss` with all logits at once; entropies have no gradient."""
+    """Reference for :func:`~agentrl.train.logprobs.chunked_loss`, with all logits; entropies have no gradient."""
     logprobs = ((hidden @ weight.t()).float() / temperature).log_softmax(-1)
     entropies = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
     return _of_all(loss_of, logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies, chunk)

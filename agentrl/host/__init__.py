@@ -1,4 +1,4 @@
-"""The machine a process runs on: child processes, worker threads and processes, cache folder, number type.
+"""Services of the machine: entry points, child processes, worker threads and processes, cache folder, compute dtype.
 
 Nothing here depends on models, environments, training or torch.
 """

@@ -1,4 +1,4 @@
-"""Number type of a run's computations."""
+"""Chooses the dtype of a run's computations."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
 """Environment of processes that compute on a CPU and share its cores with others."""
 
 CPU_ENV = {
-    # Threads that wait spin for some ten microseconds, from one operator to the next, then sleep: server and trainer
-    # share the cores, and a spinning thread steals the other's time.
+    # Waiting threads spin for some ten microseconds, enough between two operators, and then sleep: server and trainer
+    # share the cores, and a spinning thread takes time from the other process.
     **{"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "0"},
-    # Freed tensors stay with the process: pages taken anew for each step's gradients cost more than the step on a
-    # virtual machine (docs/performance.md).
+    # The process keeps the memory of freed tensors: on a virtual machine, new pages for each step's gradients can cost
+    # more time than the step (docs/performance.md).
     **{"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30), "MALLOC_TOP_PAD_": str(64 << 20)},
 }

@@ -1,7 +1,7 @@
-"""Start of a process's entry point: its arguments, and the signals that end it.
+"""Common start of entry points: arguments, and the signals that end a process.
 
-Guarantees: SIGTERM ends the process at once through its ``finally`` clauses, with the shell's code for it; so does the
-end of the process that started it, even by ``kill -9`` (Linux).
+Guarantees: SIGTERM ends the process at once, runs its ``finally`` clauses, and gives the shell's exit code for SIGTERM;
+the end of the parent process, even by ``kill -9``, has the same effect (Linux).
 """
 
 import argparse
@@ -11,14 +11,14 @@ from types import FrameType
 
 from agentrl.host.process import die_with_parent
 
-STOPPED = 128 + signal.SIGTERM  # the shell's code for a process ended by it
+STOPPED = 128 + signal.SIGTERM  # the shell's exit code for a process ended by SIGTERM
 
 
 def run_arguments(prog: str) -> argparse.ArgumentParser:
     """Makes a parser with the arguments that every process of a run gets; the caller adds its own.
 
     Args:
-        prog: The module's name, for messages.
+        prog: Name of the module, for messages.
     """
     parser = argparse.ArgumentParser(prog=prog)
     parser.add_argument("--run-dir", type=Path, required=True, help="runs/<name>, with the run's config.json")
@@ -28,10 +28,10 @@ def run_arguments(prog: str) -> argparse.ArgumentParser:
 
 
 def begin(parent_pid: int | None = None) -> None:
-    """End with SIGTERM and with the parent from now on.
+    """Make this process end on SIGTERM and when its parent ends.
 
     Args:
-        parent_pid: See :func:`~agentrl.host.process.die_with_parent`.
+        parent_pid: Process id of the parent, see :func:`~agentrl.host.process.die_with_parent`.
     """
     die_with_parent(parent_pid)
     signal.signal(signal.SIGTERM, _exit)

@@ -1,6 +1,6 @@
 """Errors of calls in worker threads and processes.
 
-Guarantees: each error names the function that was called; importing this module costs nothing.
+Guarantees: each error names the function that was called; this module imports only the standard library.
 """
 
 import math
@@ -26,7 +26,7 @@ class WorkerCrashedError(RuntimeError):
 
 
 class WorkerCallError(RuntimeError):
-    """The function raised something that cannot be sent between processes; the message has its traceback."""
+    """The function raised an error that cannot be sent between processes; the message has its traceback."""
 
 
 class WorkerPoolClosedError(RuntimeError):
@@ -53,7 +53,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def exit_text(code: int | None) -> str:
-    """An exit status in words; a negative one is a signal."""
+    """Describes an exit status in words; a negative status is a signal."""
     if code is not None and code < 0:
         return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
     return f"exit status {code}"

@@ -1,12 +1,12 @@
 """Runs blocking code in worker processes that can be killed.
 
-Guarantees: a call that takes too long, or whose caller is cancelled, has its process killed, and only that one; a
-process that dies fails the call it was in and no other; both are replaced when the next call needs them. Processes are
-fresh interpreters, never forks of one with threads or torch, and die with this one, even by ``kill -9``. A pool works
-from any event loop, one after the other or at the same time, and starts nothing before its first call.
+Guarantees: if a call takes too long or its caller is cancelled, its process is killed, and no other; if a process dies,
+its call fails, and no other; a killed or dead process is replaced when the next call needs one. Processes are fresh
+interpreters, never forks of one with threads or torch, and die with this one, even by ``kill -9``. A pool may be used
+from several event loops, also at the same time, and starts nothing before its first call.
 
-Each worker has a pipe and a thread of its own. ``pebble``'s pool was looked at and left: its workers share one locked
-pipe, which it holds for up to 3 s while it ends a worker that computes in C, and one that dies idle ends the pool.
+Each worker has a pipe and a thread of its own. The package ``pebble`` is not used: its workers share one locked pipe,
+which is held for up to 3 s while a worker that computes in C is ended, and an idle worker that dies ends its pool.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ __all__ = [
     "shared_pool",
 ]
 
-START_SECONDS = 60.0  # for the interpreter, and again for the function's imports: sympy or torch from a cold disk
-END_SECONDS = 5.0  # for the kernel to end what was sent SIGKILL; it takes milliseconds
-SHARED_MEMORY = 4 << 30  # bytes: far above what a verifier needs, and below what brings a trainer's machine down
+START_SECONDS = 60.0  # limit for the interpreter, and again for the function's imports (torch from a cold disk is slow)
+END_SECONDS = 5.0  # limit for the kernel to end a process after SIGKILL; it takes milliseconds
+SHARED_MEMORY = 4 << 30  # bytes per process: far more than a verifier needs, too little to exhaust a trainer's machine
 
 
 class _Worker:
@@ -57,7 +57,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._killed = False
         self.connection, theirs = Pipe()
-        # Not multiprocessing's spawn: that imports the parent's __main__ in each child, a trainer's with torch.
+        # multiprocessing's spawn is not used: it imports the parent's __main__ in each child, which may import torch.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from agentrl.host.worker_process import main; "
@@ -69,15 +69,15 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # a function's prints go to stderr: this process's stdout may carry data
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # out of Ctrl-C's reach, and a group to end with all it started
+                start_new_session=True,  # Ctrl-C does not reach it, and its process group can be killed as a whole
             )
 
     def alive(self) -> bool:
         with self._lock:
-            return not self._killed and self.process.poll() is None  # one that was killed takes a moment to be gone
+            return not self._killed and self.process.poll() is None  # a killed process takes a moment to end
 
     def wait_ready(self) -> None:
-        """Wait for the interpreter."""
+        """Wait until the interpreter has started."""
         try:
             if self._receive(START_SECONDS, "its start") != READY:
                 raise WorkerCrashedError("a worker process did not report that it is ready")
@@ -91,7 +91,7 @@ class _Worker:
 
         Raises:
             WorkerTimeoutError: The call exceeded its timeout, or its imports took over START_SECONDS.
-            WorkerCrashedError: The process is gone.
+            WorkerCrashedError: The process ended during the call.
         """
         try:
             self.connection.send_bytes(request)
@@ -109,14 +109,14 @@ class _Worker:
         return self.connection.recv_bytes()
 
     def kill(self) -> None:
-        """End the process and what it started in its group."""
+        """Kill the process and its process group."""
         with self._lock:
             self._killed = True
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> int | None:
-        """Make sure that the process is over, and forget the pipe; its own exit status, where it ended by itself."""
+        """Make sure that the process has ended, and close the pipe; returns the exit status."""
         try:
             self.process.wait(0.5)  # its end of the pipe closes a moment before it has an exit status
         except subprocess.TimeoutExpired:
@@ -127,7 +127,7 @@ class _Worker:
 
 
 class _Call:
-    """A call and the worker it is in; whoever gives it up ends that worker, and no other call's."""
+    """A call and the worker that runs it; giving up the call kills this worker and no other."""
 
     def __init__(self, request: bytes, name: str, timeout: float) -> None:
         self.request, self.name, self.timeout = request, name, timeout
@@ -136,7 +136,7 @@ class _Call:
         self._given_up = False
 
     def run_in(self, worker: _Worker) -> bytes | None:
-        """The answer; ``None`` where nobody waits for it any more and it was not started."""
+        """Run the call; returns its answer, or ``None`` if it was given up before it started."""
         with self._lock:
             if self._given_up:
                 return None
@@ -155,12 +155,13 @@ class _Call:
 
 
 class WorkerPool:
-    """Processes for functions that block or compute.
+    """Pool of processes for functions that block or compute.
 
     Args:
-        size: Processes at most; by default half the cores, at least 2 so that one call that hangs stops no other, at
-            most 8.
-        memory: Bytes of data that each may hold; beyond it the function gets a MemoryError. ``None`` for no limit.
+        size: Most processes; by default half the number of cores, but at least 2, so that one call that hangs does not
+            stop the others, and at most 8.
+        memory: Most bytes of data that each process may hold; beyond it a function gets a MemoryError. ``None`` for no
+            limit.
     """
 
     def __init__(self, size: int | None = None, *, memory: int | None = None) -> None:
@@ -178,18 +179,18 @@ class WorkerPool:
         """Run a function in a worker process.
 
         Args:
-            function: Function at the top level of a module, or ``"module:name"``, imported in the worker only.
+            function: Function at the top level of a module, or ``"module:name"``, which only the worker imports.
             args: Positional arguments of ``function``; they and the result must be picklable.
-            timeout: Seconds the function may take, from its start: neither the wait for a free worker, which is
-                bounded by the timeouts of those before it, nor the function's imports count.
+            timeout: Most seconds of the function. The wait for a free worker, which is limited by the timeouts of
+                earlier calls, and the function's imports do not count.
 
         Returns:
-            What the function returns; what it raises is raised here, with the worker's traceback as a note.
+            The function's result; its errors are raised here, with the worker's traceback as a note.
 
         Raises:
             WorkerTimeoutError: The function exceeded ``timeout``; its process was killed.
             WorkerCrashedError: The process ended (a signal, ``os._exit``, ``sys.exit``, out of memory).
-            WorkerCallError: The function raised something that cannot be pickled.
+            WorkerCallError: The function raised an error that cannot be pickled.
             WorkerPoolClosedError: The pool is closed.
             TypeError: The function or an argument cannot be pickled.
         """
@@ -205,7 +206,7 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """Kill all processes; calls that wait or run fail with WorkerPoolClosedError. May be called again."""
+        """Kill all processes; waiting and running calls fail with WorkerPoolClosedError. May be called again."""
         with self._lock:
             if self._closed:
                 return
@@ -224,7 +225,7 @@ class WorkerPool:
         return self._closed
 
     def _serve(self, call: _Call) -> Any:
-        """Carry out a call in this thread's process."""
+        """Run a call in this thread's process."""
         try:
             answer = call.run_in(self._worker())
         except (WorkerTimeoutError, WorkerCrashedError) as error:
@@ -243,7 +244,7 @@ class WorkerPool:
         raise error
 
     def _worker(self) -> _Worker:
-        """Returns this thread's process, started in this thread: the kernel ends it with the thread that started it."""
+        """Returns this thread's process; this thread starts it, because the kernel ends it with the starting thread."""
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None and worker.alive():
             return worker
@@ -275,7 +276,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_pool() -> WorkerPool:
-    """The pool of this process: made on first use, closed when the interpreter ends, made anew where it was closed."""
+    """The pool of this process: created on first use and again after a close, closed when the interpreter ends."""
     global _shared
     with _shared_lock:
         if _shared is None or _shared.closed:
@@ -289,7 +290,7 @@ def _close_shared() -> None:
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads, and its parent's workers are not its own to end."""
+    """Drops the pool in a forked child, which has no threads of its parent and must not end its parent's workers."""
     global _shared, _shared_lock
     _shared, _shared_lock = None, threading.Lock()
 

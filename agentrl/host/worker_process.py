@@ -1,8 +1,8 @@
-"""The inside of a worker process: ``main`` answers one call after the other until its parent closes the connection.
+"""Code of a worker process: ``main`` answers one call after the other until its parent closes the connection.
 
-Guarantees: nothing is imported but what the function needs; the parent's ``__main__`` is run only where the function
-stands in it; whatever the function raises goes back as data; the kernel ends this process when the parent dies, busy
-or not.
+Guarantees: only the function's own imports are made; the parent's ``__main__`` is run only if the function is defined
+in it; errors of the function are sent back as data; the kernel ends this process when the parent dies, even during a
+call.
 """
 
 import importlib.util
@@ -23,8 +23,8 @@ from typing import Any
 
 from agentrl.host.process import die_with_parent
 
-READY = b"ready"  # the process is up
-LOADED = b"loaded"  # the function and what it imports are there; its time starts
+READY = b"ready"  # the process has started
+LOADED = b"loaded"  # the function is imported; its time begins
 RETURNED, RAISED = b"+", b"-"  # the first byte of an answer
 
 
@@ -47,13 +47,13 @@ def pack(function: Callable[..., Any] | str, args: tuple[Any, ...]) -> bytes:
 
 
 def unpack_error(data: bytes) -> tuple[Exception | None, str]:
-    """Unpacks an error of :func:`answer`: the exception, where it could be pickled, and its traceback."""
+    """Unpacks an error of :func:`answer`: the exception, ``None`` if it could not be pickled, and its traceback."""
     pickled, text = pickle.loads(data)
     return (None if pickled is None else pickle.loads(pickled)), text
 
 
 def _origin(function: Callable[..., Any] | str) -> tuple[str, str | None] | None:
-    """Module and file of a function, ``None`` for ``"module:name"``, which is imported by its name."""
+    """Module and file of a function; ``None`` for ``"module:name"``, which is imported by its name."""
     while isinstance(function, partial):
         function = function.func
     if isinstance(function, str):
@@ -68,7 +68,7 @@ def main(fd: int, parent_pid: int, memory: int | None) -> None:
     Args:
         fd: File descriptor of this process's end of the connection.
         parent_pid: Process id of the parent.
-        memory: Bytes of data that this process may hold; ``None`` for no limit.
+        memory: Most bytes of data that this process may hold; ``None`` for no limit.
     """
     die_with_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(fd, False)  # a program that a function starts must not hold the connection open
@@ -80,16 +80,16 @@ def main(fd: int, parent_pid: int, memory: int | None) -> None:
         try:
             request = connection.recv_bytes()
         except EOFError:
-            os._exit(0)  # the parent is done with us, and threads that a function left behind must not keep us
+            os._exit(0)  # the parent closed the pipe; threads that a function left behind must not keep the process
         connection.send_bytes(answer(request, lambda: connection.send_bytes(LOADED)))
 
 
 def answer(request: bytes, loaded: Callable[[], None]) -> bytes:
-    """Carry out a call: the boundary between a function and its caller's process.
+    """Run a call and return its answer in bytes; errors of the function become data here.
 
     Args:
         request: Call in bytes, from :func:`pack`.
-        loaded: Called when the function and its arguments are loaded.
+        loaded: Function that is called when the call's function and arguments are loaded.
     """
     try:
         origin, call = pickle.loads(request)
@@ -101,22 +101,22 @@ def answer(request: bytes, loaded: Callable[[], None]) -> bytes:
             function = getattr(import_module(module), name)
         loaded()
         return RETURNED + pickle.dumps(function(*args), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # the boundary: what a function raises belongs to its caller
+    except Exception as error:  # the boundary: all errors of a function are sent to its caller
         return RAISED + pickle.dumps((_travelling(error), traceback.format_exc()))
 
 
 def _travelling(error: Exception) -> bytes | None:
-    """The error as bytes, ``None`` where it does not survive the way."""
+    """The error as bytes; ``None`` if it cannot be pickled and unpickled."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # still the boundary: a class of the function's own may raise anything here
+    except Exception:  # still the boundary: an error class may raise anything when it is pickled
         return None
     return data
 
 
 def _provide(name: str, file: str | None) -> None:
-    """Make ``name`` importable where it was loaded from a file that no import finds."""
+    """Load module ``name`` from its file if an import would not find it."""
     if file is None or (name in sys.modules and name != "__main__"):
         return
     if name == "__main__":
@@ -129,13 +129,13 @@ def _provide(name: str, file: str | None) -> None:
         return
     try:
         found = importlib.util.find_spec(name)
-    except ImportError:  # the package around it is not there
+    except ImportError:  # its parent package is missing
         found = None
     if found is not None and found.origin is not None and Path(found.origin).resolve() == Path(file).resolve():
         return
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        return  # the import that follows says what is wrong
+        return  # unpickling the function then raises an import error
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -1,9 +1,9 @@
-"""Threads for blocking code, so that it never blocks the event loop.
+"""Runs blocking code in threads, so that it never blocks the event loop.
 
-Guarantees: a call that is given up (timeout, cancellation) raises at once and takes no thread from the others: Python
-cannot stop its thread, which stays busy, but another one is made in its place, up to a bound; at the bound the error
-names the functions that hang. Threads are daemons: none keeps the interpreter from ending. Calls may come from any
-event loop, one after the other or at the same time.
+Guarantees: a call that is given up (timeout, cancellation) raises at once. Python cannot stop its thread, which stays
+busy, so another thread is made for other calls, up to a limit; at the limit, an error names the functions that hang.
+Threads are daemons, so none keeps the interpreter from ending. Calls may come from several event loops, also at the
+same time.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from typing import Any
 
 from agentrl.host.worker_errors import WorkerTimeoutError, checked_timeout, function_name
 
-MAX_THREADS = 256  # far above what runs at once; 256 stacks of at most 8 MiB are virtual memory only
+MAX_THREADS = 256  # far more than run at once; their stacks of at most 8 MiB take only virtual memory
 
 
 class HungThreadsError(RuntimeError):
-    """Every thread is held by a call that was given up."""
+    """All threads are busy with calls that were given up."""
 
 
 class DaemonThreads:
-    """Threads made on demand, kept for the next call, and never waited for at exit.
+    """Thread pool that starts threads on demand, and does not wait for them when the interpreter ends.
 
     Args:
-        limit: Threads at most; further calls wait in line.
+        limit: Most threads; further calls wait in a queue.
         name: Prefix of the threads' names.
-        leave: Runs in each thread when it ends, after :meth:`close`.
+        leave: Function that each thread calls at its end, after :meth:`close`.
     """
 
     def __init__(self, limit: int, name: str, leave: Callable[[], None] | None = None) -> None:
@@ -47,7 +47,7 @@ class DaemonThreads:
         self._waiting = 0
 
     def submit(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Run ``function`` in a thread; a future that is cancelled while it waits is never run."""
+        """Run ``function`` in a thread; cancelling its future in the queue means that it never runs."""
         future: Future[Any] = Future()
         with self._lock:
             self._waiting += 1
@@ -62,7 +62,7 @@ class DaemonThreads:
         """End the threads once they are free.
 
         Returns:
-            Futures of the calls that no thread has taken yet; none will.
+            Futures of the queued calls, which will never run.
         """
         left: list[Future[Any]] = []
         with contextlib.suppress(Empty):  # a thread may take the last one meanwhile
@@ -90,25 +90,25 @@ class DaemonThreads:
             if item is None:
                 break
             settle(*item)
-            del item  # what the call held must not live until the next call
+            del item  # frees the call's objects before the next call arrives
         if self._leave is not None:
             self._leave()
 
 
 def settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
-    """Run ``function`` and put what became of it into ``future``: the boundary between a call and its thread."""
+    """Run ``function`` and put its result or error into ``future``."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = function()
-    except BaseException as error:  # the boundary: a thread has nobody above it, the caller gets everything
+    except BaseException as error:  # the boundary: nothing else catches a thread's errors, so the caller gets all
         future.set_exception(_fit(error))
     else:
         future.set_result(result)
 
 
 def _fit(error: BaseException) -> BaseException:
-    """``error``, where a future can carry it into a coroutine; StopIteration and SystemExit mean other things there."""
+    """Returns ``error``, wrapped if a coroutine cannot raise it, as StopIteration and SystemExit."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"the function raised {error!r}")
@@ -120,7 +120,7 @@ class ThreadCalls:
     """Runs calls in threads, and records those that hang.
 
     Args:
-        limit: Threads at most.
+        limit: Most threads.
     """
 
     def __init__(self, limit: int = MAX_THREADS) -> None:
@@ -128,7 +128,7 @@ class ThreadCalls:
         self._hung: dict[Future[Any], str] = {}
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        """See :func:`in_thread`."""
+        """Run blocking ``function`` in a thread, see :func:`in_thread`."""
         checked_timeout(timeout)
         if len(self._hung) >= self._threads.limit:
             raise HungThreadsError(self._complaint())
@@ -141,12 +141,12 @@ class ThreadCalls:
                 return await waiter
         except TimeoutError as error:
             if not limit.expired():
-                raise  # the function's own
+                raise  # the function itself raised it
             raise WorkerTimeoutError(f"{function_name(function)} took over {timeout:g} s in a thread") from error
         finally:
-            if waiter.cancelled() and not future.cancel():  # it runs, or has just returned
+            if waiter.cancelled() and not future.cancel():  # the function is running, or has just returned
                 self._hung[future] = function_name(function)
-                future.add_done_callback(self._returned)  # runs at once where it has returned
+                future.add_done_callback(self._returned)  # called at once if the function has returned
 
     def _returned(self, future: "Future[Any]") -> None:
         self._hung.pop(future, None)
@@ -155,7 +155,7 @@ class ThreadCalls:
         counts = Counter(self._hung.copy().values()).most_common(5)
         names = ", ".join(f"{name} ({count})" for name, count in counts)
         return (
-            f"all {self._threads.limit} threads are held by calls that were given up and still run: {names}. "
+            f"all {self._threads.limit} threads are busy with calls that were given up and still run: {names}. "
             "Give these functions a time limit of their own, or run them in a process (WorkerPool.run)"
         )
 
@@ -166,25 +166,25 @@ _calls = ThreadCalls()
 async def in_thread(function: Callable[..., Any], *args: Any, timeout: float) -> Any:
     """Run blocking ``function`` in a thread, with the caller's context variables.
 
-    For code that releases the GIL or waits; code that computes for long belongs in a process.
+    Use it for code that waits or releases the GIL; run long computations in a process (``WorkerPool``).
 
     Args:
         function: Any callable.
         args: Positional arguments of ``function``.
-        timeout: Seconds after which the call is given up; its thread runs on, its result is dropped.
+        timeout: Seconds after which the call is given up; the thread continues, and its result is dropped.
 
     Returns:
-        What the function returns.
+        The function's result.
 
     Raises:
         WorkerTimeoutError: The call exceeded ``timeout``.
-        HungThreadsError: All threads are held by calls that were given up; the message names them.
+        HungThreadsError: All threads are busy with calls that were given up; the message names them.
     """
     return await _calls.call(function, *args, timeout=timeout)
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads."""
+    """Makes a new pool in a forked child, which has no threads of its parent."""
     global _calls
     _calls = ThreadCalls()
 
