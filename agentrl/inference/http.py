@@ -132,7 +132,7 @@ class ServerHttp:
             async with self._session().request(method, url, data=data, timeout=self._timeouts[seconds]) as response:
                 status, payload = response.status, await response.read()
         except (ValueError, aiohttp.NonHttpUrlClientError) as error:
-            raise InferenceError(f"{where} is no valid URL; it must look like http://HOST:PORT") from error
+            raise InferenceError(f"{where} is no valid URL; want http://HOST:PORT") from error
         except TimeoutError as error:
             never_sent = isinstance(error, aiohttp.ConnectionTimeoutError)
             raise ServerUnreachable(

@@ -205,7 +205,7 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         scoring=True,
-        reasons={"broadcast": "vLLM broadcasts weights only over NCCL, in a process group of its own kind"},
+        reasons={"broadcast": "vLLM broadcasts weights over NCCL only, in a process group of its own kind"},
     )
     package = "vllm"
     install = "install it into an environment of its own (make vllm does so for a CPU)"
