@@ -47,7 +47,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         more = server_kind(inference.engine).more_memory(shape.parameters * width, token, device)
         items += [MemoryItem("server", what, nbytes) for what, nbytes in more]
         if trainer.lora_push == "adapter":
-            items.append(MemoryItem("server", "base weights beside the merged ones at most", shape.parameters * width))
+            items.append(MemoryItem("server", "copy of the base weights at most", shape.parameters * width))
     if trainer.type is None:
         return items
     width = BYTES[trainer.dtype]

@@ -157,7 +157,7 @@ def server_kind(name: str) -> ServerKind:
     """
     found = load("server", name)
     if not (isinstance(found, type) and issubclass(found, ServerKind)):
-        raise TypeError(f"server {name!r} must be a subclass of {__name__}.ServerKind, got {found!r}")
+        raise TypeError(f"server {name!r} is {found!r}, but must be a subclass of {__name__}.ServerKind")
     return found()
 
 
