@@ -29,8 +29,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if trainer.type in SUPERVISED:
         if evaluates(recipe) and not (can.starts and can.token_logprobs):
             yield (
-                f"{engine}: trainer.type={trainer.type} evaluates the trained model with token ids, on a server that the "
-                "run starts; remove inference.engine, or set supervised.evaluate=false"
+                f"{engine}: trainer.type={trainer.type} evaluates the trained model with token ids, on a server that "
+                "the run starts; remove inference.engine, or set supervised.evaluate=false"
             )
         return
     if not can.starts and not inference.urls:
