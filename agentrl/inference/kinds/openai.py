@@ -55,13 +55,13 @@ class OpenAISession:
             InferenceError: The API failed; the message names the URL.
         """
         arguments = {**self._defaults, **options, "messages": messages, "model": self._model}
-        url = self._client.base_url
+        url = str(self._client.base_url).rstrip("/")
         try:
             answer = await self._client.chat.completions.create(**arguments)
         except APIError as error:
-            raise InferenceError(f"{url}chat/completions: {type(error).__name__}: {error}") from error
+            raise InferenceError(f"{url}/chat/completions: {type(error).__name__}: {error}") from error
         if not getattr(answer, "choices", None):
-            raise InferenceError(f"{url}chat/completions: the answer holds no choices: {str(answer)[:200]}")
+            raise InferenceError(f"{url}/chat/completions: the answer holds no choices: {str(answer)[:200]}")
         self._record(messages, answer.choices[0])
         return answer
 

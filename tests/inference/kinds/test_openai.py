@@ -42,3 +42,16 @@ async def test_the_key_comes_from_the_environment_and_the_record_is_text(monkeyp
     nodes = session.trajectory.nodes
     assert [node.message["content"] for node in nodes] == ["6 * 7?", "42"]
     assert not any(node.token_ids for node in nodes) and session.last_sampled == 1
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+async def test_a_failure_names_the_address_that_was_asked(end: str) -> None:
+    app = web.Application()
+    async with TestServer(app) as server:
+        base = str(server.make_url("/")).rstrip("/")
+        client = server_kind("openai").text_client(TextApi(f"{base}{end}", "m", "SOME_KEY", 5.0, {}))
+        llm, release = client.acquire(evaluation=True, seed=3)
+        with pytest.raises(InferenceError) as caught:
+            await llm.session().chat.completions.create(messages=[{"role": "user", "content": "6 * 7?"}])
+        release()
+    assert str(caught.value).startswith(f"{base}{end.rstrip('/')}/chat/completions: NotFoundError")
