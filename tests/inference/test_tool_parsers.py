@@ -94,7 +94,7 @@ WELL_FORMED: list[tuple[str, str, str, str | None, Calls]] = [
 ]  # fmt: skip
 
 MALFORMED: list[tuple[str, str, str, str]] = [
-    ("hermes", "<tool_call></tool_call>", "", "there is nothing"),
+    ("hermes", "<tool_call></tool_call>", "", "got nothing"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', "f", "Extra data at character 37"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "f", "Unterminated string"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "f", "line break"),
@@ -112,7 +112,7 @@ MALFORMED: list[tuple[str, str, str, str]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "f", "many digits"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d"}}</tool_call>', "f", "surrogate"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}</tool_call>", "f", "levels"),
-    ("llama3_json", '<|python_tag|>print("hi")', "", "no JSON"),
+    ("llama3_json", '<|python_tag|>print("hi")', "", "not JSON"),
     ("llama3_json", '<|python_tag|>{"query": "x"}', "", "has no name"),
     ("llama3_json", '{"name": "now"}', "now", "has no arguments"),
     ("llama3_json", '{"name": "g", "parameters": {"a": }}', "g", "not valid JSON"),
@@ -141,7 +141,7 @@ MALFORMED: list[tuple[str, str, str, str]] = [
     ("glm", GLM.replace("</arg_value>", ""), "get_weather", "'city' is not closed"),
     ("glm", '<tool_call>{"name": "now", "arguments": {}}</tool_call>', "", "has no name"),
     ("harmony", HARMONY + "[1]<|call|>", "get_weather", "got array"),
-    ("harmony", HARMONY + "<|call|>", "get_weather", "there is nothing"),
+    ("harmony", HARMONY + "<|call|>", "get_weather", "got nothing"),
     ("harmony", HARMONY.removesuffix("<|message|>"), "get_weather", "ends before its arguments"),
     ("harmony", "<|channel|>commentary to=functions.<|message|>{}", "", "has no name"),
     ("pythonic", "[get_weather(city=Berlin)]", "get_weather", "want a plain value"),

@@ -120,7 +120,7 @@ def test_a_trainer_of_lines_evaluates_on_a_server_that_it_can_start_and_ask_in_i
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(KINDS)
-    with pytest.raises(UserError, match=r"on a server that it starts itself.*supervised\.evaluate=false"):
+    with pytest.raises(UserError, match=r"on a server that the run starts.*supervised\.evaluate=false"):
         check_names(load_recipe("gsm8k_sft", [f"inference.engine={engine}"], device="cpu"))
 
 

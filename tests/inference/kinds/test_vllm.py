@@ -154,7 +154,7 @@ async def test_a_server_without_calls_for_weights_is_told_how_to_get_them() -> N
         (
             web.json_response({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": -1.0}] * 3}}]}),
             InferenceError,
-            "the version of 0 of 3 tokens",
+            "cover only 0 of 3 tokens",
         ),
         (
             web.json_response({"choices": [{**CHOICE, "logprobs": {"content": []}, "weight_versions": SPANS}]}),
