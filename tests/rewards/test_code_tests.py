@@ -234,7 +234,11 @@ async def test_what_the_code_did_to_itself_is_0_not_missing(ended):
 
 async def test_wrong_tests_are_errors():
     tests = CodeTests(FakeSandbox(execution()))
-    for reference, text in (([], "at least one"), ("assert f()", "want a list"), (["assert f( =="], "not valid Python")):
+    for reference, text in (
+        ([], "at least one"),
+        ("assert f()", "want a list"),
+        (["assert f( =="], "not valid Python"),
+    ):
         with pytest.raises(ValueError, match=text):
             await tests(DOUBLE, reference)
     with pytest.raises(ValueError, match="strict"):
