@@ -39,7 +39,8 @@ class Measured:
             chosen: ``[tokens]`` indices among the micro-batch's trained tokens; ``None`` for all in order.
             weighted: Whether the column ``weights`` says how many tokens each stands for; else it is 1.
         """
-        columns = {**batch.columns, "token_ids": batch.targets[batch.trained]}
+        columns = {name: batch.columns[name] for name in (*_COLUMNS, "weights")}
+        columns["token_ids"] = batch.targets[batch.trained]
         if chosen is not None:
             columns = {name: values[chosen] for name, values in columns.items()}
         self._parts.append(

@@ -44,7 +44,7 @@ def sample_branches(branches: Sequence[Branch], tokens: TokenColumns, budget: fl
     at = (np.arange(points) + version * _GOLDEN % 1.0) * distance
     drawn = np.bincount(np.searchsorted(ends, at, side="right"), minlength=len(branches))
     weights = drawn * distance / counts
-    return [replace(branches[index], weight=float(weights[index])) for index in np.flatnonzero(drawn)]
+    return [replace(branches[index], weight=float(weights[index])) for index in np.flatnonzero(drawn).tolist()]
 
 
 def tokens_to_compute(branches: Sequence[Branch], tokens: TokenColumns) -> int:

@@ -22,12 +22,12 @@ AGES = ("", "/age_0", "/age_1", "/age_2+")
 
 _LARGEST = 300.0  # bound of a log ratio, so that the square of the ratio is finite
 
-_TOKEN_SUMS = (
+_TOKEN_SUMS: tuple[str, ...] = (
     "tokens", "measured", "entropy", "behavior", "trainer", "k1", "k3", "ratio", "ratio_square", "deviation_square",
     "clip_low", "clip_high", "correction_low", "correction_high",
 )  # fmt: skip
-_SEQUENCE_SUMS = ("sequences", "sequence_ratio", "sequence_ratio_square", "sequence_deviation_square")
-SUMS = (*_TOKEN_SUMS, *_SEQUENCE_SUMS)
+_SEQUENCE_SUMS: tuple[str, ...] = ("sequences", "sequence_ratio", "sequence_ratio_square", "sequence_deviation_square")
+SUMS: tuple[str, ...] = (*_TOKEN_SUMS, *_SEQUENCE_SUMS)
 
 
 @dataclass(frozen=True, eq=False)

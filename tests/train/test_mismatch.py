@@ -162,7 +162,8 @@ def test_metrics_stay_finite_where_policies_have_nothing_in_common(gap: float) -
         r["behavior"], r["logprobs"] = min(-gap, 0.0) - 1, min(gap, 0.0) - 1
     found = metrics(records, CLIP_HIGHER)
     assert all(math.isfinite(value) for value in found.values())
-    assert 0 < found["mismatch/ess"] <= 1 and found["mismatch/kl"] > 100
+    assert found["mismatch/ess"] == pytest.approx(1.0), "all ratios are equal"
+    assert found["mismatch/kl"] > 100
 
 
 def test_estimates_have_the_expectation_of_their_divergences() -> None:
