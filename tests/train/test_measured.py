@@ -90,9 +90,9 @@ def test_a_sample_of_tokens_without_advantage_stands_for_all(tiny_model: Path, m
     expected = expected_of(tiny_model)["train/entropy"]
     engine = make_learner(tiny_model, mesh, {"metric_share": 0.2})
     sequences = make_sequences(tiny_model, 0.3)
-    found = [engine.update(make_batch(sequences, EVERY, version), 1e-2) for version in range(4, 104)]
+    found = [engine.update(make_batch(sequences, EVERY, version), 1e-2) for version in range(4, 237)]
     assert all(0 < one["train/measured_share"] < 0.5 for one in found)
-    assert fmean(one["train/entropy"] for one in found) == pytest.approx(expected, rel=2e-3)
+    assert fmean(one["train/entropy"] for one in found) == pytest.approx(expected, rel=3e-3)
     by_part = engine.update(make_batch(sequences, (0, 1)), 0.0)
     assert by_part["train/tokens_share"] < by_part["train/measured_share"] < 1
 
@@ -133,8 +133,8 @@ def test_a_sample_changes_no_parameter_and_metrics_are_the_same_on_two_ranks(
     alone = [step(tiny_model, mesh, **case) for case in CASES]
     half = len(CASES) // 2
     for found in (first, second, alone):
-        for (_, without), (metrics, with_sample) in zip(found[:half], found[half:], strict=True):
-            assert metrics["train/measured_share"] > metrics["train/tokens_share"] or "minibatches" in metrics
+        for (less, without), (more, with_sample) in zip(found[:half], found[half:], strict=True):
+            assert more["train/measured_share"] > less.get("train/measured_share", 0.0), "nothing was drawn"
             assert torch.equal(without, with_sample), "the sample changed the update"
     for case, one, other, (metrics, weights) in zip(CASES, first, second, alone, strict=True):
         assert one[0] == other[0], "ranks disagree"
