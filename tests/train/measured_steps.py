@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def plain(folder: Path, sequences: list[TrainSequence]) -> list[list[tuple[float
     return found
 
 
+@cache
 def make_sequences(folder: Path, spread: float, ages: tuple[int, ...] = (0, 1, 3)) -> list[TrainSequence]:
     """Makes groups of answers of several ages; ``spread`` moves logprobs off the model's, a tenth of it at age 0."""
     rng = random.Random(3)
