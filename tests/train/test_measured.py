@@ -1,6 +1,7 @@
 """Tests what a step says of its tokens: before its first update, of all of them, and the same on any ranks."""
 
 from dataclasses import replace
+from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -93,8 +94,29 @@ def test_a_sample_of_tokens_without_advantage_stands_for_all(tiny_model: Path, m
     found = [engine.update(make_batch(sequences, EVERY, version), 1e-2) for version in range(4, 237)]
     assert all(0 < one["train/measured_share"] < 0.5 for one in found)
     assert fmean(one["train/entropy"] for one in found) == pytest.approx(expected, rel=3e-3)
-    by_part = engine.update(make_batch(sequences, (0, 1)), 0.0)
-    assert by_part["train/tokens_share"] < by_part["train/measured_share"] < 1
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_tokens_with_and_without_advantage_count_by_their_numbers(
+    tiny_model: Path, mesh: DeviceMesh, minibatches: int
+) -> None:
+    """All tokens without advantage have one behavior logprob, so that any sample of them gives the exact mean."""
+    idle = (0, 1)
+    sequences = [
+        replace(s, logprobs=[-9.0 if s.group in idle else -1.0] * len(s.token_ids))
+        for s in make_sequences(tiny_model, 0.3)
+    ]
+    engine = make_learner(tiny_model, mesh, {"metric_share": 0.3, "minibatches": minibatches})
+    found = engine.update(make_batch(sequences, idle), 1e-2)
+    logprobs = [-9.0 if s.group in idle else -1.0 for s in sequences for _ in range(sum(s.loss_mask))]
+    assert found["train/measured_share"] < 1
+    if minibatches == 1:
+        assert found["train/tokens_share"] < found["train/measured_share"]
+        assert found["mismatch/perplexity_behavior"] == pytest.approx(exp(-fmean(logprobs)), rel=1e-5)
+    else:  # the sample is of the later updates' tokens too
+        steps = [engine.update(make_batch(sequences, idle, version), 0.0) for version in range(4, 59)]
+        mean = fmean(log(one["mismatch/perplexity_behavior"]) for one in steps)
+        assert mean == pytest.approx(-fmean(logprobs), rel=2e-2)
 
 
 def test_without_signal_the_update_is_skipped_and_nothing_is_zero_that_was_not_measured(
