@@ -85,7 +85,7 @@ def test_the_export_is_a_model_that_transformers_loads_and_that_has_changed(one_
 
 def test_ratio_is_one_on_policy_and_every_token_has_its_version(one_rank: Path) -> None:
     records = metrics(one_rank)[1:]
-    assert all(r["train/ratio_deviation_max"] < 1e-4 for r in records), "max_staleness=0: each step is on-policy"
+    assert all(r["mismatch/ratio_max"] < 1e-4 for r in records), "max_staleness=0: each step is on-policy"
     assert all(r["train/tokens"] > 0 and r["train/grad_norm"] > 0 for r in records)
     assert all(r["staleness/max"] == 0 for r in records)
     episodes = [json.loads(line) for line in (one_rank / "episodes.jsonl").read_text().splitlines()]
@@ -118,7 +118,7 @@ def test_a_run_resumes_from_its_checkpoint(one_rank: Path, tiny_model: Path, run
     assert result.returncode == 0, result.stdout
     records = metrics(one_rank)
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5]
-    assert records[4]["train/ratio_deviation_max"] < 1e-4, "the server did not get the resumed weights"
+    assert records[4]["mismatch/ratio_max"] < 1e-4, "the server did not get the resumed weights"
     draws = [json.loads(line) for line in (one_rank / "journal.jsonl").read_text().splitlines()]
     assert len({r["draw"] for r in draws if r["outcome"] == "trained"}) == 20
 
@@ -186,7 +186,7 @@ def test_the_run_goes_on_without_a_server_that_was_killed(tiny_model: Path, runs
     assert "the run continues, although server-0 was killed by SIGKILL" in rest
     records = metrics(runs / "fewer")
     assert [r["step"] for r in records] == list(range(9))
-    assert all(r["train/ratio_deviation_max"] < 1e-4 for r in records[1:]), "stale weights were sampled from"
+    assert all(r["mismatch/ratio_max"] < 1e-4 for r in records[1:]), "stale weights were sampled from"
     assert records[-1]["eval/invalid"] == 0
 
 

@@ -193,6 +193,13 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
         "auto: packed if the model's attention can be replaced, except for layers compiled on a CPU.",
     )
     logprob_chunk: Positive = Field(default=256, description="Number of tokens whose logits exist at one time.")
+    metric_share: float = Field(
+        default=0.125,
+        ge=0,
+        le=1,
+        description="Tokens computed for metrics alone, as a share of those computed for the updates (at least one "
+        "answer): a sample of the answers without advantage, and with minibatches of those of later updates; 0: none.",
+    )
     gradient_checkpointing: bool = False
     compile: bool = Field(
         default=False, description="torch.compile of the decoder layers; the first step takes minutes."

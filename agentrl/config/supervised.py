@@ -27,7 +27,8 @@ _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "teacher": ("model", "urls"),
     "weights": ("transport", "pause_mode", "lease_seconds"),
     "trainer": (
-        *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, "logprob_chunk", "compile", "cpu_offload",
+        *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, "logprob_chunk", "metric_share", "compile",
+        "cpu_offload",
     ),
 }  # fmt: skip
 _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}

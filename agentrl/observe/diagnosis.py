@@ -15,6 +15,8 @@ RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4
 FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
+ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
+LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
 RECENT = 3  # steps over which a slow symptom is averaged
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
 
@@ -64,16 +66,22 @@ def _recent(steps: Sequence[Record], key: str) -> float | None:
     return fmean(values) if len(values) == RECENT else None
 
 
+def _newest(steps: Sequence[Record], key: str) -> Record | None:
+    """Returns the newest step that has a metric."""
+    return next((step for step in reversed(steps) if key in step), None)
+
+
 def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
-    fresh = [s for s in steps if s.get("staleness/max", 1.0) == 0 and "train/ratio_deviation_max" in s]
+    """Judges only tokens of age 0 before the first update: those of the very policy that the trainer holds."""
+    step = _newest(steps, "mismatch/ratio_max/age_0")
     allowed = RATIO_AT_FIRST.get(dtype, RATIO_AT_FIRST["float32"])
-    if not fresh or fresh[-1]["train/ratio_deviation_max"] <= allowed:
+    if step is None or step["mismatch/ratio_max/age_0"] <= allowed:
         return None
-    gap, token = fresh[-1]["train/ratio_deviation_max"], fresh[-1].get("train/ratio_deviation_token")
+    gap, token = step["mismatch/ratio_max/age_0"], step.get("mismatch/ratio_token/age_0")
     at = f", the largest at token id {token:.0f}" if token is not None and token >= 0 else ""
     return Finding(
         "ratio",
-        f"the importance ratio of an on-policy step differs from 1 by up to {gap:.2g}{at}",
+        f"the importance ratio of tokens of the current policy differs from 1 by up to {gap:.2g} before the update{at}",
         "Server and trainer compute different probabilities for the same tokens.",
         "Compare their dtype (inference.dtype, trainer.dtype) and the temperature; check that an external server "
         "returns processed logprobs.",
@@ -81,15 +89,30 @@ def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
 
 
 def _other_policy(steps: Sequence[Record]) -> Finding | None:
-    last = steps[-1]
-    kl = last.get("train/kl_behavior", 0.0)
-    if last.get("staleness/max", 1.0) != 0 or kl <= KL_OF_ANOTHER_POLICY:
+    step = _newest(steps, "mismatch/kl/age_0")
+    if step is None or step.get("mismatch/tokens/age_0", 0.0) < ENOUGH_TOKENS:
+        return None
+    kl = step["mismatch/kl/age_0"]
+    if kl <= KL_OF_ANOTHER_POLICY:
         return None
     return Finding(
         "kl",
-        f"the server's logprobs are not the trainer's (KL {kl:.3f} on an on-policy step)",
+        f"the server's logprobs are not the trainer's (KL {kl:.3f} on tokens of the same policy version)",
         "The server holds other weights, or returns logprobs of another temperature or dtype.",
         "Check that the weight push is confirmed (logs/controller.log) and that the server runs this model.",
+    )
+
+
+def _stale(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "mismatch/ess")
+    if share is None or share >= LOW_ESS:
+        return None
+    return Finding(
+        "ess",
+        f"the importance weights make the batch worth only {share:.0%} of its tokens",
+        "The policies that sampled are far from the policy that learns: mismatch/kl/age_* shows whether age is why.",
+        "If old tokens are far, lower rollout.max_staleness or the learning rate, or bound the weights "
+        "(trainer.correction, preset decoupled); if those of age 0 are, the server computes something else.",
     )
 
 
@@ -248,6 +271,6 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _creep, _clipped,
-    _overhead, _critic,
+    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _creep,
+    _clipped, _overhead, _critic,
 )  # fmt: skip

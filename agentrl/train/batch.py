@@ -33,6 +33,7 @@ class TrainBatch:
         signal: Fraction of the branches that have a nonzero advantage.
         version: Policy version that the step starts from.
         valued: Branches that the critic learns from; empty without a critic.
+        idle: The other branches that the loss counts: all their tokens have a zero advantage and no gradient.
     """
 
     branches: list[Branch]
@@ -41,6 +42,7 @@ class TrainBatch:
     signal: float
     version: int = 0
     valued: list[Branch] = field(default_factory=list)
+    idle: list[Branch] = field(default_factory=list)
 
 
 class Batch:
@@ -116,14 +118,18 @@ class Batch:
         if values is not None:
             sampled["values"] = values[: self.tokens.total].astype(np.float32)
             sampled["returns"] = (sampled["values"] + plain).astype(np.float32)
-        useful = [branch for branch in branches if self._any(advantages, branch)]
+        signals = [self._any(advantages, branch) for branch in branches]
+        useful = [branch for branch, signal in zip(branches, signals, strict=True) if signal]
+        idle = [branch for branch, signal in zip(branches, signals, strict=True) if not signal]
+        skips = skips_zero_advantages(config)
         return TrainBatch(
-            branches=useful if skips_zero_advantages(config) else branches,
+            branches=useful if skips else branches,
             tokens=replace(self.tokens, sampled=sampled),
             normalizer=normalizer([counts[number] for number in kept], config),
             signal=len(useful) / max(len(branches), 1),
             version=version,
             valued=[] if values is None else branches,
+            idle=idle if skips else [],
         )
 
     def _terminated(self, trajectory: int) -> bool:

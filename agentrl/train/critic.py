@@ -125,11 +125,9 @@ class ValueLearner:
         run_updates(self.critic, share, self.layout, self._device, loss_of, apply)
         dist.all_reduce(losses)
         broken = sum(not math.isfinite(norm) for norm in norms)
-        metrics = {
-            "critic/loss": losses.item(),
-            "critic/grad_norm": sum(norms) / max(len(norms), 1),
-            "critic/nonfinite": broken / max(len(norms), 1),
-        }
+        metrics = {"critic/nonfinite": broken / max(len(norms), 1)}
+        if norms:
+            metrics |= {"critic/loss": losses.item(), "critic/grad_norm": sum(norms) / len(norms)}
         if "explained" in share.notes:
             metrics["critic/explained"] = share.notes["explained"]
         return metrics

@@ -2,7 +2,8 @@
 
 Guarantees: the loss is a weighted sum over tokens divided by one normalizer of the global batch, so packing,
 micro-batches and ranks change it only by rounding; gradients are clipped by their global norm; with a non-finite
-gradient the update is skipped and counted in ``train/nonfinite``. The loss is defined in :mod:`agentrl.train.loss`.
+gradient the update is skipped and counted in ``train/nonfinite``; entropy and mismatch are measured before the first
+update, and what is computed for metrics alone changes no gradient. The loss is defined in :mod:`agentrl.train.loss`.
 """
 
 import math
@@ -27,15 +28,16 @@ from agentrl.train.loss import (
     second_moment_mask,
     token_losses,
 )
+from agentrl.train.measured import Measured
+from agentrl.train.metric_sample import sample_branches, tokens_to_compute
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
 from agentrl.train.policy import Policy, reshard
-from agentrl.train.shares import Share, Work, distribute
+from agentrl.train.shares import Share, Work, distribute, share_out
 from agentrl.train.token_sums import TokenSums
 from agentrl.train.update_loop import run_updates
 
-# Averaged over a step's updates: gradient norm (0 for a skipped update), fractions of skipped and non-finite updates.
-_OF_AN_UPDATE = ("train/grad_norm", "train/skipped", "train/nonfinite")
+_FRACTIONS_OF_UPDATES = ("train/skipped", "train/nonfinite")
 
 
 class PolicyLearner:
@@ -93,20 +95,16 @@ class PolicyLearner:
         metrics: dict[str, float] = {}
         if self.critic is not None:
             metrics |= self.critic.update(batch, learning_rate / config.learning_rate)
-        share = self._share(self._work(batch), config.minibatches)
-        if share.notes["warmup"]:
-            metrics["critic/warmup"] = 1.0
-        proximal, kept = self._of_whole_batch(share)
-        sums = TokenSums(self.device)
-        applied: list[dict[str, float]] = []
-        run_updates(
-            self.policy,
-            share,
-            self.layout,
-            self.device,
-            lambda one: self._loss(one, share, proximal, kept, sums),
-            lambda any_gradient: applied.append(self._apply_gradients(any_gradient)),
-        )
+        drawn = [] if batch is None else self._sample(batch)
+        share = self._share(self._work(batch, len(drawn)), config.minibatches)
+        measured, sums = Measured(self.device), TokenSums(self.device)
+        if share.notes["drawn"]:
+            work = None if batch is None else Work(drawn, batch.tokens)
+            self._measure(self._share(work), measured, weighted=True)
+            if not any(share.parts):  # no backward pass follows
+                reshard(self.policy)
+        proximal, kept = self._of_whole_batch(share, measured)
+        metrics |= self._run_updates(share, proximal, kept, sums, measured)
         self._follow(share.version + 1)
         metrics |= {
             "train/microbatches": float(sum(map(len, share.parts))),
@@ -114,10 +112,30 @@ class PolicyLearner:
             "train/learning_rate": learning_rate,
             "train/signal": share.notes["signal"],
         }
-        metrics |= {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _OF_AN_UPDATE}
         if kept is not None and share.notes["trained"]:
             metrics["train/masked"] = float((~kept).sum()) / share.notes["trained"]
-        return metrics | sums.metrics(config, share.normalizer)
+        sampled = share.notes["sampled"]
+        metrics |= measured.metrics(config, share.version, sampled) | sums.metrics(config, share.normalizer, sampled)
+        if share.notes["warmup"]:
+            metrics["critic/warmup"] = 1.0
+            del metrics["train/loss"]  # of no token
+        return metrics
+
+    def _run_updates(
+        self, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums, measured: Measured
+    ) -> dict[str, float]:
+        """Makes the updates, and returns metrics of them."""
+        applied: list[dict[str, float]] = []
+
+        def loss_of(one: MicroBatch) -> Tensor:
+            first = not applied and not self._recomputes
+            return self._loss(one, share, proximal, kept, sums, measured if first else None)
+
+        def apply(any_gradient: bool) -> None:
+            applied.append(self._apply_gradients(any_gradient))
+
+        run_updates(self.policy, share, self.layout, self.device, loss_of, apply)
+        return _of_updates(applied)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
         """Returns, on rank 0, ``[sampled]`` KL penalties of the reward: ``kl_coef`` times the log ratio."""
@@ -129,15 +147,44 @@ class PolicyLearner:
         trained = trained_mask(work.branches, work.tokens)
         return self.config.kl_coef * np.where(trained, work.tokens.sampled["behavior"] - reference, 0.0)
 
-    def _work(self, batch: TrainBatch | None) -> Work | None:
-        """Returns the work of a policy update: no branches during the critic's warmup, when only the critic learns."""
+    def _work(self, batch: TrainBatch | None, drawn: int) -> Work | None:
+        """Returns the work of a policy update.
+
+        Args:
+            batch: The batch on rank 0, ``None`` on the others.
+            drawn: Number of branches that are computed for metrics alone.
+        """
         if batch is None:
             return None
-        warmup = self.critic is not None and batch.version < self.config.critic_warmup
-        branches = [] if warmup else batch.branches
-        trained = float(trained_mask(branches, batch.tokens).sum())
-        notes = {"signal": batch.signal, "warmup": float(warmup), "trained": trained}
+        branches = self._updated(batch)
+        every = [*batch.branches, *batch.idle]
+        trained, sampled = (float(trained_mask(some, batch.tokens).sum()) for some in (branches, every))
+        notes = {
+            "signal": batch.signal,
+            "warmup": float(self._warms_up(batch)),
+            "trained": trained,
+            "sampled": sampled,
+            "drawn": float(drawn),
+        }
         return Work(branches, batch.tokens, batch.normalizer, batch.version, notes)
+
+    def _warms_up(self, batch: TrainBatch) -> bool:
+        return self.critic is not None and batch.version < self.config.critic_warmup
+
+    def _updated(self, batch: TrainBatch) -> list[Branch]:
+        """Returns the branches of the policy's updates: none during the warmup, when only the critic learns."""
+        return [] if self._warms_up(batch) else batch.branches
+
+    def _sample(self, batch: TrainBatch) -> list[Branch]:
+        """Draws from the branches that neither a recomputation nor the first update computes."""
+        updated, tokens = self._updated(batch), batch.tokens
+        first = range(len(updated)) if self._recomputes else share_out(updated, tokens, self.config.minibatches)[0]
+        computed = {updated[index].number for index in first}
+        rest = [branch for branch in (*batch.branches, *batch.idle) if branch.number not in computed]
+        if not rest or not self.config.metric_share:
+            return []
+        budget = self.config.metric_share * tokens_to_compute(updated or rest, tokens)
+        return sample_branches(rest, tokens, budget, batch.version)
 
     def _share(self, work: Work | None, updates: int = 1) -> Share:
         return distribute(work, self.layout, self.config.tokens_per_microbatch, updates)
@@ -146,12 +193,27 @@ class PolicyLearner:
         """Computes ``[places]`` logprobs of all trained tokens under a policy, on every rank."""
         return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
 
-    def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
+    def _measure(self, share: Share, measured: Measured, *, weighted: bool = False) -> Tensor:
+        """Computes ``[places]`` logprobs of all trained tokens, on every rank, and adds the tokens to ``measured``."""
+
+        def compute(batch: MicroBatch) -> Tensor:
+            logprobs, entropies = self.policy(batch)
+            measured.add(batch, logprobs, entropies, weighted=weighted)
+            return logprobs
+
+        return share.gather(self.layout, self.device, compute)
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether all trained tokens are computed before the first update."""
+        return self.config.proximal == "recomputed" or self.config.m2_threshold is not None
+
+    def _of_whole_batch(self, share: Share, measured: Measured) -> tuple[Tensor | None, Tensor | None]:
         """Computes ``[places]`` proximal logprobs and the second-moment mask, each ``None`` if not needed."""
         config = self.config
-        if config.proximal != "recomputed" and config.m2_threshold is None:
+        if not self._recomputes:
             return None, None
-        proximal = self._scores(self.policy, share)
+        proximal = self._measure(share, measured)
         if config.m2_threshold is None:
             return proximal, None
         behavior = share.gather(self.layout, self.device, lambda batch: batch.columns["behavior"])
@@ -161,9 +223,10 @@ class PolicyLearner:
         return proximal, kept
 
     def _loss(
-        self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums
-    ) -> Tensor:
-        """Computes one micro-batch's part of the loss."""
+        self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums,
+        measured: Measured | None,
+    ) -> Tensor:  # fmt: skip
+        """Computes one micro-batch's part of the loss; ``measured`` is ``None`` after the first update."""
         config, columns = self.config, batch.columns
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
@@ -190,17 +253,19 @@ class PolicyLearner:
             )
             losses = token_losses(tokens, self.objective)
             total = (losses.total * columns["weights"][chosen]).sum()
-            log_ratio = logprobs.detach() - behavior
+            with torch.no_grad():
+                deviations = (tokens.ratio - 1).abs()
             sums.add(
                 loss=total,
-                entropy=entropies.sum(),
                 clipped=losses.acted.sum(),
                 correction=losses.correction.sum(),
-                kl_behavior=(torch.expm1(log_ratio) - log_ratio).sum(),
-                tokens=log_ratio.new_tensor(len(log_ratio)),
+                update_ratio=deviations.sum(),
+                tokens=deviations.new_tensor(len(deviations)),
                 **({} if losses.kl is None else {"kl_reference": losses.kl.sum()}),
             )
-            sums.see(torch.expm1(log_ratio).abs(), batch.targets[batch.trained[chosen]])
+            sums.see(deviations, batch.targets[batch.trained[chosen]])
+            if measured is not None:
+                measured.add(batch, logprobs, entropies, chosen=chosen)
             return total + logprobs.sum() * 0  # requires grad even if the objective ignores the logprobs
 
         if self._by_token:
@@ -229,3 +294,10 @@ class PolicyLearner:
             return {"train/skipped": 1.0}
         norm = apply_gradients(self.optimizer, self.config.max_grad_norm)
         return {"train/grad_norm": norm} if math.isfinite(norm) else {"train/skipped": 1.0, "train/nonfinite": 1.0}
+
+
+def _of_updates(applied: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Averages over a step's updates; the gradient norm is that of the updates that were made, absent without one."""
+    found = {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _FRACTIONS_OF_UPDATES}
+    norms = [one["train/grad_norm"] for one in applied if "train/grad_norm" in one]
+    return found | ({"train/grad_norm": sum(norms) / len(norms)} if norms else {})

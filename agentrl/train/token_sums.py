@@ -1,23 +1,24 @@
-"""Sums over the trained tokens of a step, for its metrics.
+"""Sums over the tokens that a step's updates train, for its metrics.
 
-Guarantees: sums include all ranks and updates of the step; they stay on the device until the step ends.
+Guarantees: sums include all ranks and updates of the step; they stay on the device until the step ends; a mean is
+absent where no token was trained. What is measured before the first update is in :mod:`agentrl.train.measured`.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.measured import merged
 
-SUMS = ("loss", "entropy", "clipped", "kl_behavior", "kl_reference", "correction", "tokens")
+SUMS = ("loss", "clipped", "kl_reference", "correction", "update_ratio", "tokens")
 
 
 class TokenSums:
-    """Sums over the trained tokens of a step, kept on the device, because reading one would synchronize.
+    """Sums over the tokens that a step trains, kept on the device, because reading one would synchronize.
 
     Attributes:
-        values: ``[7]`` float64, in the order of :data:`SUMS`.
-        worst: ``[2]`` float64, the largest ``|ratio - 1|`` and the id of its token.
+        values: ``[6]`` float64, in the order of :data:`SUMS`.
+        worst: ``[2]`` float64, the largest ``|ratio - 1|`` of the loss and the id of its token.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,22 +37,31 @@ class TokenSums:
             found = torch.stack([largest.double(), tokens[place].double()])
             self.worst = torch.where(found[0] > self.worst[0], found, self.worst)
 
-    def metrics(self, config: TrainerConfig, normalizer: float) -> dict[str, float]:
-        """Computes means over the step's trained tokens, the same on every rank; a collective."""
-        every = [torch.empty_like(self.worst) for _ in range(dist.get_world_size())]
-        dist.all_reduce(self.values)
-        dist.all_gather(every, self.worst)
-        deviation, token = max(tuple(one.tolist()) for one in every)
-        sums = dict(zip(SUMS, self.values.tolist(), strict=True))
-        count = max(sums["tokens"], 1.0)
-        found = {
-            "train/loss": sums["loss"] / normalizer,
-            "train/entropy": sums["entropy"] / count,
+    def metrics(self, config: TrainerConfig, normalizer: float, sampled: float) -> dict[str, float]:
+        """Computes means over the tokens that the step trained, the same on every rank; a collective.
+
+        ``train/update_ratio_mean`` and ``_max`` are of ``|r - 1|``, with ``r`` the importance ratio of the loss in the
+        update that trains the token: it holds what the step's earlier updates changed.
+
+        Args:
+            config: The recipe's trainer section.
+            normalizer: Divisor of the loss's weighted sum.
+            sampled: Number of tokens that the loss of the global batch counts, also those that need no gradient.
+        """
+        values, worst = merged(self.values[None], self.worst[None])
+        sums = dict(zip(SUMS, values[0].tolist(), strict=True))
+        deviation, token = worst[0].tolist()
+        count = sums["tokens"]
+        found = {"train/loss": sums["loss"] / normalizer, "train/tokens": count}
+        if sampled:
+            found["train/tokens_share"] = count / sampled
+        if not count:
+            return found
+        found |= {
             "train/clip_fraction": sums["clipped"] / count,
-            "train/kl_behavior": sums["kl_behavior"] / count,
-            "train/ratio_deviation_max": deviation,
-            "train/ratio_deviation_token": token,
-            "train/tokens": sums["tokens"],
+            "train/update_ratio_mean": sums["update_ratio"] / count,
+            "train/update_ratio_max": deviation,
+            "train/update_ratio_token": token,
         }
         if config.correction != "none":
             found["train/correction"] = sums["correction"] / count

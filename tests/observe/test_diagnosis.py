@@ -14,13 +14,15 @@ HEALTHY = {
     "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
     "drift/special": 0.0, "tokens/completion_mean": 50.0, "tokens/truncated": 0.1, "staleness/max": 0.0,
     "train/signal": 0.8, "train/grad_norm": 0.5, "train/skipped": 0.0, "train/entropy": 0.7,
-    "train/clip_fraction": 0.05, "train/kl_behavior": 1e-9, "train/ratio_deviation_max": 1e-4,
-    "train/ratio_deviation_token": 17.0,
+    "train/clip_fraction": 0.05, "train/measured_share": 0.9, "mismatch/ess": 0.999, "mismatch/kl": 1e-9,
+    "mismatch/kl/age_0": 1e-9, "mismatch/tokens/age_0": 900.0, "mismatch/ratio_max": 1e-4,
+    "mismatch/ratio_max/age_0": 1e-4, "mismatch/ratio_token/age_0": 17.0, "train/update_ratio_max": 0.3,
     "train/tokens": 900.0, "weights/unchanged": 0.0, "time/overhead_share": 0.1,
 }  # fmt: skip
 FAULTS: list[tuple[str, dict[str, float], str]] = [
-    ("ratio", {"train/ratio_deviation_max": 0.4}, "token id 17"),
-    ("kl", {"train/kl_behavior": 0.5}, "KL 0.500"),
+    ("ratio", {"mismatch/ratio_max/age_0": 0.4}, "token id 17"),
+    ("kl", {"mismatch/kl/age_0": 0.5}, "KL 0.500"),
+    ("ess", {"mismatch/ess": 0.3}, "30% of its tokens"),
     ("masks", {"train/tokens": 0.0}, "no token"),
     ("failed", {"rollout/failed": 7.0}, "7 episodes"),
     ("drift", {"drift/special": 0.25}, "25.0%"),
@@ -66,10 +68,30 @@ def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> 
 
 
 def test_what_two_types_round_differently_is_no_fault() -> None:
-    rounded = {**HEALTHY, "train/ratio_deviation_max": 0.4, "train/kl_behavior": 2e-3}
+    rounded = {**HEALTHY, "mismatch/ratio_max/age_0": 0.4, "mismatch/kl/age_0": 2e-3}
     assert diagnose([rounded], "bfloat16") == []
-    stale = {**HEALTHY, "staleness/max": 2.0, "train/ratio_deviation_max": 0.4, "train/kl_behavior": 0.2}
-    assert diagnose([stale]) == [], "older weights sampled: the ratio is not 1"
+
+
+def test_the_server_is_not_blamed_for_old_tokens_or_for_the_updates_of_the_step() -> None:
+    own = {key: value for key, value in HEALTHY.items() if "/age_0" not in key}
+    of_old = {"mismatch/kl": 0.2, "mismatch/ratio_max": 0.9}
+    of_old |= {f"{key}/age_{age}": value for key, value in of_old.items() for age in ("1", "2+")}
+    assert diagnose([{**own, "staleness/max": 2.0, **of_old}] * 5) == []
+    assert diagnose([{**HEALTHY, "staleness/max": 2.0, **of_old}] * 5) == [], "those of age 0 are as they should be"
+    assert diagnose([{**HEALTHY, "train/update_ratio_max": 1.4, "train/update_ratio_mean": 0.3}] * 5) == []
+
+
+def test_a_kl_of_a_few_tokens_is_not_judged() -> None:
+    assert diagnose([{**HEALTHY, "mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 3.0}]) == []
+
+
+def test_an_entropy_that_was_not_measured_is_not_gone() -> None:
+    idle = {key: value for key, value in HEALTHY.items() if key != "train/entropy"} | {
+        "train/tokens": 0.0, "train/signal": 0.0, "train/skipped": 1.0, "rollout/groups_with_signal": 0.0,
+    }  # fmt: skip
+    assert [finding.kind for finding in diagnose([idle] * 5)] == ["signal"]
+    gone = {**idle, "train/entropy": 0.001}
+    assert {finding.kind for finding in diagnose([gone] * 5)} == {"signal", "entropy"}
 
 
 def episode(prompt: str) -> str:
@@ -94,7 +116,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("dtype", "found"), [("bfloat16", []), ("float32", ["ratio"])])
 def test_a_run_is_judged_by_what_its_machine_computed_in(run_dir: Path, dtype: str, found: list[str]) -> None:
     (run_dir / "config.json").write_text(json.dumps({"trainer": {"dtype": dtype}}))
-    off = {"step": 5, **HEALTHY, "train/ratio_deviation_max": 0.4}
+    off = {"step": 5, **HEALTHY, "mismatch/ratio_max/age_0": 0.4}
     (run_dir / "metrics.jsonl").write_text(json.dumps(off) + "\n")
     assert [finding.kind for finding in examine(run_dir)[0]] == found
 

@@ -65,10 +65,11 @@ def test_in_a_terminal_the_panel_shows_steps_and_evaluation():
 def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(terminal: bool):
     shown, out = view(terminal)
     with shown:
-        shown.update({**STEP, "staleness/max": 1, "train/kl_behavior": 0.5})
+        shown.update({**STEP, "mismatch/kl": 0.5, "mismatch/kl/age_1": 0.5})
         assert "warning" not in out.getvalue()
+        fresh = {"mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 500.0}
         for step in (4, 5):
-            shown.update({**STEP, "step": step, "staleness/max": 0, "train/kl_behavior": 0.5, "drift/special": 0.25})
+            shown.update({**STEP, "step": step, **fresh, "drift/special": 0.25})
     text = out.getvalue()
     assert "step 4: the server's logprobs are not the trainer's (KL 0.500" in text
     assert "in 25.0% of the episodes the special tokens" in text

@@ -32,7 +32,7 @@ async def test_three_updates_reach_the_server(server: Server, backend: Backend, 
     assert result.returncode == 0, result.stdout
     records = metrics(tmp_path / "three")
     assert [record["step"] for record in records] == [0, 1, 2, 3]
-    assert all(record["train/ratio_deviation_max"] < 5e-3 for record in records[1:]), "behavior logprobs are not ours"
+    assert all(record["mismatch/ratio_max"] < 5e-3 for record in records[1:]), "behavior logprobs are not ours"
     assert "could not be broadcast" not in (tmp_path / "three" / "logs" / "trainer.log").read_text()
     exported = load_file(tmp_path / "three" / "model" / "model.safetensors")
     original = load_file(server.first / "model.safetensors")

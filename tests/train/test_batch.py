@@ -63,7 +63,9 @@ def test_sequences_without_advantage_count_as_tokens_but_are_not_computed() -> N
     episodes = [episode("g", 1.0, [5]), episode("g", 0.0, [6]), episode("h", 1.0, [7, 7]), episode("h", 1.0, [8])]
     batch = make_train_batch(episodes, TrainerConfig(aggregation="token"))
     assert (len(batch.branches), batch.normalizer, batch.signal) == (2, 5, 0.5)
-    assert len(make_train_batch(episodes, TrainerConfig(kl_coef=0.1)).branches) == 4
+    assert [token_ids(branch, batch.tokens).tolist()[2:] for branch in batch.idle] == [[7, 7], [8]]
+    every = make_train_batch(episodes, TrainerConfig(kl_coef=0.1))
+    assert len(every.branches) == 4 and every.idle == []
 
 
 def test_scale_bias_and_clip_change_what_the_trainer_sees() -> None:

@@ -42,7 +42,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_servers_answer_by_each_new_adapter(runs: Path, way: str) -> None:
     records = metrics(runs / way)[1:]
     assert [r["step"] for r in records] == [1, 2, 3]
-    assert all(r["staleness/max"] == 0 and r["train/ratio_deviation_max"] < 1e-4 for r in records)
+    assert all(r["staleness/max"] == 0 and r["mismatch/ratio_max"] < 1e-4 for r in records)
     assert all(r["train/grad_norm"] > 0 for r in records), "it never moved"
     assert records[0]["train/kl_reference"] == pytest.approx(0, abs=1e-6)
     assert records[2]["train/kl_reference"] > 1e-5, "the policy is still the reference: nothing was learned"
@@ -76,7 +76,7 @@ def test_a_run_resumes_with_its_adapter(runs: Path, tiny_model: Path) -> None:
     assert result.returncode == 0, result.stdout
     records = metrics(runs / "adapter")
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
-    assert records[4]["train/ratio_deviation_max"] < 1e-4, "the server did not get the resumed adapter"
+    assert records[4]["mismatch/ratio_max"] < 1e-4, "the server did not get the resumed adapter"
     checkpoints = sum(f.stat().st_size for f in (runs / "adapter" / "checkpoints").rglob("*.distcp"))
     model = (tiny_model / "model.safetensors").stat().st_size
     assert checkpoints < 3 * model, "the frozen weights are in the checkpoint"

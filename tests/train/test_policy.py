@@ -191,8 +191,8 @@ def test_ratio_is_one_before_the_first_update(
     batch = made_batch(sequences, 100, 1.0)
     first = engine.update(batch, 1e-3)
     second = engine.update(batch, 1e-3)
-    assert first["train/ratio_deviation_max"] < 1e-4
-    assert second["train/ratio_deviation_max"] > 1e-3, "the update changed nothing"
+    assert first["mismatch/ratio_max"] < 1e-4
+    assert second["mismatch/ratio_max"] > 1e-3, "the update changed nothing"
 
 
 def test_a_non_finite_gradient_leaves_the_parameters_alone(

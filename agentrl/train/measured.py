@@ -1,0 +1,92 @@
+"""Collects what a step computes of its tokens before the first update, and makes metrics of it.
+
+Guarantees: metrics do not depend on ranks or micro-batches (a sequence lies on one rank); tokens stay on the device
+until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.config.recipe import TrainerConfig
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.mismatch import SUMS, MeasuredTokens, mismatch_metrics, mismatch_sums
+
+_COLUMNS = ("behavior", "advantages", "versions", "sequences", "turns")
+
+
+class Measured:
+    """Tokens that this rank computed before the step's first update.
+
+    Args:
+        device: Device of the micro-batches.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parts: list[MeasuredTokens] = []
+
+    def add(
+        self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor, *, chosen: Tensor | None = None,
+        weighted: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds tokens of a micro-batch.
+
+        Args:
+            batch: The micro-batch.
+            logprobs: ``[tokens]`` logprobs under the policy that the step starts from.
+            entropies: ``[tokens]`` its entropies.
+            chosen: ``[tokens]`` indices among the micro-batch's trained tokens; ``None`` for all in order.
+            weighted: Whether the column ``weights`` says how many tokens each stands for; else it is 1.
+        """
+        columns = {name: batch.columns[name] for name in (*_COLUMNS, "weights")}
+        columns["token_ids"] = batch.targets[batch.trained]
+        if chosen is not None:
+            columns = {name: values[chosen] for name, values in columns.items()}
+        self._parts.append(
+            MeasuredTokens(
+                logprobs=logprobs.detach(),
+                entropies=entropies.detach(),
+                token_ids=columns["token_ids"],
+                weights=columns["weights"] if weighted else torch.ones_like(columns["weights"]),
+                **{name: columns[name] for name in _COLUMNS},
+            )
+        )
+
+    def metrics(self, config: TrainerConfig, version: int, sampled: float) -> dict[str, float]:
+        """Computes the step's metrics from before its first update, the same on every rank; a collective.
+
+        Args:
+            config: The recipe's trainer section.
+            version: Policy version that the step starts from.
+            sampled: Number of tokens that the loss of the global batch counts.
+        """
+        sums = torch.zeros(4, len(SUMS), dtype=torch.float64, device=self._device)
+        worst = torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64, device=self._device)
+        if self._parts:
+            sums, worst = mismatch_sums(MeasuredTokens.joined(self._parts), config, version)
+        sums, worst = merged(sums, worst)
+        total = dict(zip(SUMS, sums[0].tolist(), strict=True))
+        if not total["tokens"]:
+            return {}
+        found = {
+            "train/entropy": total["entropy"] / total["tokens"],
+            "train/measured_share": total["measured"] / sampled,
+        }
+        return found | mismatch_metrics(sums, worst, config)
+
+
+def merged(sums: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
+    """Merges all ranks' sums, and takes the largest of their maxima; a collective.
+
+    Args:
+        sums: ``[rows, sums]``.
+        worst: ``[rows, 2]`` a maximum and what it belongs to.
+    """
+    own = torch.cat([sums, worst], dim=1)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    of_ranks = torch.stack(every)  # [ranks, rows, sums + 2]
+    count = sums.shape[1]
+    rank = of_ranks[:, :, count].argmax(0)
+    return of_ranks[:, :, :count].sum(0), of_ranks[rank, torch.arange(len(own), device=own.device), count:]
