@@ -1,8 +1,9 @@
 """The policy: a Hugging Face causal LM, sharded with FSDP2, that computes the logprobs of given tokens.
 
 Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits
-of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit
-scaling, a biased head) is refused when it is loaded, because its logprobs would be wrong.
+of at most ``chunk`` tokens exist at one time; there is no dropout, whatever the model's config says. A model whose
+logits are not ``hidden @ head.T`` (soft-capping, logit scaling, a biased head), or are random in training mode, is
+refused when it is loaded, because its logprobs would be wrong.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.models.tree_support import limited_attention, not_for_trees
 from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.training_noise import remove_noise, still_random, without_noise
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -104,7 +106,7 @@ def check_head(model: Any) -> None:
 
 
 def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
-    """Loads a model in float32, with PyTorch's scaled-dot-product attention.
+    """Loads a model in float32, with PyTorch's scaled-dot-product attention and without dropout.
 
     Args:
         path: Model folder.
@@ -112,9 +114,14 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
         context: Largest number of tokens of a sequence.
 
     Raises:
-        ValueError: The model's logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.models.tree_support`.
+        ValueError: The model's logprobs would be wrong: see :func:`check_head`, :mod:`agentrl.train.training_noise`
+            and :mod:`agentrl.models.tree_support`.
     """
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
+    how = {"config": without_noise(AutoConfig.from_pretrained(str(path))), "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
+    remove_noise(model)
+    if random := still_random(model):
+        raise ValueError(f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong")
     check_head(model)
     if others := limited_attention(model.config.get_text_config(), context):
         raise ValueError(
