@@ -2,9 +2,9 @@
 
 Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing again;
 :class:`~agentrl.supervised.course.Course` decides a run's schedule, TRL's own schedules are switched off; parameters
-are float32 in every compute dtype; the reward model, DPO's policy and its reference have no dropout, because their losses
-compare two passes, while SFT keeps the dropout of the model's config. Sources: Ouyang et al. 2022, arXiv:2203.02155 (SFT and reward model);
-Rafailov et al. 2023, arXiv:2305.18290 (DPO).
+are float32 in every compute dtype; the reward model, DPO's policy and its reference have no dropout, because their
+losses compare two passes, while SFT keeps the dropout of the model's config. Sources: Ouyang et al. 2022,
+arXiv:2203.02155 (SFT and reward model); Rafailov et al. 2023, arXiv:2305.18290 (DPO).
 """
 
 from pathlib import Path

@@ -74,7 +74,7 @@ def load_for(recipe: Recipe, model_path: Path) -> Any:
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
     """Makes the starting policy, with LoRA adapters if the recipe trains adapters, and tries a first update.
 
-    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows, which the log says.
+    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
 
     Raises:
         ValueError: The model cannot be trained.

@@ -64,9 +64,7 @@ async def test_the_same_seeds_give_the_same_answers_and_an_abort_keeps_what_was_
 
 
 @pytest.mark.parametrize("abort", [False, True])
-async def test_episodes_with_neighbouring_seeds_are_independent(
-    client: httpx.Client, tiny: Path, abort: bool
-) -> None:
+async def test_episodes_with_neighbouring_seeds_are_independent(client: httpx.Client, tiny: Path, abort: bool) -> None:
     found = await answers(client, tiny, abort=abort)
     length = min(TOKENS // 2, *map(len, found))
     first = np.array([ids[:length] for ids in found])

@@ -122,7 +122,8 @@ def test_what_compares_two_passes_has_no_dropout(
     encoded = encode_all(recipe, template)
     common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
     made = {"dpo": dpo, "rm": rm}[name]
-    trainer = made(recipe, folder, common, {"train_dataset": dataset(encoded.train.data), "processing_class": tokenizer})
+    parts = {"train_dataset": dataset(encoded.train.data), "processing_class": tokenizer}
+    trainer = made(recipe, folder, common, parts)
     ids = torch.arange(5, 15)[None]
     for model in filter(None, (trainer.model, getattr(trainer, "ref_model", None))):
         expected = model.eval()(input_ids=ids).logits
