@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
@@ -22,7 +23,7 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.memory_saving import use_memory_saving_layers
-from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
+from agentrl.train.policy import ModelRefused, Policy, compile_layers, compute_in, load_model, shard
 from agentrl.train.rank import DTYPES, join_group, set_threads
 from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.trainer import Trainer, TrainingStopped
@@ -77,7 +78,7 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
 
     Raises:
-        ValueError: The model cannot be trained.
+        ModelRefused: The model cannot be trained.
     """
     policy, why = _tried_policy(recipe, model_path, mesh, device)
     if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model):
@@ -87,7 +88,7 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
         del policy
         policy, why = _tried_policy(with_attention(recipe, "padded"), model_path, mesh, device)
     if why is not None:
-        raise ValueError(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
+        raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
     return policy
 
 
@@ -115,7 +116,7 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     """Makes a critic that starts from the policy's decoder, and tries a first update; all its weights are trained.
 
     Raises:
-        ValueError: The model cannot be trained as a critic.
+        ModelRefused: The model cannot be trained as a critic.
     """
     config, model = recipe.trainer, load_for(recipe, model_path)
     trial = trial_batch(model, recipe.sampling.temperature)
@@ -123,7 +124,7 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     decoder = model.get_decoder()
     critic = prepared(Critic(decoder), config, mesh, device)
     if (why := trial_error(critic, trial, device, DTYPES[config.dtype])) is not None:
-        raise ValueError(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")
+        raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")
     return ValueLearner(critic, config, device)
 
 
@@ -195,7 +196,12 @@ def main(argv: list[str] | None = None) -> int:
     client = ControllerClient(args.controller, recipe.trainer.batch_timeout) if dist.get_rank() == 0 else None
     if client is not None:
         client.start_heartbeat()
-    trainer = build_trainer(recipe, args.model, args.run_dir, device, client)
+    try:
+        trainer = build_trainer(recipe, args.model, args.run_dir, device, client)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        dist.destroy_process_group()
+        return 1
     try:
         if args.resume:
             trainer.resume()

@@ -22,9 +22,7 @@ def test_it_is_the_share_of_subsets_with_a_right_sample(samples: int) -> None:
 def test_it_has_no_bias_where_some_samples_are_invalid() -> None:
     """Tasks of 6 samples, each valid with 0.7 and right with 0.3: pass@2 is 1 - 0.7^2 however many are valid."""
     rng = random.Random(0)
-    values = {
-        str(task): [float(rng.random() < 0.3) for _ in range(6) if rng.random() < 0.7] for task in range(20000)
-    }
+    values = {str(task): [float(rng.random() < 0.3) for _ in range(6) if rng.random() < 0.7] for task in range(20000)}
     found = passes(values, 6)
     for k in (1, 2, 3):
         mean = sum(found[f"pass@{k}"].values()) / len(found[f"pass@{k}"])

@@ -1,5 +1,9 @@
 """The trial of a first update: what it lets through learns, what it does not falls back or is refused."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from tests.train.noisy_models import CONFIGS, write_model
 from tests.train.test_rows import collated, random_sequences
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+SECONDS = 300  # longest wait for two ranks
 KINDS = {
     "float32": ["trainer.dtype=float32"],
     "bfloat16": ["trainer.dtype=bfloat16"],
@@ -121,3 +127,20 @@ def test_a_backward_pass_that_fails_is_refused(
     monkeypatch.setattr(row_attention, "tree_attention", lambda *given: Broken.apply(plain(*given)))
     with pytest.raises(ValueError, match=r"its first update fails \(NotImplementedError: no backward pass here\)"):
         make_policy(recipe_of("trainer.attention=packed"), tiny_model, mesh, CPU)
+
+
+def test_all_ranks_come_to_the_same_answer(tmp_path: Path) -> None:
+    folder = write_model("gpt2", tmp_path / "model")
+    arguments = [sys.executable, "-m", "tests.train.trying", str(folder), str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen(
+            [*arguments, str(rank), "2", str(tmp_path)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    first, second = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert first == second and first["auto"] is False and "GPT2LMHeadModel cannot be trained" in first["packed"]
+    assert [text.count("its rows are padded") for text in said] == [1, 0]
