@@ -27,7 +27,7 @@ from agentrl.train.policy import ModelRefused, Policy, compile_layers, compute_i
 from agentrl.train.rank import DTYPES, join_group, set_threads
 from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.trainer import Trainer, TrainingStopped
-from agentrl.train.trial_update import trial_batch, trial_error
+from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
 from agentrl.weights.gather import Weight
@@ -46,7 +46,7 @@ def build_trainer(
     decided = with_attention(recipe, "packed" if is_packed(policy.model) else "padded")
     reference: nn.Module | None = None
     if config.kl_coef > 0 and config.lora_rank is None:
-        reference = make_policy(decided, model_path, mesh, device).requires_grad_(False)
+        reference = build_policy(decided, model_path, mesh, device)[0].requires_grad_(False)
     elif config.kl_coef > 0:
         from agentrl.train.lora import BasePolicy
 
@@ -80,22 +80,23 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     Raises:
         ModelRefused: The model cannot be trained.
     """
-    policy, why = _tried_policy(recipe, model_path, mesh, device)
+    dtype = DTYPES[recipe.trainer.dtype]
+    policy, trial = build_policy(recipe, model_path, mesh, device)
+    why = trial_error(policy, trial, device, dtype)
     if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model):
         if dist.get_rank() == 0:
             name = type(policy.model).__name__
             print(f"trainer.attention=auto: {name} cannot use packed rows, its rows are padded: {why}", flush=True)
         del policy
-        policy, why = _tried_policy(with_attention(recipe, "padded"), model_path, mesh, device)
+        policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
+        why = trial_error(policy, trial, device, dtype)
     if why is not None:
         raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
     return policy
 
 
-def _tried_policy(
-    recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device
-) -> tuple[Policy, str | None]:
-    """Makes the policy, and returns it with why it cannot be trained, if so."""
+def build_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
+    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded."""
     config = recipe.trainer
     model = load_for(recipe, model_path)
     trial = trial_batch(model, recipe.sampling.temperature)
@@ -105,7 +106,7 @@ def _tried_policy(
 
         add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
     policy = prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
-    return policy, trial_error(policy, trial, device, DTYPES[config.dtype])
+    return policy, trial
 
 
 def _way_out(model: Any) -> str:

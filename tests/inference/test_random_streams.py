@@ -152,14 +152,10 @@ async def test_an_api_without_ids_gets_another_seed_for_each_call_and_role() -> 
         seen.append(json.loads(body)["seed"])
         return web.json_response(whole)
 
-    class Url:
-        def __init__(self, url: str, timeout: float) -> None:
-            self.url = url
+    def fake(url: str, timeout: float) -> FakeBackend:
+        return FakeBackend(lambda ids, params: answer([]), url)
 
-        async def close(self) -> None:
-            """Nothing is open."""
-
-    async with scripted(handler, Url) as server:
+    async with scripted(handler, fake) as server:
         client = server_kind("openai").text_client(TextApi(f"{server.url}/v1", "m", "NO_KEY", 5.0, {}))
         for seed in (0, 0, 1):
             llm, _ = client.acquire(evaluation=True, seed=seed)

@@ -42,6 +42,7 @@ def test_a_model_whose_noise_is_not_found_is_refused_by_its_class(
     class Shaky(LlamaForCausalLM):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             out = super().forward(*args, **kwargs)
+            assert out.logits is not None
             if self.training:
                 out.logits = out.logits + 0.01 * torch.randn_like(out.logits)
             return out
