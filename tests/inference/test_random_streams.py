@@ -87,6 +87,17 @@ async def test_neighbouring_episodes_have_no_request_in_common(template: ChatTem
     assert len(set(seeds)) == len(seeds) == 48
 
 
+async def test_a_request_that_moves_to_another_server_is_sent_as_it_was(template: ChatTemplate) -> None:
+    """Nothing of the lost answer is kept, so that its random numbers are still unused."""
+    dead = FakeBackend(lambda ids, params: answer([]), "http://dead")
+    dead.dead = True
+    other = FakeBackend(lambda ids, params: answer([5, template.eos_id]), "http://other")
+    router = Router([dead, other])
+    llm, _ = ChatClient(router, template, SETTINGS, SETTINGS).acquire(evaluation=False, seed=3)
+    await llm.session().chat.completions.create(messages=[HELLO])
+    assert len(dead.requests) == 1 and dead.requests == other.requests
+
+
 async def test_without_a_seed_none_is_sent(template: ChatTemplate) -> None:
     backend = aborting(template)
     await ChatSession(backend, template, SETTINGS).create(messages=[HELLO])
