@@ -18,7 +18,7 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.launch.resolve import resolve
 from agentrl.train import row_attention
-from agentrl.train.__main__ import make_critic, make_policy
+from agentrl.train.__main__ import build_trainer, make_critic, make_policy
 from agentrl.train.layout import layout_of
 from agentrl.train.row_attention import is_packed
 from tests.train.noisy_models import CONFIGS, write_model
@@ -127,6 +127,18 @@ def test_a_backward_pass_that_fails_is_refused(
     monkeypatch.setattr(row_attention, "tree_attention", lambda *given: Broken.apply(plain(*given)))
     with pytest.raises(ValueError, match=r"its first update fails \(NotImplementedError: no backward pass here\)"):
         make_policy(recipe_of("trainer.attention=packed"), tiny_model, mesh, CPU)
+
+
+def test_policy_reference_and_critic_of_a_trainer_have_one_layout(tmp_path: Path, mesh: DeviceMesh) -> None:
+    folder = write_model("gpt2", tmp_path / "model")
+    recipe = recipe_of("trainer.preset=ppo", "trainer.kl_coef=0.1", "trainer.attention=auto")
+    trainer = build_trainer(recipe, folder, tmp_path, CPU, None)
+    learner = trainer.engine
+    assert learner.reference is not None and learner.critic is not None
+    for module in (learner.policy, learner.reference, learner.critic.critic):
+        assert not is_packed(module.model)
+        assert not [one for one in module.modules() if isinstance(one, torch.nn.Dropout) and one.p]
+    trainer.publisher.close()
 
 
 def test_all_ranks_come_to_the_same_answer(tmp_path: Path) -> None:
