@@ -130,7 +130,7 @@ class InstantClient:
         from agentrl.inference.client import EpisodeLLM
         from agentrl.inference.session import ChatSession
 
-        return EpisodeLLM(lambda: ChatSession(self._server, self._template, self._settings)), lambda: None
+        return EpisodeLLM(lambda _: ChatSession(self._server, self._template, self._settings)), lambda: None
 
 
 class Instant:

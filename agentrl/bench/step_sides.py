@@ -97,16 +97,19 @@ def trainer_side(model: str, dtype: str) -> None:
 
     from agentrl.bench.made_batch import TrainSequence, made_batch
     from agentrl.config.recipe import TrainerConfig
-    from agentrl.train.__main__ import make_model, prepared
+    from agentrl.train.__main__ import prepared
     from agentrl.train.learner import PolicyLearner
-    from agentrl.train.policy import Policy
+    from agentrl.train.policy import Policy, load_model
+    from agentrl.train.row_attention import choose_attention
 
     store = Path(tempfile.mkdtemp()) / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     torch.set_flush_denormal(True)
     config = TrainerConfig.model_validate({"tokens_per_microbatch": 2048, "dtype": dtype})
     device = torch.device("cpu")
-    policy = Policy(make_model(config, Path(model), device, context=0), 1.0, config.logprob_chunk)
+    loaded = load_model(Path(model))
+    choose_attention(loaded, config, device)
+    policy = Policy(loaded, 1.0, config.logprob_chunk)
     engine = PolicyLearner(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
     answer(ready=True)
     for batch in requests():

@@ -28,7 +28,9 @@ def evaluate(
         typer.Option("--model", help="The server's name of the model; without --base-url, the model to load."),
     ] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Number of tasks.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Episodes per task; over 1, also pass@k.")] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Episodes per task; over 1, also pass@1 to pass@K.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for the episodes.")] = None,
 ) -> None:
     """Evaluate a model on an environment.

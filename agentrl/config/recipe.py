@@ -89,7 +89,7 @@ class SamplingConfig(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1, description="-1 for the whole vocabulary.")
     max_new_tokens: Positive = 256
-    eval_temperature: float = Field(default=0.0, ge=0, le=10)
+    eval_temperature: float = Field(default=0.0, ge=0, le=10, description="Of evaluations; 0 is greedy.")
 
 
 class InferenceConfig(Section):

@@ -7,6 +7,7 @@ separately from wrong answers; each episode is written to the journal as it ends
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Task
@@ -43,6 +44,21 @@ class Evaluator:
     def total(self) -> int:
         """Number of episodes of one evaluation."""
         return len(self.tasks) * self._recipe.eval.samples
+
+    @property
+    def setup(self) -> dict[str, float]:
+        """Numbers that an evaluation's result depends on: its sampling, and how many episodes it is of."""
+        sampling = self._recipe.sampling
+        return {
+            "temperature": sampling.eval_temperature,
+            "max_new_tokens": sampling.max_new_tokens,
+            "tasks": len(self.tasks),
+            "samples": self._recipe.eval.samples,
+        }
+
+    def as_json(self, summary: EvalSummary) -> dict[str, Any]:
+        """Returns an evaluation as JSON: its metrics, ``setup``, and ``per_task`` for a later comparison."""
+        return {**summary.as_metrics(), "setup": self.setup, "per_task": summary.per_task}
 
     async def run(self, version: int) -> EvalSummary:
         """Attempt every task and summarize the episodes; ``version`` labels them."""

@@ -1,7 +1,8 @@
 """Summarizes finished episodes as metrics with 95% intervals.
 
 Guarantees: a failed episode is counted as invalid and excluded from every mean; all tasks have equal weight; an
-interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`.
+interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`. A task with failed episodes counts
+with its valid ones.
 """
 
 import math
@@ -12,6 +13,7 @@ from statistics import fmean
 
 from agentrl.core.episode import Episode
 from agentrl.evaluate.intervals import mean_interval, proportion_interval
+from agentrl.evaluate.pass_at_k import passes
 
 SUCCESS = "accuracy"  # the metric behind pass@k
 
@@ -34,7 +36,9 @@ class EvalSummary:
         failed: Number of episodes that failed; wrong answers are not among them.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
-        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@k`` if ``samples`` > 1.
+        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@1`` to ``pass@samples`` if
+            ``samples`` > 1.
+        per_task: What each estimate is the mean of, by name and task: the mean over the task's valid samples.
     """
 
     n: int
@@ -42,15 +46,21 @@ class EvalSummary:
     tasks: int
     samples: int
     estimates: dict[str, Estimate]
+    per_task: dict[str, dict[str, float]]
 
     def as_metrics(self) -> dict[str, float]:
-        """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``."""
+        """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``.
+
+        A ``pass@k`` has the number of tasks with at least k valid samples beside it, ``eval/pass@k_tasks``.
+        """
         metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed)}
         for name, estimate in self.estimates.items():
             metrics[f"eval/{name}"] = estimate.mean
             if not math.isnan(estimate.low):
                 metrics[f"eval/{name}_low"] = estimate.low
                 metrics[f"eval/{name}_high"] = estimate.high
+            if name.startswith("pass@"):
+                metrics[f"eval/{name}_tasks"] = float(len(self.per_task[name]))
         return metrics
 
 
@@ -72,16 +82,18 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
             values[name][episode.task_id].append(value)
     estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}
     samples = max(attempts.values(), default=0)
+    per_task = {name: {task: fmean(own) for task, own in of_tasks.items()} for name, of_tasks in values.items()}
     if samples > 1:
-        complete = [found for found in values[SUCCESS].values() if len(found) == samples]
-        if complete:
-            estimates[f"pass@{samples}"] = estimate([[float(max(found) >= 1)] for found in complete])
+        for name, of_tasks in passes(values.get(SUCCESS, {}), samples).items():
+            estimates[name] = estimate([[value] for value in of_tasks.values()])
+            per_task[name] = of_tasks
     return EvalSummary(
         n=len(judged),
         failed=len(episodes) - len(judged),
         tasks=len({episode.task_id for episode in judged}),
         samples=samples,
         estimates=estimates,
+        per_task=per_task,
     )
 
 

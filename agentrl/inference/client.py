@@ -32,16 +32,20 @@ class Session(Protocol):
 
 
 class EpisodeLLM:
-    """A workflow's ``llm``: chat sessions by role, and a method for step rewards."""
+    """A workflow's ``llm``: chat sessions by role, and a method for step rewards.
 
-    def __init__(self, make_session: Callable[[], Session]) -> None:
+    Args:
+        make_session: Function of a role that makes its session.
+    """
+
+    def __init__(self, make_session: Callable[[str], Session]) -> None:
         self._make_session = make_session
         self.sessions: dict[str, Session] = {}
 
     def session(self, role: str = "assistant") -> Session:
         """The session of ``role`` in this episode."""
         if role not in self.sessions:
-            self.sessions[role] = self._make_session()
+            self.sessions[role] = self._make_session(role)
         return self.sessions[role]
 
     def reward(self, value: float, role: str = "assistant") -> None:
@@ -114,4 +118,4 @@ class ChatClient:
         lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
-        return EpisodeLLM(lambda: ChatSession(lease, self._template, settings)), lease.release
+        return EpisodeLLM(lambda role: ChatSession(lease, self._template, settings, role)), lease.release

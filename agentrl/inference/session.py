@@ -3,7 +3,8 @@
 Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus the ids of the new messages; each
 sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
 conversation that differs from the stored one starts a branch after the last common message. A request that the server
-aborted is continued with the same ids.
+aborted is continued with the same ids and with random numbers that were not used yet. No two requests of an episode
+draw the same random numbers.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from agentrl.inference.drift import Drift, measure
 from agentrl.inference.ledger import Ledger
 from agentrl.inference.messages import before_stop, plain
 from agentrl.inference.options import ChatOptions
+from agentrl.inference.random_streams import request_seed, stream_seed
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
 
@@ -54,12 +56,17 @@ class ChatSession:
         backend: Server that samples.
         template: The model's chat template.
         settings: Defaults and limits.
+        role: Role in the episode; each role draws random numbers of its own.
     """
 
-    def __init__(self, backend: Sampler, template: ChatTemplate, settings: SessionSettings) -> None:
+    def __init__(
+        self, backend: Sampler, template: ChatTemplate, settings: SessionSettings, role: str = "assistant"
+    ) -> None:
         self._backend = backend
         self._template = template
         self._settings = settings
+        self._role = role
+        self._calls = 0
         self._ledger = Ledger()
         self.last_sampled: int | None = None
         self._tools: dict[int, list[dict[str, Any]]] = {}  # of each conversation, by its first node
@@ -100,7 +107,8 @@ class ChatSession:
             )
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
-        samples = [self._sample(prompt, self._seeded(params, index)) for index in range(options.n)]
+        call, self._calls = self._calls, self._calls + 1
+        samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
         answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
         text = (lambda token: self._template.text([token])) if options.logprobs else None
@@ -137,11 +145,11 @@ class ChatSession:
         messages = [self._ledger.node(index).message for index in path]
         return measure(self._template, self._ledger.prompt(self.last_sampled), messages, self._tools[path[0]])
 
-    def _seeded(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Returns the parameters with a seed of its own for each turn and sample."""
+    def _seeded(self, params: SamplingParams, call: int, index: int) -> SamplingParams:
+        """Gives sample ``index`` of a call a seed of its own, also where the agent names the same seed each time."""
         if params.seed is None:
             return params
-        return replace(params, seed=params.seed + len(self.trajectory.nodes) + index)
+        return replace(params, seed=stream_seed(self._settings.sampling.seed, params.seed, self._role, call, index))
 
     async def _sample(self, prompt: list[int], params: SamplingParams) -> Generation:
         room = self._settings.context_length - len(prompt)
@@ -152,7 +160,8 @@ class ChatSession:
         budget = min(params.max_new_tokens, room)
         if budget < params.max_new_tokens:
             params = replace(params, max_new_tokens=budget)
-        part = await self._backend.generate(prompt, params, request_id=token_hex(16))
+        first = replace(params, seed=request_seed(params.seed, 0))
+        part = await self._backend.generate(prompt, first, request_id=token_hex(16))
         return part if part.finish_reason != "abort" else await self._generate_on(prompt, part, params)
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
@@ -186,7 +195,9 @@ class ChatSession:
         for _ in range(MAX_RESUMES):
             if len(done.token_ids) >= params.max_new_tokens:
                 return replace(done, finish_reason="length")
-            left = replace(params, max_new_tokens=params.max_new_tokens - len(done.token_ids))
+            taken = len(done.token_ids)
+            seed = request_seed(params.seed, taken)
+            left = replace(params, max_new_tokens=params.max_new_tokens - taken, seed=seed)
             part = await self._backend.generate(prompt + done.token_ids, left, request_id=token_hex(16))
             done = Generation(
                 token_ids=done.token_ids + part.token_ids,

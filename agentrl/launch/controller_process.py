@@ -69,7 +69,7 @@ async def serve(
 
     async def evaluate(version: int) -> dict[str, float]:
         summary = await evaluator.run(version)
-        write_json(run_dir / f"eval-{version:06d}.json", summary.as_metrics())
+        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary))
         return summary.as_metrics()
 
     controller = Controller(

@@ -5,7 +5,6 @@ is read from the environment and written nowhere; if no episode could be judged,
 """
 
 import asyncio
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
-from agentrl.observe.summary import evaluation_table
+from agentrl.observe.summary import evaluation_table, setup_line
 from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
 from agentrl.rollout.journal import Journal
 
@@ -54,27 +53,27 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
             processes.mkdir(exist_ok=True)
             urls = start_servers(recipe, model.path, processes, supervisor)
         if in_text or model is None:
-            summary, failures = asyncio.run(_in_text(recipe, urls[0], journal, console))
+            evaluator, summary = asyncio.run(_in_text(recipe, urls[0], journal, console))
         else:
-            summary, failures = asyncio.run(_with_servers(recipe, model.path, urls, journal, console))
+            evaluator, summary = asyncio.run(_with_servers(recipe, model.path, urls, journal, console))
     finally:
         supervisor.stop()
         journal.close()
-    write_json(run_dir / "result.json", summary.as_metrics())
+    write_json(run_dir / "result.json", evaluator.as_json(summary))
     console.print(evaluation_table(summary.as_metrics(), title=f"{recipe.name}: {summary.tasks} tasks"))
-    for text, count in failures.most_common(3):
+    for text, count in evaluator.failures.most_common(3):
         console.print(f"{count} invalid: {text[-600:]}", style="red", markup=False)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return 0 if summary.n else 1
 
 
-async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[EvalSummary, Counter[str]]:
+async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[Evaluator, EvalSummary]:
     return await _run(Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal), console)
 
 
 async def _with_servers(
     recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console
-) -> tuple[EvalSummary, Counter[str]]:
+) -> tuple[Evaluator, EvalSummary]:
     client = make_client(recipe, model, urls)
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
@@ -89,11 +88,12 @@ async def _take_back(router: Router, backend: Backend) -> None:
     router.admit(backend)
 
 
-async def _run(evaluator: Evaluator, console: Console) -> tuple[EvalSummary, Counter[str]]:
+async def _run(evaluator: Evaluator, console: Console) -> tuple[Evaluator, EvalSummary]:
     console.print(f"data    {evaluator.source}", highlight=False)
+    console.print(f"sample  {setup_line(evaluator.setup)}", highlight=False)
     columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=evaluator.total)
         evaluator.on_episode = lambda _: bar.advance(row)
         summary = await evaluator.run(0)
-    return summary, evaluator.failures
+    return evaluator, summary

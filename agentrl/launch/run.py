@@ -5,13 +5,17 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 """
 
 import itertools
+import json
 import os
 import secrets
 import shutil
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import astuple
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,6 +25,7 @@ from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
+from agentrl.evaluate.paired import changes
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
 from agentrl.inference.template import built_in_templates, template_text
@@ -281,13 +286,19 @@ def _picture(recipe: Recipe) -> str:
 
 
 def _report(recipe: Recipe, run_dir: Path, console: Console, seconds: float) -> None:
-    evaluations = [
-        {name: value for name, value in record.items() if name.startswith("eval/")}
-        for record in read_metrics(run_dir / "metrics.jsonl")
-    ]
-    evaluations = [record for record in evaluations if record]
+    records = read_metrics(run_dir / "metrics.jsonl")
+    evaluations = [record for record in records if any(name.startswith("eval/") for name in record)]
     if len(evaluations) >= 2:
-        console.print(summary_table(evaluations[0], evaluations[-1]))
+        first, last = evaluations[0], evaluations[-1]
+        found = [_evaluation(run_dir, record) for record in (first, last)]
+        compared = {name: astuple(one) for name, one in changes(*(one.get("per_task", {}) for one in found)).items()}
+        console.print(summary_table(first, last, compared, found[-1].get("setup", {})))
     files = [_picture(recipe), "metrics.jsonl", "episodes.jsonl", "model/"]
     there = ", ".join(name for name in files if (run_dir / name).exists())
     console.print(f"done in {seconds / 60:.1f} min; outputs in {run_dir}: {there}")
+
+
+def _evaluation(run_dir: Path, record: Mapping[str, float]) -> dict[str, Any]:
+    """Reads what an evaluation wrote beside its record; nothing where no task was sampled."""
+    path = run_dir / f"eval-{int(record['step']):06d}.json"
+    return json.loads(path.read_bytes()) if path.is_file() else {}

@@ -9,6 +9,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import evaluates
@@ -95,14 +96,14 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
     urls = start_servers(recipe, model, run_dir / "processes", supervisor)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        summary, failures = asyncio.run(_episodes(recipe, model, urls, journal, step))
+        summary, found, failures = asyncio.run(_episodes(recipe, model, urls, journal, step))
     finally:
         journal.close()
         supervisor.stop()
     if not summary.n:
         raise ChildFailed(f"no held-out task could be judged: {failures}")
     metrics = summary.as_metrics()
-    write_json(run_dir / f"eval-{step:06d}.json", metrics)
+    write_json(run_dir / f"eval-{step:06d}.json", found)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     writer.write(step, metrics)
     writer.close()
@@ -110,7 +111,7 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
 
 async def _episodes(
     recipe: Recipe, model: Path, urls: list[str], journal: Journal, step: int
-) -> tuple[EvalSummary, str]:
+) -> tuple[EvalSummary, dict[str, Any], str]:
     client = make_client(recipe, model, urls)
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
@@ -119,7 +120,7 @@ async def _episodes(
         summary = await evaluator.run(step)
     finally:
         await client.router.close()
-    return summary, "; ".join(text[-300:] for text, _ in evaluator.failures.most_common(3))
+    return summary, evaluator.as_json(summary), "; ".join(text[-300:] for text, _ in evaluator.failures.most_common(3))
 
 
 async def _take_back(router: Router, backend: Backend) -> None:

@@ -189,7 +189,7 @@ _TIMES = (("time/wait_batch", "wait"), ("time/update", "update"))
 
 def evaluation_line(record: Mapping[str, float]) -> str:
     """Formats an evaluation as one line."""
-    names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high"))]
+    names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high", "_tasks"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
     for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/examples"}):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"

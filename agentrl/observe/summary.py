@@ -1,10 +1,11 @@
 """Builds the tables of evaluation results at the end of a run.
 
 Guarantees: every number has its 95% interval, or the note that it has none; failed episodes are counted separately
-from wrong answers.
+from wrong answers; a change is of the tasks that both evaluations judged.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -15,31 +16,62 @@ _LABELS = {
     "pair_accuracy": "pair accuracy",
 }
 _SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy", "token_accuracy", "pair_accuracy"}
+_BESIDE = ("_low", "_high", "_tasks")  # in the names of numbers that stand beside a metric
+ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
 
-def summary_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
+Changes = Mapping[str, tuple[float, float, float, int]]  # by metric: mean, lower and upper bound, tasks compared
+
+
+def summary_table(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    changes: Changes | None = None,
+    setup: Mapping[str, float] | None = None,
+) -> Table:
     """Builds a table of the evaluations before and after training.
 
     Args:
         before: Metrics of the first evaluation, ``eval/accuracy``, ``eval/accuracy_low``, ``eval/accuracy_high``, ...
         after: Metrics of the last evaluation.
+        changes: Change of each metric over the tasks that both judged; NaN bounds for no interval.
+        setup: What the evaluations had set, see :func:`setup_line`.
     """
-    table = Table(title="Held-out tasks, before and after training", caption=_caption(before, after))
+    changes = changes or {}
+    table = Table(
+        title="Held-out tasks, before and after training", caption=_caption(before, after, changes, setup or {})
+    )
     table.add_column("")
-    table.add_column("before [95% interval]".replace("[", r"\["), justify="right")
-    table.add_column("after [95% interval]".replace("[", r"\["), justify="right")
+    for column in ("before", "after", *(["change, paired"] if changes else [])):
+        table.add_column(rf"{column} \[95% interval]", justify="right")
     found = metric_names({**before, **after})
     for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
-        if name in found:
-            table.add_row(_LABELS.get(name, name), with_interval(before, name), with_interval(after, name))
+        if name in found and _is_shown(name, found):
+            cells = [with_interval(before, name), with_interval(after, name)]
+            table.add_row(_LABELS.get(name, name), *cells, *([_change(name, changes)] if changes else []))
     return table
+
+
+def setup_line(setup: Mapping[str, float]) -> str:
+    """Formats what an evaluation had set: temperature, limit of an answer, tasks and samples."""
+    how = "greedy (temperature 0)" if setup["temperature"] == 0 else f"temperature {setup['temperature']:g}"
+    samples = f"{setup['samples']:.0f} {'sample' if setup['samples'] == 1 else 'samples'} a task"
+    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {setup['tasks']:.0f} tasks, {samples}"
 
 
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Lists the names of the evaluated metrics, without ``eval/``, interval bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(("_low", "_high")) and name not in ("n", "invalid", "examples")]
+    return [name for name in names if not name.endswith(_BESIDE) and name not in ("n", "invalid", "examples")]
+
+
+def _is_shown(name: str, names: Sequence[str]) -> bool:
+    """Whether a table has a row for a metric: of many ``pass@k``, those of powers of two and the last."""
+    if not name.startswith("pass@"):
+        return True
+    k, most = int(name[5:]), max(int(other[5:]) for other in names if other.startswith("pass@"))
+    return most <= ALL_PASSES or k == most or k & (k - 1) == 0
 
 
 def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
@@ -52,7 +84,8 @@ def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
     table = Table(title=title)
     table.add_column("")
     table.add_column("value [95% interval]".replace("[", r"\["), justify="right")
-    for name in metric_names(metrics):
+    names = metric_names(metrics)
+    for name in (one for one in names if _is_shown(one, names)):
         table.add_row(name, with_interval(metrics, name))
     table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
     table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
@@ -70,10 +103,26 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
     if value is None:
         return "not measured"
     low, high = metrics.get(f"eval/{name}_low"), metrics.get(f"eval/{name}_high")
-    show = _percent if name in _SHARES or name.startswith("pass@") else _number
+    show = _percent if _is_share(name) else _number
+    of = f" of {metrics[f'eval/{name}_tasks']:.0f} tasks" if f"eval/{name}_tasks" in metrics else ""
     if low is None or high is None:
-        return f"{show(value)} (no interval)"
-    return rf"{show(value)} \[{show(low)}, {show(high)}]"
+        return f"{show(value)} (no interval){of}"
+    return rf"{show(value)} \[{show(low)}, {show(high)}]{of}"
+
+
+def _change(name: str, changes: Changes) -> str:
+    """Formats a change as ``+12.5 points [7.1, 20.9]`` of a share, or as plain numbers."""
+    if name not in changes:
+        return "not compared"
+    scale, digits, unit = (100, 1, " points") if _is_share(name) else (1, 3, "")
+    mean, low, high = (round(scale * value, digits) for value in changes[name][:3])
+    if math.isnan(low):
+        return f"{mean:+.{digits}f}{unit} (no interval)"
+    return rf"{mean:+.{digits}f}{unit} \[{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def _is_share(name: str) -> bool:
+    return name in _SHARES or name.startswith("pass@")
 
 
 def _percent(value: float) -> str:
@@ -84,11 +133,17 @@ def _number(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _caption(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+def _caption(
+    before: Mapping[str, float], after: Mapping[str, float], changes: Changes, setup: Mapping[str, float]
+) -> str:
     if "eval/examples" in after and "eval/n" not in after:
         return f"{after['eval/examples']:.0f} held-out examples"
-    counts = [
+    parts = [
         f"{when}: {metrics.get('eval/n', 0):.0f} judged, {metrics.get('eval/invalid', 0):.0f} invalid"
         for when, metrics in (("before", before), ("after", after))
     ]
-    return "; ".join(counts)
+    if changes:
+        parts.append(f"change: {max(one[3] for one in changes.values())} tasks judged both times")
+    if setup:
+        parts.append(setup_line(setup))
+    return "; ".join(parts)

@@ -2,8 +2,9 @@
 
 Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing again;
 :class:`~agentrl.supervised.course.Course` decides a run's schedule, TRL's own schedules are switched off; parameters
-are float32 in every compute dtype. Sources: Ouyang et al. 2022, arXiv:2203.02155 (SFT and reward model);
-Rafailov et al. 2023, arXiv:2305.18290 (DPO).
+are float32 in every compute dtype; the reward model, DPO's policy and its reference have no dropout, because their
+losses compare two passes, while SFT keeps the dropout of the model's config. Sources: Ouyang et al. 2022,
+arXiv:2203.02155 (SFT and reward model); Rafailov et al. 2023, arXiv:2305.18290 (DPO).
 """
 
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.reward_config import RewardConfig
@@ -22,8 +23,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from agentrl.config.recipe import Recipe
 from agentrl.supervised.course import Course
+from agentrl.train.training_noise import remove_noise, without_noise
 
 Columns = dict[str, list[Any]]
+_HOW: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
 
 
 class OnCourse:
@@ -67,9 +70,9 @@ def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, An
 
 def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
     """Build the reward model trainer (score at the last token): -log sigmoid(chosen score - rejected score)."""
-    scoring = AutoModelForSequenceClassification.from_pretrained(
-        str(model), num_labels=1, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    config = without_noise(AutoConfig.from_pretrained(str(model), num_labels=1))
+    scoring = AutoModelForSequenceClassification.from_pretrained(str(model), config=config, **_HOW)
+    remove_noise(scoring)  # TRL sets dropout layers only, and not what attention and layer drop read
     return Reward(model=scoring, args=RewardConfig(**common), **parts)
 
 
@@ -77,7 +80,8 @@ def dpo(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, An
     """Build the DPO trainer; the reference is a frozen copy of the starting model."""
     own = recipe.supervised
     args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type])
-    return DPO(model=_causal(model), ref_model=_causal(model).requires_grad_(False), args=args, **parts)
+    policy, reference = _without_noise(model), _without_noise(model)
+    return DPO(model=policy, ref_model=reference.requires_grad_(False), args=args, **parts)
 
 
 def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int, bfloat16: bool) -> dict[str, Any]:
@@ -124,4 +128,11 @@ def dataset(columns: Columns) -> Dataset:
 
 
 def _causal(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(str(model), **_HOW)
+
+
+def _without_noise(model: Path) -> Any:
+    config = without_noise(AutoConfig.from_pretrained(str(model)))
+    loaded = AutoModelForCausalLM.from_pretrained(str(model), config=config, **_HOW)
+    remove_noise(loaded)
+    return loaded

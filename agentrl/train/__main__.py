@@ -1,19 +1,20 @@
 """Entry point of a trainer rank: ``torchrun -m agentrl.train --run-dir runs/x --model DIR --controller URL``.
 
 Guarantees: the rank removes its shared memory when it ends, also after SIGTERM or an exception; SIGTERM ends it at
-once.
+once. A model that cannot be trained is refused before the first batch, after a trial of a whole update.
 """
 
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
@@ -22,10 +23,11 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.memory_saving import use_memory_saving_layers
-from agentrl.train.policy import Policy, compile_layers, compute_in, load_model, shard
+from agentrl.train.policy import ModelRefused, Policy, compile_layers, compute_in, load_model, shard
 from agentrl.train.rank import DTYPES, join_group, set_threads
-from agentrl.train.row_attention import choose_attention
+from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.trainer import Trainer, TrainingStopped
+from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
 from agentrl.weights.gather import Weight
@@ -41,15 +43,16 @@ def build_trainer(
     config = recipe.trainer
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = make_policy(recipe, model_path, mesh, device)
+    decided = with_attention(recipe, "packed" if is_packed(policy.model) else "padded")
     reference: nn.Module | None = None
     if config.kl_coef > 0 and config.lora_rank is None:
-        reference = make_policy(recipe, model_path, mesh, device).requires_grad_(False)
+        reference = build_policy(decided, model_path, mesh, device)[0].requires_grad_(False)
     elif config.kl_coef > 0:
         from agentrl.train.lora import BasePolicy
 
         reference = BasePolicy(policy)
     publisher = make_publisher(recipe, policy, run_dir, device, client)
-    critic = make_critic(recipe, model_path, mesh, device) if config.advantage == "gae" else None
+    critic = make_critic(decided, model_path, mesh, device) if config.advantage == "gae" else None
     engine = PolicyLearner(policy, reference, config, device, critic)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
@@ -58,28 +61,72 @@ def build_trainer(
     return made(recipe, model_path, run_dir, engine, publisher, client)
 
 
-def make_model(config: TrainerConfig, model_path: Path, device: torch.device, context: int) -> Any:
-    """Loads the starting model for sequences of up to ``context`` tokens and chooses its attention."""
-    model = load_model(model_path, gradient_checkpointing=config.gradient_checkpointing, context=context)
-    choose_attention(model, config, device)
-    return model
+def with_attention(recipe: Recipe, attention: Literal["packed", "padded"]) -> Recipe:
+    """Returns the recipe with a decided ``trainer.attention``."""
+    return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"attention": attention})})
+
+
+def load_for(recipe: Recipe, model_path: Path) -> Any:
+    """Loads the starting model of the policy or the critic."""
+    checkpointing, context = recipe.trainer.gradient_checkpointing, recipe.inference.context_length
+    return load_model(model_path, gradient_checkpointing=checkpointing, context=context)
 
 
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
-    """Makes the starting policy, with LoRA adapters if the recipe trains adapters."""
+    """Makes the starting policy, with LoRA adapters if the recipe trains adapters, and tries a first update.
+
+    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
+
+    Raises:
+        ModelRefused: The model cannot be trained.
+    """
+    dtype = DTYPES[recipe.trainer.dtype]
+    policy, trial = build_policy(recipe, model_path, mesh, device)
+    why = trial_error(policy, trial, device, dtype)
+    if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model):
+        if dist.get_rank() == 0:
+            name = type(policy.model).__name__
+            print(f"trainer.attention=auto: {name} cannot use packed rows, its rows are padded: {why}", flush=True)
+        del policy
+        policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
+        why = trial_error(policy, trial, device, dtype)
+    if why is not None:
+        raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
+    return policy
+
+
+def build_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
+    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded."""
     config = recipe.trainer
-    model = make_model(config, model_path, device, recipe.inference.context_length)
+    model = load_for(recipe, model_path)
+    trial = trial_batch(model, recipe.sampling.temperature)
+    choose_attention(model, config, device)
     if config.lora_rank is not None:
         from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
         add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
-    return prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
+    policy = prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
+    return policy, trial
+
+
+def _way_out(model: Any) -> str:
+    return "; set trainer.attention=padded" if is_packed(model) else ""
 
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
-    """Makes a critic that starts from the policy's decoder; all its weights are trained."""
-    decoder = make_model(recipe.trainer, model_path, device, recipe.inference.context_length).get_decoder()
-    return ValueLearner(prepared(Critic(decoder), recipe.trainer, mesh, device), recipe.trainer, device)
+    """Makes a critic that starts from the policy's decoder, and tries a first update; all its weights are trained.
+
+    Raises:
+        ModelRefused: The model cannot be trained as a critic.
+    """
+    config, model = recipe.trainer, load_for(recipe, model_path)
+    trial = trial_batch(model, recipe.sampling.temperature)
+    choose_attention(model, config, device)
+    decoder = model.get_decoder()
+    critic = prepared(Critic(decoder), config, mesh, device)
+    if (why := trial_error(critic, trial, device, DTYPES[config.dtype])) is not None:
+        raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")
+    return ValueLearner(critic, config, device)
 
 
 def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> Any:
@@ -150,7 +197,12 @@ def main(argv: list[str] | None = None) -> int:
     client = ControllerClient(args.controller, recipe.trainer.batch_timeout) if dist.get_rank() == 0 else None
     if client is not None:
         client.start_heartbeat()
-    trainer = build_trainer(recipe, args.model, args.run_dir, device, client)
+    try:
+        trainer = build_trainer(recipe, args.model, args.run_dir, device, client)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        dist.destroy_process_group()
+        return 1
     try:
         if args.resume:
             trainer.resume()

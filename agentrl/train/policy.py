@@ -1,8 +1,9 @@
 """The policy: a Hugging Face causal LM, sharded with FSDP2, that computes the logprobs of given tokens.
 
 Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits
-of at most ``chunk`` tokens exist at one time. A model whose logits are not ``hidden @ head.T`` (soft-capping, logit
-scaling, a biased head) is refused when it is loaded, because its logprobs would be wrong.
+of at most ``chunk`` tokens exist at one time; there is no dropout, whatever the model's config says. A model whose
+logits are not ``hidden @ head.T`` (soft-capping, logit scaling, a biased head), or are random in training mode, is
+refused when it is loaded, because its logprobs would be wrong.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl.config.errors import UserError
 from agentrl.models.tree_support import limited_attention, not_for_trees
 from agentrl.train.logprobs import chunked_logprobs, chunked_loss
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.training_noise import remove_noise, still_random, without_noise
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class ModelRefused(UserError, ValueError):
+    """A model cannot be trained; the message names its class and the reason."""
 
 
 class Policy(nn.Module):
@@ -89,7 +96,7 @@ def check_head(model: Any) -> None:
     """Raises for a model whose logits are not ``hidden @ head.T``.
 
     Raises:
-        ValueError: The model's logits differ from that product.
+        ModelRefused: The model's logits differ from that product.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
     states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -97,14 +104,14 @@ def check_head(model: Any) -> None:
     own = model(input_ids=ids, use_cache=False).logits
     gap = (plain - own).abs().max().item()
     if not gap <= 1e-3 * max(1.0, own.abs().max().item()):
-        raise ValueError(
+        raise ModelRefused(
             f"{type(model).__name__} changes its logits after the output head (largest difference {gap:.3g}); "
             "training such a model is not supported: its logprobs would be wrong"
         )
 
 
 def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
-    """Loads a model in float32, with PyTorch's scaled-dot-product attention.
+    """Loads a model in float32, with PyTorch's scaled-dot-product attention and without dropout.
 
     Args:
         path: Model folder.
@@ -112,17 +119,24 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
         context: Largest number of tokens of a sequence.
 
     Raises:
-        ValueError: The model's logprobs would be wrong: see :func:`check_head` and :mod:`agentrl.models.tree_support`.
+        ModelRefused: The model's logprobs would be wrong: see :func:`check_head`, :mod:`agentrl.train.training_noise`
+            and :mod:`agentrl.models.tree_support`.
     """
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
+    how = {"config": without_noise(AutoConfig.from_pretrained(str(path))), "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
+    remove_noise(model)
+    if random := still_random(model):
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong"
+        )
     check_head(model)
     if others := limited_attention(model.config.get_text_config(), context):
-        raise ValueError(
+        raise ModelRefused(
             f"{type(model).__name__} has {', '.join(others)} layers, which do not attend to the whole of "
             f"inference.context_length={context} tokens; such layers are not supported in training"
         )
     if why := not_for_trees(model):
-        raise ValueError(f"{type(model).__name__} cannot be trained: {why}")
+        raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -141,11 +155,11 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
     changes a layer's class, and activation checkpointing would be lost.
 
     Raises:
-        ValueError: The model does not name its decoder layers.
+        ModelRefused: The model does not name its decoder layers.
     """
     layers = decoder_layers(model)
     if not layers:
-        raise ValueError(f"trainer.compile: {type(model).__name__} does not name its decoder layers")
+        raise ModelRefused(f"trainer.compile: {type(model).__name__} does not name its decoder layers")
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 

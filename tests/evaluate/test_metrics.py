@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from agentrl.core.episode import Episode, StopReason
@@ -46,6 +48,28 @@ def test_a_task_with_a_failed_sample_is_left_out_of_pass_at_k():
     failed = episode(0, None, StopReason.TIMEOUT)
     found = summarize([episode(0, 0.0), failed, episode(1, 1.0), episode(1, 0.0)])
     assert found.estimates["pass@2"].mean == 1.0
+    assert found.estimates["pass@1"].mean == pytest.approx((0.0 + 0.5) / 2)  # its valid sample counts where it can
+    metrics = found.as_metrics()
+    assert (metrics["eval/pass@1_tasks"], metrics["eval/pass@2_tasks"]) == (2, 1)
+
+
+def test_every_pass_at_k_is_estimated_from_all_valid_samples():
+    valid = {0: [1, 0, 0, 0], 1: [0, 0, 0, 0], 2: [1, 1, 1, 0], 3: [1, 0, 0]}
+    failed = episode(3, None, StopReason.TIMEOUT)
+    found = summarize([*(episode(task, float(v)) for task, values in valid.items() for v in values), failed])
+    for k in range(1, 5):
+        enough = [values for values in valid.values() if len(values) >= k]
+        drawn = [[max(some) for some in itertools.combinations(values, k)] for values in enough]
+        expected = sum(sum(one) / len(one) for one in drawn) / len(drawn)
+        assert found.estimates[f"pass@{k}"].mean == pytest.approx(expected)
+        assert found.as_metrics()[f"eval/pass@{k}_tasks"] == len(enough)
+    assert "pass@5" not in found.estimates
+    assert found.per_task["pass@2"]["test/3"] == pytest.approx(2 / 3)
+    assert found.per_task["accuracy"]["test/3"] == pytest.approx(1 / 3)
+
+
+def test_single_samples_have_no_pass_at_k():
+    assert not any(name.startswith("pass@") for name in summarize([episode(0, 1.0), episode(1, 0.0)]).estimates)
 
 
 def test_equal_tasks_do_not_get_an_interval_without_width():

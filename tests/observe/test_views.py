@@ -1,4 +1,6 @@
 import io
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -6,9 +8,9 @@ from rich.console import Console
 
 from agentrl.config.load import load_recipe
 from agentrl.observe.curve import draw_curve, moving_average
-from agentrl.observe.live import LiveView, sparkline
+from agentrl.observe.live import LiveView, evaluation_line, sparkline
 from agentrl.observe.sinks import MetricsWriter
-from agentrl.observe.summary import summary_table
+from agentrl.observe.summary import evaluation_table, summary_table
 
 STEP = {
     "step": 3,
@@ -94,6 +96,28 @@ def test_the_summary_has_intervals_and_counts():
     assert "75.0% (no interval)" in text
     assert "64 judged, 1 invalid" in text
     assert "format" not in text
+
+
+def test_the_summary_has_the_paired_change_and_what_was_set():
+    out = io.StringIO()
+    after = {**EVALUATION, "eval/accuracy": 0.75, "eval/reward": 0.3}
+    changes = {"accuracy": (0.25, 0.125, 0.375, 63), "reward": (0.1, math.nan, math.nan, 63)}
+    setup = {"temperature": 0.6, "max_new_tokens": 9, "tasks": 64, "samples": 1}
+    Console(file=out, width=160).print(summary_table(EVALUATION, after, changes, setup))
+    text = " ".join(out.getvalue().split())
+    assert "change, paired [95% interval]" in text
+    assert "+25.0 points [+12.5, +37.5]" in text and "+0.100 (no interval)" in text
+    assert "change: 63 tasks judged both times" in text
+    assert "temperature 0.6, up to 9 tokens an answer, 64 tasks, 1 sample a task" in text
+
+
+def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
+    names = {f"eval/pass@{k}": 0.5 for k in range(1, 13)} | {f"eval/pass@{k}_tasks": 9 for k in range(1, 13)}
+    out = io.StringIO()
+    Console(file=out, width=120).print(evaluation_table({**names, "eval/n": 108}, "x"))
+    shown = [int(k) for k in re.findall(r"pass@(\d+)", out.getvalue())]
+    assert shown == [1, 2, 4, 8, 12] and "of 9 tasks" in out.getvalue()
+    assert "_tasks" not in out.getvalue() and "_tasks" not in evaluation_line({**names, "step": 3})
 
 
 def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):

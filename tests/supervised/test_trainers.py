@@ -1,5 +1,7 @@
 """TRL's losses as the recipes set them up, and what goes into a batch."""
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from agentrl.config.load import load_recipe
 from agentrl.inference.template import ChatTemplate
 from agentrl.supervised.batches import encode, encode_all, even_batch, micro_batch, pad_token, step_count
 from agentrl.supervised.tokens import Encoder
-from agentrl.supervised.trainers import arguments, dataset, dpo
+from agentrl.supervised.trainers import arguments, dataset, dpo, rm
 from tests.supervised.examples import settings, write_lines
 
 
@@ -104,3 +106,25 @@ def test_a_batch_is_shared_out_without_a_rest(tiny_model: Path, tmp_path: Path):
     assert micro_batch(recipe, 5000) == 1
     assert even_batch(48, 5) == 4
     assert step_count(recipe, 25) == (6, 3)
+
+
+@pytest.mark.parametrize("name", ["dpo", "rm"])
+def test_what_compares_two_passes_has_no_dropout(
+    name: str, tiny_model: Path, tmp_path: Path, template: ChatTemplate
+) -> None:
+    folder = tmp_path / "noisy"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    recipe = recipe_of(name, folder, tmp_path)
+    tokenizer: Any = template.tokenizer
+    tokenizer.pad_token = tokenizer.eos_token
+    encoded = encode_all(recipe, template)
+    common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
+    made = {"dpo": dpo, "rm": rm}[name]
+    parts = {"train_dataset": dataset(encoded.train.data), "processing_class": tokenizer}
+    trainer = made(recipe, folder, common, parts)
+    ids = torch.arange(5, 15)[None]
+    for model in filter(None, (trainer.model, getattr(trainer, "ref_model", None))):
+        expected = model.eval()(input_ids=ids).logits
+        assert torch.equal(model.train()(input_ids=ids).logits, expected)

@@ -4,7 +4,7 @@ Guarantees: the API key is read from the environment and written nowhere; record
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from openai import APIError, AsyncOpenAI
@@ -13,6 +13,7 @@ from agentrl.core.episode import Message, Node, Trajectory
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
+from agentrl.inference.random_streams import stream_seed
 
 RETRIES = 3  # of one request, by the openai client
 
@@ -24,12 +25,23 @@ class OpenAISession:
         client: Client of the ``openai`` package.
         model: Name of the model at the API.
         defaults: Request options used where the agent sets nothing.
+        seed: Seed of the episode's sampling; ``None`` sends no seed unless the agent does.
+        role: Role in the episode; each role draws random numbers of its own.
     """
 
-    def __init__(self, client: AsyncOpenAI, model: str, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        model: str,
+        defaults: dict[str, Any],
+        seed: int | None = None,
+        role: str = "assistant",
+    ) -> None:
         self._client = client
         self._model = model
         self._defaults = defaults
+        self._seed, self._role = seed, role
+        self._calls = 0
         self._trajectory = Trajectory()
         self.last_sampled: int | None = None
 
@@ -54,7 +66,7 @@ class OpenAISession:
         Raises:
             InferenceError: The API failed; the message names the URL.
         """
-        arguments = {**self._defaults, **options, "messages": messages, "model": self._model}
+        arguments = {**self._defaults, **options, **self._seeded(options), "messages": messages, "model": self._model}
         url = str(self._client.base_url).rstrip("/")
         try:
             answer = await self._client.chat.completions.create(**arguments)
@@ -64,6 +76,14 @@ class OpenAISession:
             raise InferenceError(f"{url}/chat/completions: the answer holds no choices: {str(answer)[:200]}")
         self._record(messages, answer.choices[0])
         return answer
+
+    def _seeded(self, options: Mapping[str, Any]) -> dict[str, int]:
+        """Gives each call a seed of its own, also where the agent names the same seed each time."""
+        call, self._calls = self._calls, self._calls + 1
+        given = options.get("seed", self._seed)
+        if not isinstance(given, int):  # none, or openai's own sign for none
+            return {}
+        return {"seed": stream_seed(self._seed, given, self._role, call)}
 
     def _record(self, messages: list[Message], choice: Any) -> None:
         nodes = self.trajectory.nodes
@@ -90,9 +110,12 @@ class OpenAIClient:
         self._defaults = api.defaults
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """Returns a handle; ``seed`` is sent with each request, and servers may ignore it."""
-        defaults = {**self._defaults, "seed": seed}
-        return EpisodeLLM(lambda: OpenAISession(self._client, self._model, defaults)), lambda: None
+        """Returns a handle; each call sends a seed that follows from ``seed``, and servers may ignore it."""
+
+        def session(role: str) -> OpenAISession:
+            return OpenAISession(self._client, self._model, self._defaults, seed, role)
+
+        return EpisodeLLM(session), lambda: None
 
 
 class OpenAI(ServerKind):

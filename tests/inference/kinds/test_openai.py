@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.kinds.kind import TextApi, server_kind
+from agentrl.inference.random_streams import stream_seed
 
 ANSWER = {
     "id": "x", "object": "chat.completion", "created": 1, "model": "m",
@@ -38,7 +39,8 @@ async def test_the_key_comes_from_the_environment_and_the_record_is_text(monkeyp
         release()
     key, sent = seen[0]
     assert key == "Bearer secret"
-    assert (sent["model"], sent["seed"], sent["temperature"], sent["max_tokens"]) == ("m", 3, 0.5, 9)
+    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("m", 0.5, 9)
+    assert sent["seed"] == stream_seed(3, 3, "assistant", 0)
     nodes = session.trajectory.nodes
     assert [node.message["content"] for node in nodes] == ["6 * 7?", "42"]
     assert not any(node.token_ids for node in nodes) and session.last_sampled == 1

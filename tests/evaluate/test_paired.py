@@ -1,0 +1,65 @@
+"""The change between two evaluations: against SciPy, by its formula, and by how often it covers the truth."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from agentrl.evaluate.intervals import mean_interval
+from agentrl.evaluate.paired import change, changes
+
+
+def test_means_get_the_paired_t_interval() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(0, 1, 30)
+    before, after = hard, hard * 0.8 + 0.3 + rng.normal(0, 0.05, 30)
+    found = change(before.tolist(), after.tolist())
+    expected = ttest_rel(after, before).confidence_interval(0.95)
+    assert found.mean == pytest.approx((after - before).mean())
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.tasks == 30
+    alone = mean_interval([[value] for value in after])
+    assert found.high - found.low < (alone[1] - alone[0]) / 3  # the tasks' own spread is not in it
+
+
+def test_right_and_wrong_get_bonett_and_prices_interval() -> None:
+    """Both right 20 times, lost 3 times, gained 12 times, both wrong 15 times; written out by hand."""
+    before = [1.0] * 23 + [0.0] * 27
+    after = [1.0] * 20 + [0.0] * 3 + [1.0] * 12 + [0.0] * 15
+    gained, lost = 13 / 52, 4 / 52
+    half = 1.959963984540054 * math.sqrt((gained + lost - (gained - lost) ** 2) / 52)
+    found = change(before, after)
+    assert found.mean == pytest.approx(9 / 50)
+    assert (found.low, found.high) == pytest.approx((gained - lost - half, gained - lost + half))
+
+
+def test_nothing_changed_is_no_certainty() -> None:
+    found = change([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 0.0])
+    assert found.mean == 0.0 and -1 <= found.low < -0.2 and 0.2 < found.high <= 1
+    assert math.isnan(change([0.5, 0.25], [0.75, 0.5]).low)  # equal differences do not tell their spread
+    assert math.isnan(change([0.5], [0.75]).low)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_it_covers_the_true_change_about_as_often_as_it_says(samples: int) -> None:
+    rng = random.Random(0)
+    covered, trials, tasks = 0, 400, 60
+    for _ in range(trials):
+        before, after = [], []
+        for _ in range(tasks):
+            p = rng.random() * 0.8
+            before.append(sum(rng.random() < p for _ in range(samples)) / samples)
+            after.append(sum(rng.random() < p + 0.2 for _ in range(samples)) / samples)
+        found = change(before, after)
+        covered += found.low <= 0.2 <= found.high
+    assert 0.92 <= covered / trials <= 0.985
+
+
+def test_only_tasks_that_both_judged_are_compared() -> None:
+    before = {"accuracy": {"a": 0.0, "b": 1.0, "c": 1.0}, "old": {"a": 1.0}, "apart": {"a": 1.0}}
+    after = {"accuracy": {"a": 1.0, "b": 1.0, "d": 0.0}, "new": {"a": 1.0}, "apart": {"b": 1.0}}
+    found = changes(before, after)
+    assert list(found) == ["accuracy"]
+    assert (found["accuracy"].mean, found["accuracy"].tasks) == (0.5, 2)

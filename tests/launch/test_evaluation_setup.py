@@ -1,0 +1,59 @@
+"""The evaluation's own temperature: sent as set, printed, and kept with the result."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from rich.console import Console
+
+from agentrl.config.load import load_recipe
+from agentrl.inference.client import ChatClient
+from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.rollout.assemble import make_client
+
+CHOICE = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "42"}}
+ANSWER = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [CHOICE]}
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.6"])
+async def test_an_evaluation_is_sampled_as_set_and_says_so(temperature: str, tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(json.loads(await request.read()))
+        return web.json_response(ANSWER)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    out = io.StringIO()
+    async with TestServer(app) as server:
+        recipe = load_recipe(
+            "arithmetic_grpo",
+            [
+                "trainer.type=null", "inference.engine=openai", f"inference.urls=['{server.make_url('/v1')}']",
+                "sampling.temperature=1.3", f"sampling.eval_temperature={temperature}", "sampling.max_new_tokens=9",
+                "eval.tasks=3", "eval.samples=2", "inference.model=m",
+            ],
+            device="cpu",
+        )  # fmt: skip
+        console = Console(file=out, width=140)
+        assert await asyncio.to_thread(evaluate_recipe, recipe, tmp_path, console) == 0
+    assert len(sent) == 6 and {request["temperature"] for request in sent} == {float(temperature)}
+    shown = "greedy (temperature 0)" if temperature == "0" else "temperature 0.6"
+    assert f"sample  {shown}, up to 9 tokens an answer, 3 tasks, 2 samples a task" in out.getvalue()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["setup"] == {"temperature": float(temperature), "max_new_tokens": 9, "tasks": 3, "samples": 2}
+    assert len(result["per_task"]["accuracy"]) == 3 and result["eval/pass@1_tasks"] == 3
+
+
+def test_training_and_evaluation_each_have_their_own_temperature(tiny_model: Path) -> None:
+    settings = ["sampling.temperature=1.3", "sampling.eval_temperature=0.6"]
+    client = make_client(load_recipe("arithmetic_grpo", settings, device="cpu"), tiny_model, [])
+    assert isinstance(client, ChatClient)
+    found = {evaluation: client._settings[evaluation].sampling.temperature for evaluation in (False, True)}
+    assert found == {False: 1.3, True: 0.6}
