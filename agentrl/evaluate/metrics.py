@@ -1,7 +1,8 @@
 """Summarizes finished episodes as metrics with 95% intervals.
 
-Guarantees: a failed episode is counted as invalid and excluded from every mean; all tasks have equal weight; an
-interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`.
+Guarantees: a failed episode is counted as invalid and excluded from every mean; one that was cut before it could be
+judged, also by the end of the context, is wrong and not invalid; all tasks have equal weight; an interval that the data
+cannot give is left out of :meth:`EvalSummary.as_metrics`.
 """
 
 import math
@@ -10,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import Episode
 from agentrl.evaluate.intervals import mean_interval, proportion_interval
-
-SUCCESS = "accuracy"  # the metric behind pass@k
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class EvalSummary:
         failed: Number of episodes that failed; wrong answers are not among them.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
-        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@k`` if ``samples`` > 1.
+        estimates: Estimate of the reward, of each metric of the episodes, of the share of episodes that were cut
+            (``truncated``), and of ``pass@k`` if ``samples`` > 1.
     """
 
     n: int
@@ -65,10 +66,11 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     attempts: dict[str, int] = defaultdict(int)
     for episode in episodes:
         attempts[episode.task_id] += 1
-    for episode in judged:
+    cut = [episode_cut(episode) for episode in judged]
+    for episode, metrics, one in zip(judged, counted_metrics(judged, cut), cut, strict=True):
         if episode.reward is not None:
             values["reward"][episode.task_id].append(episode.reward)
-        for name, value in episode.metrics.items():
+        for name, value in ({"truncated": float(one)} | metrics).items():
             values[name][episode.task_id].append(value)
     estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}
     samples = max(attempts.values(), default=0)

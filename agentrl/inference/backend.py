@@ -7,6 +7,7 @@ the server stated them; text is only decoded from ids. Errors name the URL and w
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from agentrl.core.agent import InferenceError
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -14,16 +15,6 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 Transport = Literal["shm", "disk", "broadcast"]
 """How new weights reach a server: a file in shared memory, a file on disk, or a process group."""
-
-
-class InferenceError(RuntimeError):
-    """The server refused a request, answered nonsense, or could not be reached.
-
-    Attributes:
-        status: HTTP status of a refusal, else 0.
-    """
-
-    status: int = 0
 
 
 class ServerUnreachable(InferenceError):
@@ -38,10 +29,6 @@ class ServerUnreachable(InferenceError):
         super().__init__(message)
         self.never_sent = never_sent
         self.timed_out = timed_out
-
-
-class ContextOverflow(InferenceError):
-    """The prompt does not fit the model's context."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,18 @@ _LABELS = {
     "format": "format rate",
     "tool_used": "calls a tool well",
     "pair_accuracy": "pair accuracy",
+    "truncated": "cut off",
 }
-_SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy", "token_accuracy", "pair_accuracy"}
+_SHARES = {
+    "accuracy",
+    "format",
+    "tool_used",
+    "tool_calls_ok",
+    "first_accuracy",
+    "token_accuracy",
+    "pair_accuracy",
+    "truncated",
+}
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
 
