@@ -89,10 +89,7 @@ class ToolEnvironment(LanguageEnvironment):
             self._task = None
         said = [{"kind": event.kind.value, "name": event.name, "call_id": event.call_id} for event in events]
         info: Info = {"events": said, "metrics": self._call_metrics()}
-        earned: Any = self.call_reward(task, events)
-        if earned is not None:
-            earned = checked_judgement(earned, self.call_reward)
-        return answers, earned, False, over, info
+        return answers, self._checked_call_reward(task, events), False, over, info
 
     async def judge_unfinished(self) -> tuple[float | None, Info]:
         """Judge the empty answer: the policy ran out of context, or of turns, before it gave one."""
@@ -103,6 +100,10 @@ class ToolEnvironment(LanguageEnvironment):
             )
         reward, metrics = await self.judged(self.reward, task, "")
         return reward, {"metrics": metrics | self._call_metrics()}
+
+    def _checked_call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> Any:
+        reward: Any = self.call_reward(task, events)
+        return None if reward is None else checked_judgement(reward, self.call_reward)
 
     def _call_metrics(self) -> dict[str, float]:
         """Counts the episode's tool calls: their number, whether one succeeded, and the share that succeeded."""

@@ -142,8 +142,8 @@ def _overflow(steps: Sequence[Record]) -> Finding | None:
         f"{share:.0%} of the episodes run out of context",
         "Conversations outgrow inference.context_length; such an episode counts as wrong, and as cut where it is "
         "trained.",
-        "Raise inference.context_length, shorten tool results (ContextLimit, max_result_chars), limit the turns, or use "
-        "an agent that shortens its conversation.",
+        "Raise inference.context_length, shorten tool results (ContextLimit, max_result_chars), limit the turns, or "
+        "use an agent that shortens its conversation.",
     )
 
 
@@ -264,6 +264,6 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _overflow, _creep, _clipped,
-    _overhead, _critic,
+    _other_policy, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _overflow, _creep,
+    _clipped, _overhead, _critic,
 )  # fmt: skip
