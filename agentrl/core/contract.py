@@ -15,6 +15,18 @@ from typing import Any
 MAX_SHOWN = 200  # characters of a wrong value in an error message
 
 
+class InvalidNumber(Exception):
+    """A returned reward or metric is no finite number."""
+
+
+class NumberTypeError(InvalidNumber, TypeError):
+    """A returned reward or metric is no number."""
+
+
+class NumberValueError(InvalidNumber, ValueError):
+    """A returned reward or metric is not finite."""
+
+
 def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
     """Returns ``result`` of ``env.reset`` if it is ``(observation, info)``.
 
@@ -100,17 +112,19 @@ def finite(value: Any, place: str, what: str = "reward") -> float:
         what: Description of the expected value, for the error message.
 
     Raises:
-        TypeError: ``value`` is not a number, or is a bool.
-        ValueError: ``value`` is not finite.
+        NumberTypeError: ``value`` is not a number, or is a bool; it is a ``TypeError`` too.
+        NumberValueError: ``value`` is not finite; it is a ``ValueError`` too.
     """
     number = _plain_number(value)
     if isinstance(number, bool) or not isinstance(number, Real):
         kind, hint = type(value).__name__, f", float({value!r})" if isinstance(number, bool) else ""
-        raise TypeError(
+        raise NumberTypeError(
             f"{place} returned {what} {_short(value)}, a {kind}; want a float{hint}, or None where it is missing"
         )
     if not _is_finite(number):
-        raise ValueError(f"{place} returned {what} {_short(value)}; want a finite float, or None where it is missing")
+        raise NumberValueError(
+            f"{place} returned {what} {_short(value)}; want a finite float, or None where it is missing"
+        )
     return float(number)
 
 
