@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from agentrl import Message, SingleTurnEnvironment
+from agentrl.rewards.numeric import reference_number
 
 _INTEGER = re.compile(r"(?<![\d.])-?\d+")
 _MAX_DIGITS = 20  # a longer one is no sum
@@ -37,10 +38,10 @@ class Arithmetic(SingleTurnEnvironment):
     def judge(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
         """Compare the last integer."""
         numbers = _INTEGER.findall(answer)
-        said, right = (numbers[-1] if numbers else ""), task["answer"]
-        if said and len(said) <= _MAX_DIGITS and int(said) == int(right):
+        said, right = (numbers[-1] if numbers else ""), reference_number(task["answer"])
+        if said and len(said) <= _MAX_DIGITS and int(said) == right:
             return 1.0, {"accuracy": 1.0}
-        return self.digit_reward * digit_share(said, right), {"accuracy": 0.0}
+        return self.digit_reward * digit_share(said, task["answer"]), {"accuracy": 0.0}
 
 
 def digit_share(said: str, right: str) -> float:

@@ -7,7 +7,7 @@ attempts are used up, the episode is terminated, because the limit is part of th
 from typing import Any
 
 from agentrl import LanguageEnvironment, Message
-from agentrl.rewards.numeric import final_number
+from agentrl.rewards.numeric import final_number, reference_number
 
 
 class Retry(LanguageEnvironment):
@@ -44,9 +44,7 @@ class Retry(LanguageEnvironment):
         """Judge an attempt; answer a wrong one while attempts are left."""
         if self._task is None:
             raise RuntimeError("Retry.step called before reset, or after the episode's end")
-        said, right = final_number(action.get("content") or ""), final_number(self._task["answer"])
-        if right is None:
-            raise ValueError(f"the task's answer {self._task['answer']!r} has no number")
+        said, right = final_number(action.get("content") or ""), reference_number(self._task["answer"])
         self._made += 1
         correct, over = said == right, self._made >= self.attempts
         metrics = {"accuracy": float(correct), "attempts": float(self._made)}

@@ -92,7 +92,11 @@ class AlgorithmConfig(Section):
     aggregation_length: Positive | None = Field(
         default=None, description="Divisor for aggregation=constant; null: sampling.max_new_tokens."
     )
-    mask_truncated: bool = Field(default=False, description="Do not train on truncated episodes (DAPO).")
+    mask_truncated: bool = Field(
+        default=False,
+        description="Do not train on episodes that were cut (DAPO): last answer at its length limit, truncated, or out "
+        "of context.",
+    )
     kl_coef: float = Field(
         default=0.0, ge=0, description="Coefficient of the KL to a reference policy; 0: no reference model."
     )

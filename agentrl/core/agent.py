@@ -10,10 +10,26 @@ from typing import Any, Protocol
 from agentrl.core.episode import Message
 
 
+class InferenceError(RuntimeError):
+    """The server refused a request, answered nonsense, or could not be reached.
+
+    Attributes:
+        status: HTTP status of a refusal, else 0.
+    """
+
+    status: int = 0
+
+
+class ContextOverflow(InferenceError):
+    """The prompt does not fit the model's context."""
+
+
 class Chat(Protocol):
     """The part of ``openai.AsyncOpenAI`` that agents use: ``await chat.completions.create(messages=...)``.
 
-    Sampling arguments that are not given come from the recipe. The reply is an ``openai`` ``ChatCompletion``.
+    Sampling arguments that are not given come from the recipe. The reply is an ``openai`` ``ChatCompletion``. A prompt
+    that leaves no room for an answer raises :class:`ContextOverflow`; an agent may shorten its conversation and go on,
+    else the episode ends with what it earned.
     """
 
     @property

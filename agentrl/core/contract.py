@@ -1,7 +1,8 @@
 """Validates what an environment's ``reset`` and ``step``, and a reward function, return.
 
 Guarantees: a wrong 5-tuple, reward or info raises an error that names the class, the method and its line, the returned
-value and the expected one; wrong values are never converted silently.
+value and the expected one; wrong values are never converted silently. A number is a number in any shape without
+dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats.
 """
 
 import functools
@@ -10,6 +11,20 @@ import math
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
+MAX_SHOWN = 200  # characters of a wrong value in an error message
+
+
+class InvalidNumber(Exception):
+    """A returned reward or metric is no finite number."""
+
+
+class NumberTypeError(InvalidNumber, TypeError):
+    """A returned reward or metric is no number."""
+
+
+class NumberValueError(InvalidNumber, ValueError):
+    """A returned reward or metric is not finite."""
 
 
 def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
@@ -44,14 +59,26 @@ def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[s
     return observation, reward, bool(terminated), bool(truncated), checked_info(info, place)
 
 
-def checked_reward(reward: Any, env: object) -> float:
-    """Returns the ``reward`` of ``env.step`` as a float.
+def checked_reward(reward: Any, env: object, method: str = "step") -> float:
+    """Returns the ``reward`` of ``env.step``, or of another method, as a float.
 
     Raises:
         TypeError: ``reward`` is not a number.
         ValueError: ``reward`` is not finite.
     """
-    return finite(reward, where(env, "step"))
+    return finite(reward, where(env, method))
+
+
+def checked_unfinished(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
+    """Returns ``result`` of ``env.judge_unfinished`` if it is ``(reward, info)``; the reward is not checked.
+
+    Raises:
+        TypeError: ``result`` is no such pair.
+    """
+    place = where(env, "judge_unfinished")
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"{place} returned {_what(result)}; want (reward, info)")
+    return result[0], checked_info(result[1], place)
 
 
 def checked_judgement(reward: Any, function: Any) -> float:
@@ -85,15 +112,20 @@ def finite(value: Any, place: str, what: str = "reward") -> float:
         what: Description of the expected value, for the error message.
 
     Raises:
-        TypeError: ``value`` is not a number, or is a bool.
-        ValueError: ``value`` is not finite.
+        NumberTypeError: ``value`` is not a number, or is a bool; it is a ``TypeError`` too.
+        NumberValueError: ``value`` is not finite; it is a ``ValueError`` too.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        kind, hint = type(value).__name__, f", float({value!r})" if isinstance(value, bool) else ""
-        raise TypeError(f"{place} returned {what} {value!r}, a {kind}; want a float{hint}, or None where it is missing")
-    if not math.isfinite(value):
-        raise ValueError(f"{place} returned {what} {value!r}; want a finite float, or None where it is missing")
-    return float(value)
+    number = _plain_number(value)
+    if isinstance(number, bool) or not isinstance(number, Real):
+        kind, hint = type(value).__name__, f", float({value!r})" if isinstance(number, bool) else ""
+        raise NumberTypeError(
+            f"{place} returned {what} {_short(value)}, a {kind}; want a float{hint}, or None where it is missing"
+        )
+    if not _is_finite(number):
+        raise NumberValueError(
+            f"{place} returned {what} {_short(value)}; want a finite float, or None where it is missing"
+        )
+    return float(number)
 
 
 def checked_info(info: Any, place: str) -> dict[str, Any]:
@@ -104,8 +136,8 @@ def checked_info(info: Any, place: str) -> dict[str, Any]:
     """
     if not isinstance(info, dict):
         raise TypeError(f"{place} returned info={info!r}; want a dict")
-    checked_metrics(info.get("metrics", {}), f"{place} returned info['metrics']")
-    return info
+    metrics = checked_metrics(info.get("metrics", {}), f"{place} returned info['metrics']")
+    return {**info, "metrics": metrics} if metrics else info
 
 
 def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
@@ -114,11 +146,12 @@ def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
     Raises:
         TypeError: ``metrics`` is no dict of finite numbers by name.
     """
-    if not isinstance(metrics, dict) or not all(
-        isinstance(name, str) and isinstance(value, Real) and math.isfinite(value) for name, value in metrics.items()
+    plain = {name: _plain_number(value) for name, value in metrics.items()} if isinstance(metrics, dict) else None
+    if plain is None or not all(
+        isinstance(name, str) and isinstance(value, Real) and _is_finite(value) for name, value in plain.items()
     ):
-        raise TypeError(f"{place}={metrics!r}; want a dict of finite numbers by name")
-    return {name: float(value) for name, value in metrics.items()}
+        raise TypeError(f"{place}={_short(metrics)}; want a dict of finite numbers by name")
+    return {name: float(value) for name, value in plain.items()}
 
 
 def where(env: object, method: str) -> str:
@@ -126,6 +159,23 @@ def where(env: object, method: str) -> str:
     owner = type(getattr(env, "unwrapped", env))
     function = getattr(owner, method, None)
     return source_of(function) if inspect.isfunction(function) else f"{owner.__name__}.{method}"
+
+
+def _plain_number(value: Any) -> Any:
+    """Returns the Python number in a numpy scalar or a 0-d tensor; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer or a fraction beyond the largest float
+        return False
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _what(result: Any) -> str:

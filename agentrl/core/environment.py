@@ -1,7 +1,8 @@
 """The environment contract: the async twin of ``gymnasium.Env``.
 
 Contract: ``reset`` is called first; ``step`` returns Gymnasium's 5-tuple; after ``terminated`` or ``truncated`` the
-next call is ``reset``; ``close`` may be called at any time, and more than once.
+next call is ``reset``; ``close`` may be called at any time, and more than once. ``judge_unfinished`` is called at most
+once in an episode, in place of a further ``step``, and ends it.
 """
 
 import copy
@@ -72,6 +73,19 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
             Observation, reward of this step, terminated (the task ended), truncated (a limit outside the task ended the
             episode), info.
         """
+
+    async def judge_unfinished(self) -> tuple[float | None, Info]:
+        """Judges the episode as it stands, when the run ends it before the environment does.
+
+        Called in place of a further ``step`` if the policy ran out of context, or took as many turns as the workflow
+        allows. The next call is ``reset``. The default gives 0.0: the episode has earned what its steps earned, and
+        in accuracy it counts as wrong. Override it if unfinished work is worth something, or costs something.
+
+        Returns:
+            Reward in addition to the steps' (``None``: it could not be determined, and the episode has no reward),
+            and info, whose ``"metrics"`` are logged.
+        """
+        return 0.0, {}
 
     async def close(self) -> None:
         """Frees the environment's resources."""

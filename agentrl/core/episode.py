@@ -21,8 +21,9 @@ class StopReason(StrEnum):
     """Reason why an episode ended."""
 
     TERMINATED = "terminated"  # the environment returned terminated=True
+    LENGTH = "length"  # the environment ended the episode after an answer that was cut at its length limit
     TRUNCATED = "truncated"  # a limit of the environment or the workflow was reached
-    CONTEXT_OVERFLOW = "context_overflow"  # the next prompt does not fit the context
+    CONTEXT_OVERFLOW = "context_overflow"  # the next prompt does not fit the context; failed if it was the first
     TIMEOUT = "timeout"  # the episode's deadline passed
     ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward function raised
     AGENT_ERROR = "agent_error"  # the agent raised
@@ -120,12 +121,13 @@ class EpisodeBase(Record):
 
     Attributes:
         group_id: Name of the group: the episodes of one task, which share an advantage baseline.
-        reward: Sum of the step rewards; ``None`` if the episode failed or the reward is missing.
+        reward: Sum of the step rewards; ``None`` if the episode failed or the reward is missing. An episode that ran
+            out of context keeps what its steps earned, and what the environment says of it as it stands.
         metrics: Numbers that the environment reported (``accuracy``, ``format``), logged separately from the reward.
         drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
             empty if it was not measured.
         stop_reason: Reason why the episode ended.
-        error: Error message with traceback, if ``stop_reason`` is a failure.
+        error: Error message, with traceback if ``stop_reason`` is a failure.
     """
 
     group_id: str

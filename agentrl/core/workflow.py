@@ -20,7 +20,17 @@ class LLM(Protocol):
         ...
 
     def reward(self, value: float, role: str = "assistant") -> None:
-        """Credits the last message that ``role`` sampled with a step reward."""
+        """Credits the last message that ``role`` sampled with a step reward.
+
+        Raises:
+            TypeError: ``value`` is not a number.
+            ValueError: ``value`` is not finite, or ``role`` has sampled nothing.
+        """
+        ...
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy has sampled a message in this episode."""
         ...
 
 

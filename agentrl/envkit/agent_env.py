@@ -2,15 +2,16 @@
 
 Guarantees: each step's reward is credited to the message that earned it; the environment is always closed; a
 reward that is not a finite number raises an error that names the environment; if a reward is missing (``None``), the
-episode has no reward, never 0.
+episode has no reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps
+what its steps earned, and the environment judges it as it stands.
 """
 
 import copy
 import inspect
 from typing import Any
 
-from agentrl.core.agent import Agent
-from agentrl.core.contract import checked_reset, checked_reward, checked_step
+from agentrl.core.agent import Agent, ContextOverflow
+from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, StopReason, Task
 from agentrl.core.registry import Spec, load, spec_of
@@ -29,7 +30,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
         agent: Registered id or path of the agent.
         env_kwargs: Arguments of the environment.
         agent_kwargs: Arguments of the agent.
-        max_turns: Number of actions after which the episode is truncated.
+        max_turns: Number of actions after which the episode is truncated, see
+            :meth:`~agentrl.Environment.judge_unfinished`.
         reward: Registered id or path of a sync or async function that judges whole episodes instead of the
             environment: ``(task, messages, reward, **reward_kwargs)``, where ``reward`` is the environment's, to the
             reward or ``(reward, metrics)``.
@@ -68,7 +70,11 @@ class AgentEnvWorkflow(RolloutWorkflow):
         return construct(self._env_class, self._spec)
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
-        """Run until terminated, truncated or ``max_turns``."""
+        """Run until terminated, truncated, out of context or ``max_turns``.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the context, and the policy has sampled nothing.
+        """
         env = self.make_env()
         try:
             agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
@@ -77,23 +83,46 @@ class AgentEnvWorkflow(RolloutWorkflow):
             await agent.reset(seed=seed, options=copy.deepcopy(task.data))
             said, metrics = list(observation), dict(info.get("metrics", {}))
             rewards: list[float | None] = []
-            terminated = truncated = False
-            while not (terminated or truncated) and len(rewards) < self.max_turns:
-                action = await agent.step(observation, info)
+            reason: StopReason | None = None
+            while reason is None and len(rewards) < self.max_turns:
+                try:
+                    action = await agent.step(observation, info)
+                except ContextOverflow:
+                    if not llm.sampled:
+                        raise  # the task itself does not fit: no policy could do better
+                    reason = StopReason.CONTEXT_OVERFLOW
+                    break
                 result = await env.step(action)
                 observation, reward, terminated, truncated, info = checked_step(result, env)
-                rewards.append(None if reward is None else checked_reward(reward, env))
-                if rewards[-1] is not None:
-                    llm.reward(rewards[-1])
+                _note(llm, rewards, None if reward is None else checked_reward(reward, env))
                 metrics.update(info.get("metrics", {}))
                 said += [action, *observation]
-            total = None if None in rewards else sum(reward for reward in rewards if reward is not None)
-            if self._judge is not None:
-                total, more = await self._judge(task.data, said, total)
-                metrics.update(more)
-                if total is not None:  # the last message gets the difference to the environment's rewards
-                    llm.reward(total - sum(reward for reward in rewards if reward is not None))
-            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
-            return Outcome(reward=total, stop_reason=reason, metrics=metrics)
+                reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else None
+            if reason in (None, StopReason.CONTEXT_OVERFLOW):
+                reward, info = checked_unfinished(await env.judge_unfinished(), env)
+                _note(llm, rewards, None if reward is None else checked_reward(reward, env, "judge_unfinished"))
+                metrics.update(info.get("metrics", {}))
+            total = await self._judged(task, llm, said, rewards, metrics)
+            return Outcome(reward=total, stop_reason=reason or StopReason.TRUNCATED, metrics=metrics)
         finally:
             await env.close()
+
+    async def _judged(
+        self, task: Task, llm: LLM, said: list[Message], rewards: list[float | None], metrics: dict[str, float]
+    ) -> float | None:
+        """Returns the episode's reward: the sum of the environment's, or what the reward function says of them."""
+        earned = sum(reward for reward in rewards if reward is not None)
+        total = None if None in rewards else earned
+        if self._judge is not None:
+            total, more = await self._judge(task.data, said, total)
+            metrics.update(more)
+            if total is not None:  # the last message gets the difference to the environment's rewards
+                llm.reward(total - earned)
+        return total
+
+
+def _note(llm: LLM, rewards: list[float | None], reward: float | None) -> None:
+    """Adds a reward to the episode's, and credits the last sampled message with it."""
+    rewards.append(reward)
+    if reward is not None:
+        llm.reward(reward)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agentrl.core.contract import checked_judgement, checked_metrics, source_of
 from agentrl.core.environment import Environment, Info
 from agentrl.core.episode import Message
 from agentrl.host.worker_threads import in_thread
@@ -32,14 +33,16 @@ class LanguageEnvironment(Environment[list[Message], Message]):
     reward_timeout: float = 30.0
 
     async def judged(self, method: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, float]]:
-        """Returns a reward method's result as ``(reward, metrics)``; the reward is not checked.
+        """Returns a reward method's result as ``(reward, metrics)``, checked.
 
         Raises:
+            TypeError: The reward is not a number, or the metrics are not finite numbers by name.
+            ValueError: The reward is not finite.
             WorkerTimeoutError: A blocking method took longer than :attr:`reward_timeout`.
         """
         if self.blocking and not inspect.iscoroutinefunction(method):
-            return await read_judgement(await in_thread(method, *args, timeout=self.reward_timeout))
-        return await read_judgement(method(*args))
+            return await read_judgement(await in_thread(method, *args, timeout=self.reward_timeout), method)
+        return await read_judgement(method(*args), method)
 
     @cached_property
     def observation_space(self) -> "Space[Any]":  # type: ignore[override]
@@ -91,6 +94,16 @@ class SingleTurnEnvironment(LanguageEnvironment):
         reward, metrics = await self.judged(self.judge, task, answer)
         return [], reward, True, False, {"metrics": metrics}
 
+    async def judge_unfinished(self) -> tuple[float | None, Info]:
+        """Judge the empty answer: the policy gave none."""
+        task, self._task = self._task, None
+        if task is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.judge_unfinished called before reset, or after the episode's end"
+            )
+        reward, metrics = await self.judged(self.judge, task, "")
+        return reward, {"metrics": metrics}
+
 
 def spoken(action: Any, env: object) -> str:
     """Returns the text of an assistant message; empty if it has none.
@@ -106,19 +119,31 @@ def spoken(action: Any, env: object) -> str:
     return action.get("content") or ""
 
 
-async def read_judgement(judged: Any) -> tuple[Any, dict[str, float]]:
-    """Returns a reward method's result, awaited if async, as ``(reward, metrics)``; the reward is not checked.
+async def read_judgement(judged: Any, function: Any) -> tuple[float | None, dict[str, float]]:
+    """Returns the result of a reward function, awaited if async, as ``(reward, metrics)``.
 
     A :class:`agentrl.rewards.Verdict` is accepted too; the reason of a missing value becomes the metric
     ``missing_<reason>``.
+
+    Args:
+        judged: The returned value.
+        function: The function that returned it, for error messages.
+
+    Raises:
+        TypeError: The reward is not a number, or the metrics are not finite numbers by name.
+        ValueError: The reward is not finite.
     """
     if inspect.isawaitable(judged):
         judged = await judged
+    reward, metrics = judged, {}
     if isinstance(judged, tuple):
         if len(judged) != 2:
-            raise TypeError(f"a reward method returned {len(judged)} values; want the reward, or (reward, metrics)")
-        return judged[0], dict(judged[1])
-    if hasattr(judged, "value") and hasattr(judged, "metrics"):
+            raise TypeError(
+                f"{source_of(function)} returned {len(judged)} values; want the reward, or (reward, metrics)"
+            )
+        reward, metrics = judged
+    elif hasattr(judged, "value") and hasattr(judged, "metrics"):
         missing = {f"missing_{judged.reason}": 1.0} if judged.value is None else {}
-        return judged.value, dict(judged.metrics) | missing
-    return judged, {}
+        reward, metrics = judged.value, dict(judged.metrics) | missing
+    checked = checked_metrics(metrics, f"{source_of(function)} returned metrics")
+    return (None if reward is None else checked_judgement(reward, function)), checked

@@ -8,7 +8,6 @@ import copy
 import inspect
 from typing import Any
 
-from agentrl.core.contract import checked_judgement, checked_metrics, source_of
 from agentrl.core.episode import Message
 from agentrl.core.registry import load
 from agentrl.envkit.language import read_judgement
@@ -57,9 +56,7 @@ class RewardFunction:
             judged = await self._function(*arguments, **self._kwargs)
         else:
             judged = await in_thread(self._call, *arguments, timeout=REWARD_SECONDS)
-        value, metrics = await read_judgement(judged)
-        checked = checked_metrics(metrics, f"{source_of(self._function)} returned metrics")
-        return (None if value is None else checked_judgement(value, self._function)), checked
+        return await read_judgement(judged, self._function)
 
     def _call(self, *arguments: Any) -> Any:
         return self._function(*arguments, **self._kwargs)

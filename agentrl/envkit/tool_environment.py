@@ -2,13 +2,14 @@
 
 Guarantees: the tool calls of a message run concurrently and each is answered, even a malformed one; the first
 message without a tool call is judged as the answer; an episode that uses up its tool turns is truncated without
-being judged. Outcomes of the calls are logged as metrics.
+being judged, and counts as wrong. Outcomes of the calls are logged as metrics.
 """
 
 from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
+from agentrl.core.contract import checked_judgement
 from agentrl.core.environment import Info
 from agentrl.core.episode import Message
 from agentrl.envkit.language import LanguageEnvironment, spoken
@@ -88,7 +89,21 @@ class ToolEnvironment(LanguageEnvironment):
             self._task = None
         said = [{"kind": event.kind.value, "name": event.name, "call_id": event.call_id} for event in events]
         info: Info = {"events": said, "metrics": self._call_metrics()}
-        return answers, self.call_reward(task, events), False, over, info
+        return answers, self._checked_call_reward(task, events), False, over, info
+
+    async def judge_unfinished(self) -> tuple[float | None, Info]:
+        """Judge the empty answer: the policy ran out of context, or of turns, before it gave one."""
+        task, self._task = self._task, None
+        if task is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.judge_unfinished called before reset, or after the episode's end"
+            )
+        reward, metrics = await self.judged(self.reward, task, "")
+        return reward, {"metrics": metrics | self._call_metrics()}
+
+    def _checked_call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> Any:
+        reward: Any = self.call_reward(task, events)
+        return None if reward is None else checked_judgement(reward, self.call_reward)
 
     def _call_metrics(self) -> dict[str, float]:
         """Counts the episode's tool calls: their number, whether one succeeded, and the share that succeeded."""

@@ -1,8 +1,8 @@
 """Summarizes finished episodes as metrics with 95% intervals.
 
-Guarantees: a failed episode is counted as invalid and excluded from every mean; all tasks have equal weight; an
-interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`. A task with failed episodes counts
-with its valid ones.
+Guarantees: a failed episode is counted as invalid and excluded from every mean; one that was cut before it could be
+judged, also by the end of the context, is wrong and not invalid; all tasks have equal weight, a task with failed
+episodes with its valid ones; an interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`.
 """
 
 import math
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import Episode
 from agentrl.evaluate.intervals import mean_interval, proportion_interval
 from agentrl.evaluate.pass_at_k import passes
-
-SUCCESS = "accuracy"  # the metric behind pass@k
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class EvalSummary:
         failed: Number of episodes that failed; wrong answers are not among them.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
-        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@1`` to ``pass@samples`` if
-            ``samples`` > 1.
+        estimates: Estimate of the reward, of each metric of the episodes, of the share of episodes that were cut
+            (``truncated``), and of ``pass@1`` to ``pass@samples`` if ``samples`` > 1.
         per_task: What each estimate is the mean of, by name and task: the mean over the task's valid samples.
     """
 
@@ -75,10 +74,11 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     attempts: dict[str, int] = defaultdict(int)
     for episode in episodes:
         attempts[episode.task_id] += 1
-    for episode in judged:
+    cut = [episode_cut(episode) for episode in judged]
+    for episode, metrics, one in zip(judged, counted_metrics(judged, cut), cut, strict=True):
         if episode.reward is not None:
             values["reward"][episode.task_id].append(episode.reward)
-        for name, value in episode.metrics.items():
+        for name, value in ({"truncated": float(one)} | metrics).items():
             values[name][episode.task_id].append(value)
     estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}
     samples = max(attempts.values(), default=0)

@@ -7,6 +7,7 @@ reported them; text is only decoded from ids. Errors name the URL and what was e
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from agentrl.core.agent import InferenceError
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -14,16 +15,6 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 Transport = Literal["shm", "disk", "broadcast"]
 """Transport of new weights to a server: a file in shared memory, a file on disk, or a process group."""
-
-
-class InferenceError(RuntimeError):
-    """The server refused a request, sent an invalid answer, or could not be reached.
-
-    Attributes:
-        status: HTTP status if the server refused the request, else 0.
-    """
-
-    status: int = 0
 
 
 class ServerUnreachable(InferenceError):
@@ -38,10 +29,6 @@ class ServerUnreachable(InferenceError):
         super().__init__(message)
         self.never_sent = never_sent
         self.timed_out = timed_out
-
-
-class ContextOverflow(InferenceError):
-    """The prompt does not fit the model's context."""
 
 
 @dataclass(frozen=True)

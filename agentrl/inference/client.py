@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from agentrl.core.contract import finite
 from agentrl.core.episode import Trajectory
 from agentrl.inference.drift import Drift
 from agentrl.inference.router import Router
@@ -49,12 +50,28 @@ class EpisodeLLM:
         return self.sessions[role]
 
     def reward(self, value: float, role: str = "assistant") -> None:
-        """Credit the last message sampled by ``role``; several rewards for one message add up."""
+        """Credit the last message sampled by ``role``; several rewards for one message add up.
+
+        Raises:
+            TypeError: ``value`` is not a number.
+            ValueError: ``value`` is not finite, or ``role`` has sampled nothing.
+        """
         session = self.session(role)
         if session.last_sampled is None:
             raise ValueError(f"role {role!r} has sampled no message that could get a reward")
         node = session.trajectory.nodes[session.last_sampled]
-        node.reward = (node.reward or 0.0) + float(value)
+        place = f"the workflow's call of llm.reward(role={role!r})"
+        node.reward = finite((node.reward or 0.0) + finite(value, place), place)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy has sampled a message in this episode."""
+        return any(session.last_sampled is not None for session in self.sessions.values())
+
+    def earned(self) -> float:
+        """Returns the sum of all step rewards so far."""
+        nodes = [node for session in self.sessions.values() for node in session.trajectory.nodes]
+        return sum(node.reward for node in nodes if node.reward is not None)
 
     def drift(self) -> dict[str, float]:
         """Measure the drift between stored ids and the template's render; empty if nothing can be compared.

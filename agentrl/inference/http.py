@@ -14,7 +14,8 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 from yarl import URL
 
-from agentrl.inference.backend import ContextOverflow, InferenceError, ServerUnreachable
+from agentrl.core.agent import ContextOverflow
+from agentrl.inference.backend import InferenceError, ServerUnreachable
 
 ATTEMPTS = 3
 CONNECT_SECONDS = 10.0

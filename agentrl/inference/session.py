@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
+from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import Message, Node, Trajectory
-from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, Sampler, SamplingParams
+from agentrl.inference.backend import Generation, InferenceError, Sampler, SamplingParams
 from agentrl.inference.completions import CompletionStream, Sampled, completion
 from agentrl.inference.drift import Drift, measure
 from agentrl.inference.ledger import Ledger

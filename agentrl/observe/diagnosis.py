@@ -13,6 +13,7 @@ Record = Mapping[str, float]
 KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 in bfloat16
 RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
 FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
+MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
@@ -142,15 +143,30 @@ def _signal(steps: Sequence[Record]) -> Finding | None:
 
 
 def _truncation(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "tokens/truncated")
-    if share is None or share <= MANY_CUT:
+    answers, episodes = _recent(steps, "tokens/truncated") or 0.0, _recent(steps, "rollout/ended_length") or 0.0
+    share = max(answers, episodes)
+    if share <= MANY_CUT:
         return None
     return Finding(
         "truncation",
-        f"{share:.0%} of the answers reach the length limit",
+        f"{share:.0%} of the {'answers' if share == answers else 'last answers of episodes'} reach the length limit",
         "sampling.max_new_tokens is too small for what the model writes, or it does not end its answers.",
         "Raise the limit, penalise overlong answers (agentrl.rewards), or set trainer.mask_truncated=true. Harmless if "
         "the reward depends only on the beginning.",
+    )
+
+
+def _overflow(steps: Sequence[Record]) -> Finding | None:
+    share = _recent(steps, "rollout/ended_context_overflow")
+    if share is None or share <= MANY_OVERFLOWS:
+        return None
+    return Finding(
+        "overflow",
+        f"{share:.0%} of the episodes run out of context",
+        "Conversations outgrow inference.context_length; such an episode counts as wrong, and as cut where it is "
+        "trained.",
+        "Raise inference.context_length, shorten tool results (ContextLimit, max_result_chars), limit the turns, or "
+        "use an agent that shortens its conversation.",
     )
 
 
@@ -271,6 +287,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _creep,
+    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _overflow,
+    _creep,
     _clipped, _overhead, _critic,
 )  # fmt: skip

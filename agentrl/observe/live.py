@@ -175,6 +175,8 @@ def step_line(record: Mapping[str, float], total: int) -> str:
     for key, label in (("tokens/completion_mean", "tokens"), ("staleness/mean", "stale")):
         if key in record:
             parts.append(f"{label} {record[key]:.1f}")
+    if record.get("rollout/truncated"):
+        parts.append(f"cut {record['rollout/truncated']:.0%}")
     if record.get("rollout/failed"):
         episodes = record["rollout/failed"] + record.get("rollout/episodes", 0.0)
         parts.append(f"failed {record['rollout/failed']:.0f}/{episodes:.0f}")

@@ -14,8 +14,18 @@ _LABELS = {
     "format": "format rate",
     "tool_used": "calls a tool well",
     "pair_accuracy": "pair accuracy",
+    "truncated": "cut off",
 }
-_SHARES = {"accuracy", "format", "tool_used", "tool_calls_ok", "first_accuracy", "token_accuracy", "pair_accuracy"}
+_SHARES = {
+    "accuracy",
+    "format",
+    "tool_used",
+    "tool_calls_ok",
+    "first_accuracy",
+    "token_accuracy",
+    "pair_accuracy",
+    "truncated",
+}
 _BESIDE = ("_low", "_high", "_tasks")  # in the names of numbers that stand beside a metric
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")

@@ -43,12 +43,25 @@ def numeric_reward(answer: str, reference: str) -> float:
     """Returns 1.0 if the final numbers of ``answer`` and ``reference`` are equal, else 0.0.
 
     Raises:
+        TypeError: ``reference`` is not text.
         ValueError: ``reference`` has no number.
     """
+    return float(final_number(answer) == reference_number(reference))
+
+
+def reference_number(reference: str) -> Fraction:
+    """Returns the number of a task's answer.
+
+    Raises:
+        TypeError: ``reference`` is not text: the task has no answer.
+        ValueError: ``reference`` has no number.
+    """
+    if not isinstance(reference, str):
+        raise TypeError(f"the reference answer is {reference!r}, a {type(reference).__name__}; want text with a number")
     expected = final_number(reference)
     if expected is None:
         raise ValueError(f"the reference answer {reference!r} has no number")
-    return float(final_number(answer) == expected)
+    return expected
 
 
 def has_answer_line(text: str) -> bool:

@@ -1,16 +1,21 @@
 """Runs one episode and returns exactly one record, whatever the workflow does.
 
 Guarantees: an exception, a timeout or a missing reward becomes a failed episode with a typed reason and the traceback,
-never a reward; cancellation of the run itself is not caught.
+never a reward; cancellation of the run itself is not caught. Running out of context is no failure unless the very first
+prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the last
+answer was cut (:mod:`agentrl.core.ending`).
 """
 
 import asyncio
 import time
 import traceback
+from dataclasses import replace
 
+from agentrl.core.agent import ContextOverflow, InferenceError
+from agentrl.core.contract import checked_metrics, finite, source_of
+from agentrl.core.ending import stop_reason
 from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import Outcome, RolloutWorkflow
-from agentrl.inference.backend import ContextOverflow, InferenceError
 from agentrl.inference.client import Client
 
 
@@ -43,9 +48,10 @@ async def run_episode(
     outcome, reason, error = Outcome(reward=None), StopReason.TERMINATED, None
     try:
         async with limit:
-            outcome = await workflow.arun_episode(task, llm, seed=seed)
+            outcome = checked_outcome(await workflow.arun_episode(task, llm, seed=seed), workflow)
         reason = outcome.stop_reason
     except ContextOverflow as caught:
+        outcome = Outcome(reward=llm.earned() if llm.sampled else None)
         reason, error = StopReason.CONTEXT_OVERFLOW, str(caught)
     except TimeoutError:
         text = traceback.format_exc()
@@ -60,19 +66,34 @@ async def run_episode(
         reason, error = blame(text), text
     finally:
         release()
+    trajectories = llm.trajectories()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
     try:
         return Episode(
             **base,
-            trajectories=llm.trajectories(),
-            reward=outcome.reward if error is None else None,
+            trajectories=trajectories,
+            reward=outcome.reward,
             metrics=outcome.metrics,
             drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
-            stop_reason=reason,
+            stop_reason=stop_reason(reason, trajectories),
             error=error,
         )
     except ValueError as caught:  # a user's workflow returned an invalid outcome
         return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=f"{error or ''}\n{caught}".strip())
+
+
+def checked_outcome(outcome: object, workflow: RolloutWorkflow) -> Outcome:
+    """Returns what a workflow returned, if it is an :class:`~agentrl.Outcome` with a valid reward.
+
+    Raises:
+        TypeError: It is no outcome, or its reward is not a number.
+        ValueError: The reward is not finite.
+    """
+    place = source_of(workflow.arun_episode)
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"{place} returned {outcome!r:.200}; want an Outcome")
+    reward = None if outcome.reward is None else finite(outcome.reward, place)
+    return replace(outcome, reward=reward, metrics=checked_metrics(outcome.metrics, f"{place} returned metrics"))
 
 
 def blame(text: str) -> StopReason:

@@ -1,6 +1,8 @@
 """Computes the metrics of a batch of training episodes.
 
 Guarantees: failed episodes are counted and excluded from every mean; a mean over no values is left out, not 0.
+``rollout/truncated`` is the share of episodes that were cut (:mod:`agentrl.core.ending`), ``rollout/ended_<reason>``
+that of each stop reason; ``tokens/truncated`` is the share of answers, also those that the episode went on after.
 """
 
 from collections.abc import Sequence
@@ -11,8 +13,11 @@ from numpy.typing import NDArray
 
 from agentrl.config.recipe import RewardConfig
 from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
-from agentrl.core.episode import EpisodeBase
+from agentrl.core.ending import counted_metrics, cut_episodes
+from agentrl.core.episode import FAILURES, EpisodeBase, StopReason
 from agentrl.rollout.buffer import Group
+
+ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
 
 
 def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
@@ -27,8 +32,13 @@ def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> 
         "rollout/groups_with_signal": signal / max(len(groups), 1),
     }
     _add_mean(metrics, "reward/mean", rewards)
-    for name in sorted({name for e in episodes for name in e.metrics}):
-        _add_mean(metrics, f"metrics/{name}", [e.metrics[name] for e in episodes if name in e.metrics])
+    cut = cut_episodes(columns)
+    counted = counted_metrics(episodes, cut)
+    for name in sorted({name for found in counted for name in found}):
+        _add_mean(metrics, f"metrics/{name}", [found[name] for found in counted if name in found])
+    _add_mean(metrics, "rollout/truncated", cut)
+    for reason in ENDINGS:
+        _add_mean(metrics, f"rollout/ended_{reason}", [e.stop_reason is reason for e in episodes])
     for name in ("special", "text"):
         _add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
     _add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])

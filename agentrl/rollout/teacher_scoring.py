@@ -71,6 +71,8 @@ async def score_trajectory(trajectory: Trajectory, lease: Lease) -> Trajectory:
     nodes = list(trajectory.nodes)
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
+        while path and not any(nodes[path[-1]].loss_mask):
+            path.pop()  # after the last sampled message there may be a prompt that does not fit the context
         start, token_ids = 0, []
         starts: dict[int, int] = {}  # node to score -> position of its first token in the branch
         for index in path:

@@ -35,7 +35,7 @@ class Turn:
         reward: Reward of the environment step whose action this turn was, scaled as the recipe says; ``None`` if the
             turn was not the action of a step.
         values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
-        after: Bootstrap value: the critic's value after this turn if the episode was truncated here, else 0.
+        after: Bootstrap value: the critic's value after this turn if the role was cut here, else 0.
     """
 
     parent: int | None
@@ -53,8 +53,8 @@ class Scored:
         group: Group key ``(group_id, role)``; episodes with the same key are compared with each other.
         reward: Reward of the whole episode after the clipping and scaling of the recipe's reward section.
         turns: Sampled messages in order; at a fork, several have the same parent.
-        terminated: Whether the episode terminated; if not, it was truncated, and its last turn may have a bootstrap
-            value.
+        terminated: Whether the role came to its own end; if not, it was cut (:mod:`agentrl.core.ending`), and the turns
+            that it ended with may have a bootstrap value.
     """
 
     group: tuple[str, str]
@@ -217,8 +217,8 @@ def gae(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[list[flo
     """The advantage ``gae``: generalised advantage estimates of each sampled token.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps; the environment's tokens between them
-    are skipped. A turn's reward comes with its last token. A truncated branch is bootstrapped with the critic's value
-    of its end. At a fork, values and advantages of the turns that follow are averaged.
+    are skipped. A turn's reward comes with its last token. A branch that was cut is bootstrapped with the critic's
+    value of its end. At a fork, values and advantages of the turns that follow are averaged.
 
     Raises:
         ValueError: There is no critic.

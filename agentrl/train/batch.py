@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.recipe import RewardConfig, TrainerConfig
-from agentrl.core.columns import Columns, EpisodeRecord, TrajectoryRange
-from agentrl.core.episode import StopReason
+from agentrl.core.columns import Columns, TrajectoryRange
+from agentrl.core.ending import trajectory_ends
 from agentrl.core.registry import load
 from agentrl.train.advantages import Advantage, Scored, Turn, token_credit, whitened
 from agentrl.train.branches import Branch, TokenColumns, branches_of
@@ -62,19 +62,22 @@ class Batch:
         self._usable = [not columns.episodes[found.episode].failed for found in self._ranges]
         self.tokens = TokenColumns.of(columns)
         self.branches = [branch for branch in branches_of(columns) if self._usable[branch.trajectory]]
-        self._last = {branch.trajectory: index for index, branch in enumerate(self.branches)}
+        self._cut, ends = trajectory_ends(columns)
+        last = {message for cut, found in zip(self._cut, ends, strict=True) if cut for message in found}
+        self._cut_ends = {  # number of the branch -> its last sampled message
+            branch.number: message
+            for branch in self.branches
+            for message, trained in zip(branch.messages, branch.trained, strict=True)
+            if trained and message in last
+        }
 
     def asked_values(self) -> list[Branch]:
         """Returns the branches whose trained tokens need values of the critic.
 
-        The last branch of a truncated episode has one more position at its end, for the bootstrap value.
+        A branch that ends where its trajectory was cut ends with that message, and has one more position after it, for
+        the bootstrap value.
         """
-        return [
-            replace(branch, bootstrap=self.tokens.total + branch.trajectory)
-            if self._last[branch.trajectory] == index and not self._terminated(branch.trajectory)
-            else branch
-            for index, branch in enumerate(self.branches)
-        ]
+        return [self._asked(branch) for branch in self.branches]
 
     def train_batch(
         self, *, version: int = 0, penalties: Floats | None = None, values: Floats | None = None
@@ -82,13 +85,13 @@ class Batch:
         """Computes the advantages of every role of every episode.
 
         Branches whose advantages are all 0 are kept if the loss needs them (KL, entropy, some objectives). With
-        ``mask_truncated`` a truncated episode counts only in its group's baseline.
+        ``mask_truncated`` the roles that were cut (:mod:`agentrl.core.ending`) count only in their group's baseline.
 
         Args:
             version: Policy version that the step starts from.
             penalties: ``[sampled]`` KL penalty of each token, subtracted from its episode's reward.
-            values: ``[sampled + trajectories]`` the critic's value before each sampled token, then the bootstrap value
-                of each truncated trajectory.
+            values: ``[sampled + branches]`` the critic's value before each sampled token, then the bootstrap value of
+                each branch that :meth:`asked_values` gave a position for one.
 
         Raises:
             ValueError: The advantage function did not give finite numbers for each entry, or a sampled message has no
@@ -132,9 +135,17 @@ class Batch:
             idle=idle if skips else [],
         )
 
-    def _terminated(self, trajectory: int) -> bool:
-        record = self._columns.episodes[self._ranges[trajectory].episode]
-        return record.stop_reason is StopReason.TERMINATED
+    def _asked(self, branch: Branch) -> Branch:
+        end = self._cut_ends.get(branch.number)
+        if end is None:
+            return branch
+        count = branch.messages.index(end) + 1  # a prompt that did not fit may follow
+        return replace(
+            branch,
+            messages=branch.messages[:count],
+            trained=branch.trained[:count],
+            bootstrap=self.tokens.total + branch.number,
+        )
 
     def _sampled(self, trajectory: int) -> slice:
         found, starts = self._ranges[trajectory], self.tokens.sampled_starts
@@ -148,6 +159,7 @@ class Batch:
     def _entries(self, penalties: Floats | None, values: Floats | None) -> list[tuple[int, Scored]]:
         """Returns the number of each usable trajectory with its rewards and turns."""
         found: list[tuple[int, Scored]] = []
+        bootstraps = self._bootstraps(values)
         for number, trajectory in enumerate(self._ranges):
             if not self._usable[number]:
                 continue
@@ -156,20 +168,19 @@ class Batch:
             reward = self._rewards.seen(record.reward)
             if penalties is not None:
                 reward -= float(penalties[self._sampled(number)].sum())
-            cut = number in self._last and not self._terminated(number)
-            after = float(values[self.tokens.total + number]) if values is not None and cut else 0.0
-            turns = tuple(self._turns(trajectory, values, self._last_turn(number), after))
-            found.append((number, _scored(record, trajectory, reward, turns)))
+            turns = tuple(self._turns(trajectory, values, bootstraps))
+            group = (record.group_id, trajectory.role)
+            found.append((number, Scored(group, reward, turns, terminated=not self._cut[number])))
         return found
 
-    def _last_turn(self, trajectory: int) -> int | None:
-        """Returns the index of the last sampled message on the trajectory's last branch."""
-        counts = np.diff(self.tokens.sampled_starts)
-        branch = self._last.get(trajectory)
-        return None if branch is None else next(m for m in reversed(self.branches[branch].messages) if counts[m])
+    def _bootstraps(self, values: Floats | None) -> dict[int, float]:
+        """Returns the critic's value after each message with which a trajectory was cut."""
+        if values is None:
+            return {}
+        return {message: float(values[self.tokens.total + number]) for number, message in self._cut_ends.items()}
 
     def _turns(
-        self, trajectory: TrajectoryRange, values: Floats | None, last: int | None, after: float
+        self, trajectory: TrajectoryRange, values: Floats | None, bootstraps: dict[int, float]
     ) -> Iterator[Turn]:
         columns, starts = self._columns, self.tokens.sampled_starts
         counts = np.diff(starts[trajectory.first : trajectory.end + 1]).tolist()
@@ -187,7 +198,7 @@ class Batch:
                 tokens=counts[index],
                 reward=None if np.isnan(reward) else self._rewards.scale * reward,
                 values=() if values is None else tuple(values[first : first + counts[index]].tolist()),
-                after=after if trajectory.first + index == last else 0.0,
+                after=bootstraps.get(trajectory.first + index, 0.0),
             )
 
     def _credits(self, entries: Sequence[tuple[int, Scored]]) -> list[Floats]:
@@ -218,8 +229,3 @@ class Batch:
         if not len(columns.teacher_logprobs):
             return np.zeros(self.tokens.total)
         return columns.logprobs.astype(np.float64) - columns.teacher_logprobs
-
-
-def _scored(record: EpisodeRecord, trajectory: TrajectoryRange, reward: float, turns: tuple[Turn, ...]) -> Scored:
-    terminated = record.stop_reason is StopReason.TERMINATED
-    return Scored((record.group_id, trajectory.role), reward, turns, terminated)

@@ -94,7 +94,10 @@ def _weights(trainer: AlgorithmConfig) -> list[str]:
             f"{trainer.m2_threshold:g}"
         )
     if trainer.mask_truncated:
-        lines.append("truncated episodes count only in their group's mean")
+        lines.append(
+            "episodes that were cut (last answer at its length limit, truncated, or out of context) count only in "
+            "their group's mean"
+        )
     if trainer.kl_coef:
         kind = {
             "frozen": "the starting policy",

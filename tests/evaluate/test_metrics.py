@@ -36,6 +36,25 @@ def test_a_failed_episode_is_invalid_not_wrong():
     assert found.as_metrics()["eval/invalid"] == 2
 
 
+def test_an_episode_out_of_context_is_wrong_not_invalid():
+    overflowed = episode(1, None, StopReason.CONTEXT_OVERFLOW).model_copy(update={"reward": 0.2})
+    found = summarize([episode(0, 1.0), overflowed, episode(2, None, StopReason.TIMEOUT)])
+    metrics = found.as_metrics()
+    assert (found.n, found.failed) == (2, 1)
+    assert (metrics["eval/accuracy"], metrics["eval/reward"]) == (0.5, pytest.approx(0.6))
+    assert metrics["eval/truncated"] == 0.5
+
+
+def test_an_episode_that_used_up_its_turns_is_wrong_too():
+    unjudged = episode(1, None, StopReason.TRUNCATED).model_copy(update={"reward": 0.0})
+    assert summarize([episode(0, 1.0), unjudged]).as_metrics()["eval/accuracy"] == 0.5
+    assert "accuracy" not in summarize([unjudged]).estimates, "no environment here reports it"
+
+
+def test_a_first_prompt_that_does_not_fit_is_invalid():
+    assert summarize([episode(0, 1.0), episode(1, None, StopReason.CONTEXT_OVERFLOW)]).failed == 1
+
+
 def test_pass_at_k_asks_for_one_right_sample_a_task():
     samples = [(0, 1.0), (0, 0.0), (1, 0.0), (1, 0.0), (2, 1.0), (2, 1.0)]
     found = summarize([episode(task, accuracy) for task, accuracy in samples])

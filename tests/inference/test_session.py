@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import NOT_SAMPLED, Message
-from agentrl.inference.backend import ContextOverflow, Generation, InferenceError, SamplingParams
+from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from tests.flat import flat_branches

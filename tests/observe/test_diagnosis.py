@@ -13,6 +13,7 @@ from agentrl.observe.examine_run import examine
 HEALTHY = {
     "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
     "drift/special": 0.0, "tokens/completion_mean": 50.0, "tokens/truncated": 0.1, "staleness/max": 0.0,
+    "rollout/ended_length": 0.1, "rollout/ended_context_overflow": 0.05,
     "train/signal": 0.8, "train/grad_norm": 0.5, "train/skipped": 0.0, "train/entropy": 0.7,
     "train/clip_fraction": 0.05, "train/measured_share": 0.9, "mismatch/ess": 0.999, "mismatch/kl": 1e-9,
     "mismatch/kl/age_0": 1e-9, "mismatch/tokens/age_0": 900.0, "mismatch/ratio_max": 1e-4,
@@ -31,6 +32,8 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("signal", {"rollout/groups_with_signal": 0.05}, "5% of the groups"),
     ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
     ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),
+    ("truncation", {"rollout/ended_length": 0.8}, "80% of the last answers of episodes"),
+    ("overflow", {"rollout/ended_context_overflow": 0.4}, "40% of the episodes run out of context"),
     ("clip", {"train/clip_fraction": 0.7}, "70% of the tokens"),
     ("critic", {"critic/explained": -0.4}, "-40%"),
     ("overhead", {"time/overhead_share": 0.5}, "50% of a step"),
@@ -42,7 +45,7 @@ def test_a_healthy_run_has_no_findings() -> None:
     assert diagnose([]) == [] and diagnose([{"eval/n": 3.0}]) == []
 
 
-@pytest.mark.parametrize(("kind", "changes", "words"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(("kind", "changes", "words"), FAULTS, ids=[fault[2] for fault in FAULTS])
 def test_a_fault_is_found_with_cause_and_remedy(kind: str, changes: dict[str, float], words: str) -> None:
     found = {finding.kind: finding for finding in diagnose([HEALTHY] * 9 + [{**HEALTHY, **changes}] * 3)}
     assert kind in found and words in found[kind].symptom

@@ -57,6 +57,13 @@ async def test_each_branch_is_one_request_and_what_branches_share_is_scored_once
     await teacher.close()
 
 
+async def test_a_prompt_that_did_not_fit_is_not_sent_to_the_teacher() -> None:
+    teacher, backend = make_teacher()
+    await teacher.score(episode(node(None, [2, 4], [0, 0]), node(0, [6], [1]), node(1, [9] * 99, [0] * 99)))
+    assert backend.scored == [([2, 4, 6], 2)]
+    await teacher.close()
+
+
 async def test_an_episode_that_failed_is_not_scored_and_one_that_cannot_be_has_failed() -> None:
     teacher, backend = make_teacher(patience=0.01)
     failed = episode(node(None, [2, 4], [0, 1])).model_copy(update={"reward": None})

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import SAMPLED, TensorSpec, WeightManifest
-from agentrl.inference.backend import Backend, ContextOverflow, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.weights.broadcast_publisher import Sender
 from tests.servers.conftest import Reference, Server
 

@@ -141,6 +141,60 @@ def test_masked_episodes_count_in_the_baseline_only() -> None:
     assert last_advantages(batch)[0] == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
 
 
+def finished(one: Episode, *reasons: str | None, role: str = "assistant") -> Episode:
+    """Sets the finish reasons of the sampled messages of a role."""
+    nodes = [node for node in one.trajectories[role].nodes if any(node.loss_mask)]
+    for node, reason in zip(nodes, reasons, strict=True):
+        node.finish_reason = reason
+    return one
+
+
+def test_dapo_does_not_train_answers_that_end_at_the_length_limit() -> None:
+    """Single turns that the environment terminated; the cut one counts in the group's mean."""
+    group = [episode("g", 1.0, [5]), finished(episode("g", 0.0, [6, 7]), "length")]
+    batch = make_train_batch(group, TrainerConfig(preset="dapo"))
+    assert ids_of(batch) == [[1, 2, 5]] and batch.normalizer == 1
+    assert last_advantages(batch)[0] == pytest.approx(0.5 / 0.5**0.5, abs=1e-5)
+    assert len(make_train_batch(group, TrainerConfig()).branches) == 2, "without the mask it is trained"
+    all_cut = [finished(episode("g", reward, [6]), "length") for reward in (0.0, 1.0)]
+    assert make_train_batch(all_cut, TrainerConfig(preset="dapo")).branches == []
+
+
+def test_an_earlier_answer_that_was_cut_masks_nothing() -> None:
+    one = episode("g", 1.0, [5])
+    nodes = one.trajectories["assistant"].nodes
+    nodes += [nodes[0].model_copy(update={"parent": 1}), nodes[1].model_copy(update={"parent": 2, "token_ids": [6]})]
+    batch = make_train_batch(
+        [finished(one, "length", "stop"), episode("g", 0.0, [7])], TrainerConfig(mask_truncated=True)
+    )
+    assert ids_of(batch) == [[1, 2, 5, 1, 2, 6], [1, 2, 7]]
+
+
+def test_only_the_role_that_was_cut_is_masked() -> None:
+    episodes = []
+    for reward in (1.0, 0.0):
+        white, black = (episode("g", reward, answer) for answer in ([5], [6]))
+        both = {"white": white.trajectories["assistant"], "black": black.trajectories["assistant"]}
+        episodes.append(white.model_copy(update={"trajectories": both}))
+    finished(episodes[0], "length", role="white")
+    masked = make_train_batch(episodes, TrainerConfig(mask_truncated=True))
+    assert ids_of(masked) == [[1, 2, 6], [1, 2, 5], [1, 2, 6]]
+    limited = [one.model_copy(update={"stop_reason": StopReason.TRUNCATED}) for one in episodes]
+    assert make_train_batch(limited, TrainerConfig(mask_truncated=True)).branches == [], "a limit ends all roles"
+
+
+def test_an_episode_that_ran_out_of_context_is_trained_unless_cut_ones_are_masked() -> None:
+    full = episode("g", 0.0, [6], stop_reason=StopReason.CONTEXT_OVERFLOW)
+    nodes = full.trajectories["assistant"].nodes
+    nodes.append(nodes[0].model_copy(update={"parent": 1, "token_ids": [8] * 9, "loss_mask": [0] * 9,
+                                             "logprobs": [0.0] * 9, "versions": [-1] * 9}))  # fmt: skip
+    good = episode("g", 1.0, [5])
+    batch = make_train_batch([good, full], TrainerConfig())
+    assert [trained(batch, branch) for branch in batch.branches] == [[pytest.approx(0.707, abs=1e-3)],
+                                                                     [pytest.approx(-0.707, abs=1e-3)]]  # fmt: skip
+    assert ids_of(make_train_batch([good, full], TrainerConfig(mask_truncated=True))) == [[1, 2, 5]]
+
+
 def test_whitening_is_over_the_tokens_of_the_batch() -> None:
     """Uses the published example: two tokens with 1, one with 2."""
     config = TrainerConfig(preset="reinforce_pp")

@@ -77,6 +77,49 @@ def test_each_sampled_token_gets_its_value_and_a_cut_end_one_more() -> None:
         assert trained(made, branch) == [r - v for r, v in zip(returns, before, strict=True)]
 
 
+def gae_reference(rewards: list[float], values: list[float], after: float, decay: float) -> list[float]:
+    """Returns the generalised advantages of one sequence in float64, from their definition as a sum."""
+    ahead = [*values[1:], after]
+    deltas = [r + v_next - v for r, v_next, v in zip(rewards, ahead, values, strict=True)]
+    return [sum(decay**j * delta for j, delta in enumerate(deltas[start:])) for start in range(len(deltas))]
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "overflow"])
+def test_what_follows_a_cut_answer_is_valued_by_the_critic(end: str) -> None:
+    """The environment terminated after a cut answer, or the context was full: the value of its end is bootstrapped."""
+    one = episode("g", 0.25, [5, 6, 7])
+    nodes = one.trajectories["assistant"].nodes
+    nodes[1].finish_reason = "stop" if end == "overflow" else end
+    nodes[1].reward = 0.25
+    if end == "overflow":  # the prompt that did not fit is stored after the answer
+        nodes.append(nodes[0].model_copy(update={"parent": 1, "token_ids": [9, 9]}))
+        one = one.model_copy(update={"stop_reason": StopReason.CONTEXT_OVERFLOW})
+    batch = Batch(Columns.of([one]), TrainerConfig(preset="ppo", whiten="none", gae_lambda=0.9))
+    (asked,) = batch.asked_values()
+    found = tokens_of(asked, batch.tokens)
+    assert found.token_ids.tolist() == [1, 2, 5, 6, 7] + [0] * (end != "stop"), "nothing of what did not fit"
+    assert found.positions.tolist() == [2, 3, 4] + [5] * (end != "stop"), "one more value is asked for after the cut"
+    values = np.zeros(batch.tokens.total + 1)
+    values[found.places] = [0.3, -0.2, 0.6, 0.9][: len(found.places)]
+    made = batch.train_batch(values=values)
+    after = 0.0 if end == "stop" else 0.9
+    expected = gae_reference([0.0, 0.0, 0.25], [0.3, -0.2, 0.6], after, 0.9)
+    assert trained(made, made.branches[0]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_of_several_cut_answers_to_the_last_prompt_has_its_own_value() -> None:
+    one = episode("g", 0.0, [5, 6])
+    nodes = one.trajectories["assistant"].nodes
+    nodes[1].finish_reason = "length"
+    nodes.append(nodes[1].model_copy(update={"token_ids": [7, 7]}))
+    batch = Batch(Columns.of([episode("h", 0.0, [3]), one]), TrainerConfig(preset="ppo", whiten="none", gae_lambda=0.0))
+    asked = [branch for branch in batch.asked_values() if branch.bootstrap is not None]
+    assert [branch.bootstrap for branch in asked] == [batch.tokens.total + 1, batch.tokens.total + 2]
+    values = np.arange(batch.tokens.total + 3, dtype=float) ** 2
+    made = batch.train_batch(values=values)
+    assert [trained(made, branch, "returns")[-1] for branch in made.valued] == [0.0, 36.0, 49.0]
+
+
 def test_values_and_updates_do_not_depend_on_the_micro_batches(tiny_model: Path, mesh: DeviceMesh) -> None:
     rng = random.Random(0)
     sequences = [

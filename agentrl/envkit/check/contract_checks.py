@@ -29,12 +29,13 @@ def check_construct(case: Case) -> None:
 
 
 def check_signature(case: Case) -> None:
-    """Check that ``reset``, ``step`` and ``close`` are async and take the rollout's arguments."""
+    """Check that the contract's methods are async and take the rollout's arguments."""
     subject, owner = case.subject, case.subject.made
     assert owner is not None
     wanted: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "reset": ((None,), {"seed": 0, "options": None}),
         "step": ((None, None), {}),
+        "judge_unfinished": ((None,), {}),
         "close": ((None,), {}),
     }
     broken = []

@@ -6,13 +6,12 @@ and stops the current check; the results of ``reset`` and ``step`` have the cont
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
+from agentrl.core.contract import InvalidNumber, checked_metrics, finite
 from agentrl.core.environment import Environment
 from agentrl.core.task_source import NoTasksError
 from agentrl.envkit.check.compare import short
@@ -137,7 +136,9 @@ class Subject:
         self.seen.steps += 1
         where = self.lines.of_method(env, "step", "judge", "reward")
         said = f"step, given {short(action)},"
-        result = self.value(self.loop.call("step", env.step, action), self._crash_rule, said, where)
+        outcome = self.loop.call("step", env.step, action)
+        rule = "reward-type" if isinstance(outcome.error, InvalidNumber) else self._crash_rule
+        result = self.value(outcome, rule, said, where)
         if not isinstance(result, tuple) or len(result) != 5:
             wanted = "want (observation, reward, terminated, truncated, info)"
             raise self.stop("return", f"step returned {_what(result)}; {wanted}", where)
@@ -169,25 +170,27 @@ class Subject:
     def _check_info(self, info: Any, method: str, where: str) -> None:
         if not isinstance(info, dict):
             raise self.stop("return", f"{method} returned info={short(info)}; want a dict", where)
-        metrics = info.get("metrics", {})
-        if not isinstance(metrics, dict) or not all(isinstance(value, Real) for value in metrics.values()):
-            self.report("info", f"{method} returned info['metrics']={short(metrics)}; want a dict of numbers", where)
+        try:
+            checked_metrics(info.get("metrics", {}), f"{method} returned info['metrics']")
+        except TypeError as error:
+            self.report("info", str(error), where)
 
     def _check_reward(self, env: Env, reward: Any, action: Any) -> None:
         where = self.lines.of_method(env, "step", "judge", "reward", "call_reward")
         given = f"step, given {short(action)},"
         if reward is None:
             self.report("reward-missing", f"{given} returned no reward", where)
-        elif isinstance(reward, bool) or not isinstance(reward, Real):
-            self.report("reward-type", f"{given} returned reward {short(reward)}, a {type(reward).__name__}", where)
-        elif not math.isfinite(reward):
-            self.report("reward-type", f"{given} returned reward {float(reward)!r}", where)
-        else:
-            self.seen.rewards.append(float(reward))
-            low, high = env.reward_range
-            if not low - 1e-9 <= float(reward) <= high + 1e-9:
-                text = f"{given} returned reward {float(reward):g}, outside of reward_range ({low:g}, {high:g})"
-                self.report("reward-range", text, where)
+            return
+        try:
+            number = finite(reward, given)
+        except InvalidNumber as error:
+            self.report("reward-type", str(error), where)
+            return
+        self.seen.rewards.append(number)
+        low, high = env.reward_range
+        if not low - 1e-9 <= number <= high + 1e-9:
+            text = f"{given} returned reward {number:g}, outside of reward_range ({low:g}, {high:g})"
+            self.report("reward-range", text, where)
 
 
 def is_async(function: Any) -> bool:

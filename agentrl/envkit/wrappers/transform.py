@@ -45,12 +45,21 @@ class TransformReward(Wrapper):
             ValueError: The function did not return a finite number or ``None``.
         """
         observation, reward, terminated, truncated, info = await super().step(action)
-        if reward is not None:
-            given = checked_reward(reward, self)
-            reward = self.function(given)
-            if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
-                raise ValueError(f"{type(self).__name__}: the function made {reward!r} of {given!r}; want a number")
-        return observation, reward, terminated, truncated, info
+        return observation, self._transformed(reward, "step"), terminated, truncated, info
+
+    async def judge_unfinished(self) -> tuple[Any, Info]:
+        """Transform the reward of an unfinished episode."""
+        reward, info = await super().judge_unfinished()
+        return self._transformed(reward, "judge_unfinished"), info
+
+    def _transformed(self, reward: Any, method: str) -> Any:
+        if reward is None:
+            return None
+        given = checked_reward(reward, self, method)
+        made = self.function(given)
+        if made is not None and not (isinstance(made, Real) and math.isfinite(made)):
+            raise ValueError(f"{type(self).__name__}: the function made {made!r} of {given!r}; want a number")
+        return made
 
 
 class ScaleReward(TransformReward):

@@ -8,7 +8,7 @@ wrapper can be pickled and copied if its parts can.
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl.core.contract import checked_reset, checked_step
+from agentrl.core.contract import checked_reset, checked_step, checked_unfinished
 from agentrl.core.environment import Environment, Info
 from agentrl.core.registry import Spec
 from agentrl.core.task_source import Source
@@ -60,6 +60,16 @@ class Wrapper(Environment[Any, Any]):
         result = checked_step(await self.env.step(action), self)
         self._running = not (result[2] or result[3])
         return result
+
+    async def judge_unfinished(self) -> tuple[Any, Info]:
+        """Let the inner environment judge the episode as it stands; the episode is over.
+
+        Raises:
+            RuntimeError: No episode is running.
+        """
+        self._check_running()
+        self._running = False
+        return checked_unfinished(await self.env.judge_unfinished(), self)
 
     async def close(self) -> None:
         """Close the inner environment; the episode is over."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
-from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams, ServerUnreachable
+from agentrl.inference.backend import InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.kinds.sglang import SGLangBackend
 from tests.inference.scripted import Handler, scripted
 

@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.inference.backend import ContextOverflow, InferenceError, SamplingParams
+from agentrl.core.agent import ContextOverflow
+from agentrl.inference.backend import InferenceError, SamplingParams
 from agentrl.inference.kinds.vllm import VLLMBackend
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.7, stop=("x",), stop_token_ids=(9,), seed=3)
