@@ -34,7 +34,8 @@ class EvalSummary:
         failed: Number of episodes that failed; wrong answers are not among them.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
-        estimates: Estimate of the reward, of each metric of the episodes, and of ``pass@k`` if ``samples`` > 1.
+        estimates: Estimate of the reward, of ``reward/<role>`` for roles with a reward of their own, of each metric of
+            the episodes, and of ``pass@k`` if ``samples`` > 1.
     """
 
     n: int
@@ -68,6 +69,8 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     for episode in judged:
         if episode.reward is not None:
             values["reward"][episode.task_id].append(episode.reward)
+        for role, value in episode.role_rewards.items():
+            values[f"reward/{role}"][episode.task_id].append(value)
         for name, value in episode.metrics.items():
             values[name][episode.task_id].append(value)
     estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}

@@ -4,7 +4,7 @@ Guarantees: everything sampled through a handle is in its trajectories; an episo
 cache), groups are spread over servers by load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from agentrl.inference.drift import Drift
 from agentrl.inference.router import Router
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+
+ASSISTANT = "assistant"  # the role of a workflow that names none
 
 
 class Session(Protocol):
@@ -37,20 +39,43 @@ class EpisodeLLM:
     def __init__(self, make_session: Callable[[], Session]) -> None:
         self._make_session = make_session
         self.sessions: dict[str, Session] = {}
+        self._credited: dict[str, float] = {}  # role -> sum of its own rewards
 
-    def session(self, role: str = "assistant") -> Session:
+    def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""
         if role not in self.sessions:
             self.sessions[role] = self._make_session()
         return self.sessions[role]
 
-    def reward(self, value: float, role: str = "assistant") -> None:
-        """Credit the last message sampled by ``role``; several rewards for one message add up."""
-        session = self.session(role)
+    def reward(self, value: float, role: str | None = None) -> None:
+        """Credit the last message sampled by a role; several rewards for one message add up.
+
+        Args:
+            value: The reward.
+            role: Role whose own reward this is; ``None``: a part of the shared reward, earned by ``assistant``.
+        """
+        session = self.session(role or ASSISTANT)
         if session.last_sampled is None:
-            raise ValueError(f"role {role!r} has sampled nothing that a reward could be for")
+            raise ValueError(f"role {role or ASSISTANT!r} has sampled nothing that a reward could be for")
         node = session.trajectory.nodes[session.last_sampled]
         node.reward = (node.reward or 0.0) + float(value)
+        if role is not None:
+            self._credited[role] = self._credited.get(role, 0.0) + float(value)
+
+    def role_rewards(self, given: Mapping[str, float]) -> dict[str, float]:
+        """Own rewards by role: the sum of what was credited to a role, or what the workflow gave for the episode.
+
+        Args:
+            given: Role -> reward of the episode, from the workflow's outcome.
+
+        Raises:
+            ValueError: A role in ``given`` has no session.
+        """
+        for role in given:
+            if role not in self.sessions:
+                known = ", ".join(self.sessions) or "none"
+                raise ValueError(f"Outcome.rewards has role {role!r}, but the episode's roles are: {known}")
+        return self._credited | dict(given)
 
     def drift(self) -> dict[str, float]:
         """Measure the drift between stored ids and the template's render; empty if nothing can be compared.

@@ -61,11 +61,14 @@ async def run_episode(
     finally:
         release()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
+    tag = task.data.get("tag")
     try:
         return Episode(
             **base,
             trajectories=llm.trajectories(),
             reward=outcome.reward if error is None else None,
+            role_rewards=llm.role_rewards(outcome.rewards) if error is None else {},
+            tag=tag if isinstance(tag, str) else None,
             metrics=outcome.metrics,
             drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
             stop_reason=reason,

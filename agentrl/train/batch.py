@@ -1,8 +1,9 @@
 """Turns the columns of a batch into the input of an update: advantages, token weights, branches that carry gradient.
 
-Guarantees: failed episodes are left out; advantages are computed per (group id, role); the loss's normalizer counts the
-whole global batch, also tokens that are not computed because their advantage is 0. A fork does not raise an episode's
-weight: its branches share it. Only rank 0 does this.
+Guarantees: failed episodes are left out; an advantage compares rewards of one role in one group, or what
+``trainer.baseline`` names; a role's reward is its own where it has one, else the episode's; the loss's normalizer
+counts the whole global batch, also tokens that are not computed because their advantage is 0. A fork does not raise an
+episode's weight: its branches share it. Only rank 0 does this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config.baseline import baseline_key
 from agentrl.config.recipe import RewardConfig, TrainerConfig
-from agentrl.core.columns import Columns, EpisodeRecord, TrajectoryRange
+from agentrl.core.columns import Columns
 from agentrl.core.episode import StopReason
 from agentrl.core.registry import load
-from agentrl.train.advantages import Advantage, Scored, Turn, token_credit, whitened
+from agentrl.train.advantages import Advantage, token_credit, whitened
 from agentrl.train.branches import Branch, TokenColumns, branches_of
 from agentrl.train.loss import normalizer, skips_zero_advantages, token_weight
+from agentrl.train.returns import Scored, Turn
+from agentrl.train.turn_order import TurnOrder
 
 Floats = NDArray[np.floating]
 
@@ -60,16 +64,16 @@ class Batch:
         self._usable = [not columns.episodes[found.episode].failed for found in self._ranges]
         self.tokens = TokenColumns.of(columns)
         self.branches = [branch for branch in branches_of(columns) if self._usable[branch.trajectory]]
-        self._last = {branch.trajectory: index for index, branch in enumerate(self.branches)}
+        self._ends = self._cut_ends()
 
     def asked_values(self) -> list[Branch]:
         """Returns the branches whose trained tokens need values of the critic.
 
-        The last branch of a truncated episode has one more position at its end, for the bootstrap value.
+        The branch at whose end an episode was truncated has one more position there, for the bootstrap value.
         """
         return [
             replace(branch, bootstrap=self.tokens.total + branch.trajectory)
-            if self._last[branch.trajectory] == index and not self._terminated(branch.trajectory)
+            if self._ends.get(branch.trajectory, (-1, -1))[0] == index
             else branch
             for index, branch in enumerate(self.branches)
         ]
@@ -146,42 +150,51 @@ class Batch:
             if not self._usable[number]:
                 continue
             record = self._columns.episodes[trajectory.episode]
-            assert record.reward is not None
-            reward = self._rewards.seen(record.reward)
+            reward = self._rewards.seen(record.reward_of(trajectory.role))
             if penalties is not None:
                 reward -= float(penalties[self._sampled(number)].sum())
-            cut = number in self._last and not self._terminated(number)
-            after = float(values[self.tokens.total + number]) if values is not None and cut else 0.0
-            turns = tuple(self._turns(trajectory, values, self._last_turn(number), after))
-            found.append((number, _scored(record, trajectory, reward, turns)))
+            _, last = self._ends.get(number, (None, None))
+            after = float(values[self.tokens.total + number]) if values is not None and last is not None else 0.0
+            turns = tuple(self._turns(number, values, last, after))
+            key = baseline_key(record, trajectory.role, self._config.baseline)
+            found.append((number, Scored(key, reward, turns, self._terminated(number))))
         return found
 
-    def _last_turn(self, trajectory: int) -> int | None:
-        """Returns the index of the last sampled message on the trajectory's last branch."""
-        counts = np.diff(self.tokens.sampled_starts)
-        branch = self._last.get(trajectory)
-        return None if branch is None else next(m for m in reversed(self.branches[branch].messages) if counts[m])
+    def _cut_ends(self) -> dict[int, tuple[int, int]]:
+        """Returns, by truncated trajectory, its last branch and that branch's last sampled message.
 
-    def _turns(
-        self, trajectory: TrajectoryRange, values: Floats | None, last: int | None, after: float
-    ) -> Iterator[Turn]:
-        columns, starts = self._columns, self.tokens.sampled_starts
-        counts = np.diff(starts[trajectory.first : trajectory.end + 1]).tolist()
-        parents = columns.parents[trajectory.first : trajectory.end].tolist()
-        own = [index for index, count in enumerate(counts) if count]
-        number = {index: place for place, index in enumerate(own)}
-        for index in own:
-            parent = parents[index]
-            while parent >= 0 and parent not in number:
-                parent = parents[parent]
-            reward = float(columns.rewards[trajectory.first + index])
-            first = int(starts[trajectory.first + index])
+        Only branches count that end in a turn that no other follows in time.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        ends: dict[int, set[int]] = {}
+        for index, branch in enumerate(self.branches):
+            number = branch.trajectory
+            if self._terminated(number):
+                continue
+            if number not in ends:
+                ends[number] = self._order(number).ends()
+            last = next(message for message in reversed(branch.messages) if self.tokens.turns[message] >= 0)
+            if last in ends[number]:
+                found[number] = index, last
+        return found
+
+    def _order(self, trajectory: int) -> TurnOrder:
+        found = self._ranges[trajectory]
+        own = slice(found.first, found.end)
+        return TurnOrder.of(self._columns.parents[own], self.tokens.turns[own] >= 0, found.first)
+
+    def _turns(self, trajectory: int, values: Floats | None, last: int | None, after: float) -> Iterator[Turn]:
+        starts, order = self.tokens.sampled_starts, self._order(trajectory)
+        for message, parent, root in zip(order.messages, order.parents, order.roots, strict=True):
+            first, end = int(starts[message]), int(starts[message + 1])
+            reward = float(self._columns.rewards[message])
             yield Turn(
-                parent=number.get(parent),
-                tokens=counts[index],
+                parent=parent,
+                tokens=end - first,
                 reward=None if np.isnan(reward) else self._rewards.scale * reward,
-                values=() if values is None else tuple(values[first : first + counts[index]].tolist()),
-                after=after if trajectory.first + index == last else 0.0,
+                values=() if values is None else tuple(values[first:end].tolist()),
+                after=after if message == last else 0.0,
+                root=root,
             )
 
     def _credits(self, entries: Sequence[tuple[int, Scored]]) -> list[Floats]:
@@ -212,8 +225,3 @@ class Batch:
         if not len(columns.teacher_logprobs):
             return np.zeros(self.tokens.total)
         return columns.logprobs.astype(np.float64) - columns.teacher_logprobs
-
-
-def _scored(record: EpisodeRecord, trajectory: TrajectoryRange, reward: float, turns: tuple[Turn, ...]) -> Scored:
-    terminated = record.stop_reason is StopReason.TERMINATED
-    return Scored((record.group_id, trajectory.role), reward, turns, terminated)
