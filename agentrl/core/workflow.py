@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentrl.core.agent import Chat
-from agentrl.core.episode import StopReason, Task
+from agentrl.core.episode import Message, StopReason, Task
 
 
 class LLM(Protocol):
@@ -19,13 +19,14 @@ class LLM(Protocol):
         """Returns the session of ``role`` in this episode; the same object every time."""
         ...
 
-    def reward(self, value: float, role: str | None = None) -> None:
+    def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credits the last message that a role sampled with a step reward.
 
         Args:
             value: The reward.
             role: Role whose own reward this is: the sum of such rewards counts for it instead of the episode's shared
                 reward. ``None``: a part of the shared reward, earned by the role ``assistant``.
+            message: The message that earned it, if the last call sampled several (``n=4``) and this is one of them.
         """
         ...
 

@@ -84,7 +84,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
                 observation, reward, terminated, truncated, info = checked_step(result, env)
                 rewards.append(None if reward is None else checked_reward(reward, env))
                 if rewards[-1] is not None:
-                    llm.reward(rewards[-1])
+                    llm.reward(rewards[-1], message=action)
                 metrics.update(info.get("metrics", {}))
                 said += [action, *observation]
             total = None if None in rewards else sum(reward for reward in rewards if reward is not None)

@@ -4,12 +4,13 @@ Guarantees: everything sampled through a handle is in its trajectories; an episo
 cache), groups are spread over servers by load.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agentrl.core.episode import Trajectory
+from agentrl.core.episode import Message, Node, Trajectory
 from agentrl.inference.drift import Drift
+from agentrl.inference.messages import essence, plain
 from agentrl.inference.router import Router
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
@@ -47,17 +48,18 @@ class EpisodeLLM:
             self.sessions[role] = self._make_session()
         return self.sessions[role]
 
-    def reward(self, value: float, role: str | None = None) -> None:
+    def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credit the last message sampled by a role; several rewards for one message add up.
 
         Args:
             value: The reward.
             role: Role whose own reward this is; ``None``: a part of the shared reward, earned by ``assistant``.
+            message: The message that was acted on. If it is one of the last call's samples, that one is credited.
         """
         session = self.session(role or ASSISTANT)
         if session.last_sampled is None:
             raise ValueError(f"role {role or ASSISTANT!r} has sampled nothing that a reward could be for")
-        node = session.trajectory.nodes[session.last_sampled]
+        node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
         node.reward = (node.reward or 0.0) + float(value)
         if role is not None:
             self._credited[role] = self._credited.get(role, 0.0) + float(value)
@@ -102,6 +104,17 @@ class EpisodeLLM:
     def trajectories(self) -> dict[str, Trajectory]:
         """Recorded trajectories by role, without roles that never sampled."""
         return {role: s.trajectory for role, s in self.sessions.items() if s.trajectory.nodes}
+
+
+def _acted_on(nodes: Sequence[Node], last: int, message: Message | None) -> Node:
+    """The node of a message among the samples of the last call; the last of them if it is none of them."""
+    first = last
+    while first > 0 and nodes[first - 1].parent == nodes[last].parent and nodes[first - 1].finish_reason is not None:
+        first -= 1
+    if message is None or first == last:
+        return nodes[last]
+    key = essence(plain(message))
+    return next((node for node in nodes[first:last] if essence(node.message) == key), nodes[last])
 
 
 class Client(Protocol):

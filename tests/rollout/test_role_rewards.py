@@ -10,6 +10,7 @@ from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason, Task, Trajectory
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
+from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.evaluate.metrics import summarize
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.buffer import Group
@@ -17,6 +18,7 @@ from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
 from agentrl.train.batch import Batch
+from tests.inference.fakes import answer
 from tests.rollout.test_controller import Harness, episodes_of
 from tests.rollout.test_episode_runner import Scripted, client, episode_of
 from tests.train.test_batch import episode
@@ -76,6 +78,34 @@ async def test_a_reward_of_an_unknown_role_or_not_a_number_is_refused(
 
     found = await episode_of(template, Scripted(play))
     assert found.failed and found.stop_reason is StopReason.ENVIRONMENT_ERROR and message in str(found.error)
+
+
+async def test_a_reward_goes_to_the_sample_that_was_acted_on(template: ChatTemplate, tmp_path: Path) -> None:
+    """The agent asks for three samples and acts on the first; a message that is none of them is the last one's."""
+    file = tmp_path / "choosing.py"
+    file.write_text(CHOOSING)
+    ids = iter(range(300, 400))
+    for agent, expected in (("Choosing", [1.0, None, None]), ("Rewording", [None, None, 1.0])):
+        workflow = AgentEnvWorkflow(env="agentrl.envs.arithmetic:Arithmetic", agent=f"{file}:{agent}")
+        script = lambda _, params: answer([*template.tokenizer.encode(f"It is {next(ids)} or 2"), template.eos_id])  # noqa: E731
+        found = await episode_of(template, workflow, script=script)
+        nodes = found.trajectories["assistant"].nodes
+        assert [node.reward for node in nodes if any(node.loss_mask)] == expected, found.error
+
+
+CHOOSING = """
+from agentrl.agents.chat import ChatAgent
+
+class Choosing(ChatAgent):
+    async def step(self, observation, info):
+        reply = await self.llm.chat.completions.create(messages=observation, n=3)
+        return reply.choices[0].message.model_dump(exclude_none=True)
+
+class Rewording(Choosing):
+    async def step(self, observation, info):
+        await super().step(observation, info)
+        return {"role": "assistant", "content": "It is 2"}
+"""
 
 
 async def test_a_plain_episode_has_no_role_rewards(template: ChatTemplate, tmp_path: Path) -> None:

@@ -121,5 +121,5 @@ def test_both_sides_of_a_zero_sum_game_learn(tiny_model: Path, mesh: DeviceMesh)
         for role, shares in seen.items():
             shares.append(chosen(games, role))
         engine.update(Batch(Columns.of(games), engine.config).train_batch(version=step), 2e-2)
-    for role, shares in seen.items():
+    for shares in seen.values():
         assert shares[0] < 0.65 and min(shares[-3:]) > shares[0] + 0.15, f"{seen}"

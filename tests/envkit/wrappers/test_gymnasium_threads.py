@@ -118,7 +118,7 @@ class Client:
     def session(self, role: str = "assistant") -> Any:
         return self
 
-    def reward(self, value: float, role: str | None = None) -> None:
+    def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
         pass
 
     def trajectories(self) -> dict[str, Any]:
