@@ -118,3 +118,29 @@ async def test_the_end_of_a_truncated_episode_is_the_last_conversation_in_time(t
     batch = Batch(Columns.of([cut]), TrainerConfig(preset="ppo"))
     (end,) = [branch for branch in batch.asked_values() if branch.bootstrap is not None]
     assert batch.tokens.turns[list(end.messages)].max() == 2
+
+
+async def test_roles_that_speak_in_turn_are_each_credited_along_their_own_turns(tiny_model: Path) -> None:
+    """Two roles of one episode, each with a conversation for every turn, against the same two as episodes."""
+    rewards = {"white": ([0.0, 0.0, 1.0], [0.0, 0.5]), "black": ([0.0, 0.0, -1.0], [0.0, -0.5])}
+    together: list[Episode] = []
+    alone: dict[str, list[Episode]] = {role: [] for role in rewards}
+    for index in range(2):
+        sides = {
+            role: await talk(tiny_model, "branch", earned[index], StopReason.TERMINATED, "g")
+            for role, earned in rewards.items()
+        }
+        for role, one in sides.items():
+            alone[role].append(one)
+        trajectories = {role: one.trajectories["assistant"] for role, one in sides.items()}
+        own = {role: one.reward for role, one in sides.items()}
+        together.append(
+            sides["white"].model_copy(update={"reward": 0.0, "role_rewards": own, "trajectories": trajectories})
+        )
+    _, found = advantages(together, "turns")
+    columns = Columns.of(together)
+    starts = columns.sampled_starts()
+    for role, episodes in alone.items():
+        ranges = [part for part in columns.trajectories() if part.role == role]
+        of_role = [value for part in ranges for value in found[int(starts[part.first]) : int(starts[part.end])]]
+        assert of_role == advantages(episodes, "turns")[1] and any(of_role)
