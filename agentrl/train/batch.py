@@ -161,21 +161,18 @@ class Batch:
         return found
 
     def _cut_ends(self) -> dict[int, tuple[int, int]]:
-        """Returns, by truncated trajectory, its last branch and that branch's last sampled message.
+        """Returns, by truncated trajectory, the branch with its last message, and the turn after which it was cut.
 
-        Only branches count that end in a turn that no other follows in time.
+        That turn is the branch's last one, unless another conversation followed it: then the last turn in time.
         """
+        last = {
+            one.trajectory: index for index, one in enumerate(self.branches) if not self._terminated(one.trajectory)
+        }
         found: dict[int, tuple[int, int]] = {}
-        ends: dict[int, set[int]] = {}
-        for index, branch in enumerate(self.branches):
-            number = branch.trajectory
-            if self._terminated(number):
-                continue
-            if number not in ends:
-                ends[number] = self._order(number).ends()
-            last = next(message for message in reversed(branch.messages) if self.tokens.turns[message] >= 0)
-            if last in ends[number]:
-                found[number] = index, last
+        for number, index in last.items():
+            ends = self._order(number).ends()
+            turn = next(m for m in reversed(self.branches[index].messages) if self.tokens.turns[m] >= 0)
+            found[number] = index, turn if turn in ends else max(ends)
         return found
 
     def _order(self, trajectory: int) -> TurnOrder:

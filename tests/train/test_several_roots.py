@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason
+from agentrl.inference.backend import ContextOverflow
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate
@@ -118,6 +119,24 @@ async def test_the_end_of_a_truncated_episode_is_the_last_conversation_in_time(t
     batch = Batch(Columns.of([cut]), TrainerConfig(preset="ppo"))
     (end,) = [branch for branch in batch.asked_values() if branch.bootstrap is not None]
     assert batch.tokens.turns[list(end.messages)].max() == 2
+
+
+async def test_a_next_prompt_that_was_not_answered_bootstraps_the_last_turn_in_time(tiny_model: Path) -> None:
+    """The role wants to go back to its first conversation, but the prompt does not fit any more."""
+    llm = client(tiny_model, "append")
+    create = llm.session().chat.completions.create  # type: ignore[attr-defined]
+    first = await create(messages=[HELLO])
+    await create(messages=[{"role": "user", "content": "a question between"}])
+    long = {"role": "user", "content": "go on " * 500}
+    with pytest.raises(ContextOverflow):
+        await create(messages=[HELLO, first.choices[0].message.model_dump(exclude_none=True), long])
+    cut = made(llm, 0.0, StopReason.CONTEXT_OVERFLOW, "g")
+    batch = Batch(Columns.of([cut]), TrainerConfig(preset="ppo", whiten="none"))
+    (end,) = [branch for branch in batch.asked_values() if branch.bootstrap is not None]
+    assert batch.tokens.turns[list(end.messages)].max() == 0, "the value is of the prompt that was to be answered"
+    values = np.zeros(batch.tokens.total + 1)
+    values[end.bootstrap] = 5.0
+    assert set(batch.train_batch(values=values).tokens.sampled["advantages"].tolist()) == {5.0}
 
 
 async def test_roles_that_speak_in_turn_are_each_credited_along_their_own_turns(tiny_model: Path) -> None:
