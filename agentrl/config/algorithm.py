@@ -9,12 +9,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentrl.config.baseline import Baseline
 from agentrl.config.declarations import find_preset
 from agentrl.config.section import Positive, Section
 from agentrl.core.registry import registered
 
 RewardScale = Literal["group", "batch", "mean", "none"]
 Level = Literal["token", "sequence"]
+COMPARING = ("group", "leave_one_out", "turns")  # advantages that compare rewards with those of a baseline
 
 
 class AlgorithmConfig(Section):
@@ -27,6 +29,12 @@ class AlgorithmConfig(Section):
         default="group",
         description="Advantage function: group, leave_one_out, reward, turns (returns of each turn, relative to the "
         "group's), gae (with a critic: PPO), none (only the teacher, no reward), or a path.",
+    )
+    baseline: Baseline = Field(
+        default="role",
+        description="Rewards that a reward is compared with: those of the same role in the same group (role), of all "
+        "roles of the group (group), or of the same role in the batch's tasks with the same text in their row's column "
+        "tag (tag), which also allows rollout.group_size=1.",
     )
     discount: float = Field(
         default=1.0, gt=0, le=1, description="Discount factor: per turn (advantage=turns), per token (gae)."
@@ -204,6 +212,7 @@ class AlgorithmConfig(Section):
     def _idle(self, given: set[str]) -> Iterator[str]:
         """Yields settings that have no effect with this advantage."""
         for keys, advantages in (
+            (("baseline",), COMPARING),
             (("discount",), ("turns", "gae")),
             (("gae_lambda", "critic_learning_rate", "critic_clip", "critic_warmup"), ("gae",)),
         ):

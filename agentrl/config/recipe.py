@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
-from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.algorithm import COMPARING, AlgorithmConfig
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
 from agentrl.config.teacher import TeacherConfig, teacher_contradictions
@@ -291,10 +291,15 @@ class Recipe(Section):
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
             object.__setattr__(self, "trainer", self.trainer.model_copy(update=length))  # the model is frozen
-        if self.rollout.group_size < 2 and self.trainer.advantage in ("group", "leave_one_out", "turns"):
+        if self.rollout.group_size < 2 and self.trainer.advantage in COMPARING and self.trainer.baseline != "tag":
             raise ValueError(
                 f"trainer.advantage={self.trainer.advantage} compares episodes of one task: rollout.group_size must be "
-                "at least 2"
+                "at least 2, or trainer.baseline=tag"
+            )
+        if self.trainer.baseline == "tag" and self.rollout.skip_uniform_groups:
+            raise ValueError(
+                "trainer.baseline=tag compares episodes of several groups, so groups with equal rewards give a signal "
+                "too: rollout.skip_uniform_groups=true would drop them"
             )
         if self.rollout.batch_size % self.trainer.minibatches:
             raise ValueError(

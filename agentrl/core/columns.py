@@ -208,8 +208,7 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    roles = {role: len(trajectory.nodes) for role, trajectory in episode.trajectories.items()}
-    return EpisodeRecord(**episode.model_dump(exclude={"trajectories"}), roles=roles)
+    return EpisodeRecord(**episode.model_dump(exclude={"trajectories"}), roles=episode.roles)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -121,8 +121,11 @@ class EpisodeBase(Record):
 
     Attributes:
         group_id: Name of the group: the episodes of one task, which share an advantage baseline.
-        reward: Sum of the step rewards; ``None`` if the episode failed or the reward is missing. An episode that ran
-            out of context keeps what its steps earned, and what the environment says of it as it stands.
+        reward: Reward of the episode, shared by all roles without one of their own: the sum of the step rewards;
+            ``None`` if the episode failed or the reward is missing. An episode that ran out of context keeps what its
+            steps earned, and the environment's judgement of it.
+        role_rewards: Role -> its own reward, of the roles that have one: a game's sides, say.
+        tag: Kind of the task, the text ``tag`` of its row; ``None`` without one.
         metrics: Numbers that the environment reported (``accuracy``, ``format``), logged separately from the reward.
         drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
             empty if it was not measured.
@@ -135,6 +138,8 @@ class EpisodeBase(Record):
     index: int = Field(ge=0, description="Position inside the group.")
     seed: int
     reward: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    role_rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    tag: str | None = None
     metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     drift: dict[str, float] = {}
     stop_reason: StopReason
@@ -146,6 +151,16 @@ class EpisodeBase(Record):
         """Whether this episode must not be trained on or counted as an answer."""
         return self.stop_reason in FAILURES or self.reward is None
 
+    def reward_of(self, role: str) -> float:
+        """Returns the reward of a role: its own if it has one, else the episode's.
+
+        Raises:
+            ValueError: The episode has no reward.
+        """
+        if self.reward is None:
+            raise ValueError(f"episode {self.index} of group {self.group_id} has no reward: {self.stop_reason}")
+        return self.role_rewards.get(role, self.reward)
+
 
 class Episode(EpisodeBase):
     """An episode: one attempt at one task.
@@ -155,3 +170,8 @@ class Episode(EpisodeBase):
     """
 
     trajectories: dict[str, Trajectory] = {}
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Role -> number of its messages."""
+        return {role: len(trajectory.nodes) for role, trajectory in self.trajectories.items()}

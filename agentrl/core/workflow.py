@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentrl.core.agent import Chat
-from agentrl.core.episode import StopReason, Task
+from agentrl.core.episode import Message, StopReason, Task
 
 
 class LLM(Protocol):
@@ -19,12 +19,18 @@ class LLM(Protocol):
         """Returns the session of ``role`` in this episode; the same object every time."""
         ...
 
-    def reward(self, value: float, role: str = "assistant") -> None:
-        """Credits the last message that ``role`` sampled with a step reward.
+    def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
+        """Credits the last message that a role sampled with a step reward.
+
+        Args:
+            value: The reward.
+            role: Role whose own reward this is: the sum of such rewards counts for it instead of the episode's shared
+                reward. ``None``: a part of the shared reward, earned by the role ``assistant``.
+            message: The message that earned it, if the last call sampled several (``n=4``) and this is one of them.
 
         Raises:
             TypeError: ``value`` is not a number.
-            ValueError: ``value`` is not finite, or ``role`` has sampled nothing.
+            ValueError: ``value`` is not finite, or the role has sampled nothing.
         """
         ...
 
@@ -39,14 +45,18 @@ class Outcome:
     """Result of a finished episode, as the workflow reports it.
 
     Attributes:
-        reward: Sum of the step rewards, ``None`` if it could not be determined.
+        reward: Reward that all roles without one of their own share: the sum of the step rewards, ``None`` if it could
+            not be determined. In a zero-sum game it is 0.
         stop_reason: Reason why the episode ended.
         metrics: Numbers to log separately from the reward.
+        rewards: Role -> its own reward in the whole episode. It replaces the sum of what ``llm.reward(..., role=...)``
+            gave; the difference counts at the role's end.
     """
 
     reward: float | None
     stop_reason: StopReason = StopReason.TERMINATED
     metrics: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 class RolloutWorkflow(ABC):

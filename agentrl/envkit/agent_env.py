@@ -94,7 +94,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
                     break
                 result = await env.step(action)
                 observation, reward, terminated, truncated, info = checked_step(result, env)
-                _note(llm, rewards, None if reward is None else checked_reward(reward, env))
+                _note(llm, rewards, None if reward is None else checked_reward(reward, env), action)
                 metrics.update(info.get("metrics", {}))
                 said += [action, *observation]
                 reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else None
@@ -121,8 +121,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
         return total
 
 
-def _note(llm: LLM, rewards: list[float | None], reward: float | None) -> None:
-    """Adds a reward to the episode's, and credits the last sampled message with it."""
+def _note(llm: LLM, rewards: list[float | None], reward: float | None, action: Message | None = None) -> None:
+    """Adds a reward to the episode's, and credits the action with it, or the last sampled message."""
     rewards.append(reward)
     if reward is not None:
-        llm.reward(reward)
+        llm.reward(reward, message=action)

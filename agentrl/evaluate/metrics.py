@@ -35,8 +35,9 @@ class EvalSummary:
         failed: Number of episodes that failed; wrong answers are not among them.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
-        estimates: Estimate of the reward, of each metric of the episodes, of the share of episodes that were cut
-            (``truncated``), and of ``pass@1`` to ``pass@samples`` if ``samples`` > 1.
+        estimates: Estimate of the reward, of ``reward/<role>`` for roles with a reward of their own, of each metric of
+            the episodes, of the share of episodes that were cut (``truncated``), and of ``pass@1`` to ``pass@samples``
+            if ``samples`` > 1.
         per_task: What each estimate is the mean of, by name and task: the mean over the task's valid samples.
     """
 
@@ -78,6 +79,8 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     for episode, metrics, one in zip(judged, counted_metrics(judged, cut), cut, strict=True):
         if episode.reward is not None:
             values["reward"][episode.task_id].append(episode.reward)
+        for role, value in episode.role_rewards.items():
+            values[f"reward/{role}"][episode.task_id].append(value)
         for name, value in ({"truncated": float(one)} | metrics).items():
             values[name][episode.task_id].append(value)
     estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}

@@ -4,16 +4,19 @@ Guarantees: everything sampled through a handle is in its trajectories; an episo
 cache; episodes are spread over servers by load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.core.contract import finite
-from agentrl.core.episode import Trajectory
+from agentrl.core.episode import Message, Node, Trajectory
 from agentrl.inference.drift import Drift
+from agentrl.inference.messages import essence, plain
 from agentrl.inference.router import Router
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+
+ASSISTANT = "assistant"  # the role of a workflow that names none
 
 
 class Session(Protocol):
@@ -42,26 +45,35 @@ class EpisodeLLM:
     def __init__(self, make_session: Callable[[str], Session]) -> None:
         self._make_session = make_session
         self.sessions: dict[str, Session] = {}
+        self._credited: dict[str, float] = {}  # role -> sum of its own rewards
 
-    def session(self, role: str = "assistant") -> Session:
+    def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""
         if role not in self.sessions:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
 
-    def reward(self, value: float, role: str = "assistant") -> None:
-        """Credit the last message sampled by ``role``; several rewards for one message add up.
+    def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
+        """Credit the last message sampled by a role; several rewards for one message add up.
+
+        Args:
+            value: The reward.
+            role: Role whose own reward this is; ``None``: a part of the shared reward, earned by ``assistant``.
+            message: The message that was acted on. If it is one of the last call's samples, that one is credited.
 
         Raises:
             TypeError: ``value`` is not a number.
-            ValueError: ``value`` is not finite, or ``role`` has sampled nothing.
+            ValueError: ``value`` is not finite, or the role has sampled nothing.
         """
-        session = self.session(role)
+        session = self.session(role or ASSISTANT)
         if session.last_sampled is None:
-            raise ValueError(f"role {role!r} has sampled no message that could get a reward")
-        node = session.trajectory.nodes[session.last_sampled]
-        place = f"the workflow's call of llm.reward(role={role!r})"
-        node.reward = finite((node.reward or 0.0) + finite(value, place), place)
+            raise ValueError(f"role {role or ASSISTANT!r} has sampled no message that could get a reward")
+        place = f"the workflow's call of llm.reward(role={role or ASSISTANT!r})"
+        reward = finite(value, place)
+        node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
+        node.reward = finite((node.reward or 0.0) + reward, place)
+        if role is not None:
+            self._credited[role] = finite(self._credited.get(role, 0.0) + reward, place)
 
     @property
     def sampled(self) -> bool:
@@ -69,9 +81,25 @@ class EpisodeLLM:
         return any(session.last_sampled is not None for session in self.sessions.values())
 
     def earned(self) -> float:
-        """Returns the sum of all step rewards so far."""
+        """Returns the sum of all step rewards of the shared reward so far."""
         nodes = [node for session in self.sessions.values() for node in session.trajectory.nodes]
-        return sum(node.reward for node in nodes if node.reward is not None)
+        steps = sum(node.reward for node in nodes if node.reward is not None)
+        return steps - sum(self._credited.values())
+
+    def role_rewards(self, given: Mapping[str, float]) -> dict[str, float]:
+        """Own rewards by role: the sum of what was credited to a role, or what the workflow gave for the episode.
+
+        Args:
+            given: Role -> reward of the episode, from the workflow's outcome.
+
+        Raises:
+            ValueError: A role in ``given`` has no session.
+        """
+        for role in given:
+            if role not in self.sessions:
+                known = ", ".join(self.sessions) or "none"
+                raise ValueError(f"Outcome.rewards has role {role!r}, but the episode's roles are: {known}")
+        return self._credited | dict(given)
 
     def drift(self) -> dict[str, float]:
         """Measure the drift between stored ids and the template's render; empty if nothing can be compared.
@@ -98,6 +126,17 @@ class EpisodeLLM:
     def trajectories(self) -> dict[str, Trajectory]:
         """Recorded trajectories by role, without roles that never sampled."""
         return {role: s.trajectory for role, s in self.sessions.items() if s.trajectory.nodes}
+
+
+def _acted_on(nodes: Sequence[Node], last: int, message: Message | None) -> Node:
+    """The node of a message among the samples of the last call; the last of them if it is none of them."""
+    first = last
+    while first > 0 and nodes[first - 1].parent == nodes[last].parent and nodes[first - 1].finish_reason is not None:
+        first -= 1
+    if message is None or first == last:
+        return nodes[last]
+    key = essence(plain(message))
+    return next((node for node in nodes[first:last] if essence(node.message) == key), nodes[last])
 
 
 class Client(Protocol):

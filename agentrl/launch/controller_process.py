@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from agentrl.config.baseline import check_tags
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
@@ -58,6 +59,7 @@ async def serve(
     router = client.router
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
+    check_tags(training.tasks, recipe.trainer.baseline)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)

@@ -174,6 +174,8 @@ def _creep(steps: Sequence[Record]) -> Finding | None:
     quarter = len(steps) // 4
     if quarter < RECENT or not all("tokens/completion_mean" in s and "reward/mean" in s for s in steps):
         return None
+    if any(key.startswith("reward/") and key != "reward/mean" for key in steps[-1]):
+        return None  # roles have rewards of their own: those of a zero-sum game do not grow together
     (old_length, old_reward), (length, reward) = (
         (fmean(s["tokens/completion_mean"] for s in part), fmean(s["reward/mean"] for s in part))
         for part in (steps[:quarter], steps[-quarter:])

@@ -176,7 +176,7 @@ class Controller:
     def _filter(self, good: list[Episode]) -> tuple[Any, str] | None:
         if len(good) < min(2, self._config.group_size):
             return "failed", f"{len(good)} of {self._config.group_size} episodes usable"
-        if self._config.skip_uniform_groups and is_uniform(good, self.recipe.reward):
+        if self._config.skip_uniform_groups and is_uniform(good, self.recipe.reward, self.recipe.trainer.baseline):
             return "filtered", "uniform rewards"
         return None
 
@@ -214,7 +214,9 @@ class Controller:
         if step not in self._consumed:
             groups = await self._buffer.take(self._config.batch_size)
             self._consumed = {step: groups}
-            self._pending_metrics |= batch_metrics(groups, self.gate.version, self.recipe.reward)
+            self._pending_metrics |= batch_metrics(
+                groups, self.gate.version, self.recipe.reward, self.recipe.trainer.baseline
+            )
             for group in groups:
                 self._tasks.settle(group.draw)
                 self._journal.group("trained", draw=group.draw, task=group.columns.episodes[0].task_id, step=step)

@@ -68,11 +68,14 @@ async def run_episode(
         release()
     trajectories = llm.trajectories()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
+    tag = task.data.get("tag")
     try:
         return Episode(
             **base,
             trajectories=trajectories,
             reward=outcome.reward,
+            role_rewards={} if outcome.reward is None else llm.role_rewards(outcome.rewards),
+            tag=tag if isinstance(tag, str) else None,
             metrics=outcome.metrics,
             drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
             stop_reason=stop_reason(reason, trajectories),
@@ -93,7 +96,9 @@ def checked_outcome(outcome: object, workflow: RolloutWorkflow) -> Outcome:
     if not isinstance(outcome, Outcome):
         raise TypeError(f"{place} returned {outcome!r:.200}; want an Outcome")
     reward = None if outcome.reward is None else finite(outcome.reward, place)
-    return replace(outcome, reward=reward, metrics=checked_metrics(outcome.metrics, f"{place} returned metrics"))
+    rewards = {role: finite(value, f"{place}, reward of role {role!r},") for role, value in outcome.rewards.items()}
+    metrics = checked_metrics(outcome.metrics, f"{place} returned metrics")
+    return replace(outcome, reward=reward, rewards=rewards, metrics=metrics)
 
 
 def blame(text: str) -> StopReason:

@@ -5,33 +5,46 @@ Guarantees: failed episodes are counted and excluded from every mean; a mean ove
 that of each stop reason; ``tokens/truncated`` is the share of answers, also those that the episode went on after.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
-from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
+from agentrl.core.columns import FINISH_REASONS, Columns, EpisodeRecord, concatenate
 from agentrl.core.ending import counted_metrics, cut_episodes
-from agentrl.core.episode import FAILURES, EpisodeBase, StopReason
+from agentrl.core.episode import FAILURES, Episode, StopReason
 from agentrl.rollout.buffer import Group
 
 ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
 
 
-def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
-    """Computes the metrics of a batch trained at policy ``version``; ``seen`` holds the trainer's reward transform."""
+def batch_metrics(
+    groups: Sequence[Group], version: int, seen: RewardConfig, baseline: Baseline = "role"
+) -> dict[str, float]:
+    """Computes the metrics of a batch trained at policy ``version``.
+
+    Args:
+        groups: The batch.
+        version: Policy version that the step starts from.
+        seen: The trainer's reward transform.
+        baseline: The recipe's ``trainer.baseline``.
+    """
     columns = concatenate([group.columns for group in groups])
     episodes = columns.episodes
     rewards = [e.reward for e in episodes if e.reward is not None]
-    signal = sum(not is_uniform(group.columns.episodes, seen) for group in groups)
     metrics: dict[str, float] = {
         "rollout/episodes": float(len(episodes)),
         "rollout/failed": float(sum(group.failed for group in groups)),
-        "rollout/groups_with_signal": signal / max(len(groups), 1),
+        "rollout/groups_with_signal": _share_with_signal(groups, seen, baseline),
     }
     _add_mean(metrics, "reward/mean", rewards)
+    for role in sorted({role for e in episodes for role in e.role_rewards}):
+        own = [e.reward_of(role) for e in episodes if role in e.roles or role in e.role_rewards]
+        _add_mean(metrics, f"reward/{role}/mean", own)
     cut = cut_episodes(columns)
     counted = counted_metrics(episodes, cut)
     for name in sorted({name for found in counted for name in found}):
@@ -73,6 +86,39 @@ def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | ND
         metrics[name] = float(np.mean(values))
 
 
-def is_uniform(episodes: Sequence[EpisodeBase], seen: RewardConfig) -> bool:
-    """Whether all rewards are equal after the trainer's reward transform, so the group gives no learning signal."""
-    return len({seen.seen(e.reward) for e in episodes if e.reward is not None}) <= 1
+def is_uniform(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline = "role") -> bool:
+    """Whether a group gives no learning signal: no reward differs from one that it is compared with.
+
+    Args:
+        episodes: The group's episodes.
+        seen: The trainer's reward transform.
+        baseline: The recipe's ``trainer.baseline``; roles of a zero-sum game differ by role, never in their sum.
+    """
+    return all(len(values) <= 1 for values in _compared(episodes, seen, baseline).values())
+
+
+Compared = dict[tuple[str, ...], set[float]]
+
+
+def _compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline) -> Compared:
+    """Returns the different rewards of each baseline, by its key."""
+    found: Compared = defaultdict(set)
+    for episode in episodes:
+        for role in episode.roles if episode.reward is not None else ():
+            found[baseline_key(episode, role, baseline)].add(seen.seen(episode.reward_of(role)))
+    return found
+
+
+def _share_with_signal(groups: Sequence[Group], seen: RewardConfig, baseline: Baseline) -> float:
+    """Returns the fraction of the groups that have a reward with another one to differ from."""
+    found = _compared([episode for group in groups for episode in group.columns.episodes], seen, baseline)
+    useful = {key for key, values in found.items() if len(values) > 1}
+    with_signal = sum(
+        any(
+            baseline_key(episode, role, baseline) in useful
+            for episode in group.columns.episodes
+            for role in episode.roles
+        )
+        for group in groups
+    )
+    return with_signal / max(len(groups), 1)

@@ -7,13 +7,13 @@ one episode, gives 0, never NaN.
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.declarations import advantage, preset
+from agentrl.train.returns import Scored, advantage_estimates, returns_to_go
 
 if TYPE_CHECKING:
     from agentrl.config.algorithm import RewardScale
@@ -23,66 +23,6 @@ EPSILON = 1e-6  # bounds the advantages of a group with nearly equal rewards; pu
 
 Credit = float | Sequence[float | Sequence[float]]
 """Credit of one role's episode: one number, or a list with, for each turn, a number or one number per sampled token."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One sampled message.
-
-    Attributes:
-        parent: Index of the previous turn on its branch; ``None`` for a first turn.
-        tokens: Number of its sampled tokens.
-        reward: Reward of the environment step whose action this turn was, scaled as the recipe says; ``None`` if the
-            turn was not the action of a step.
-        values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
-        after: Bootstrap value: the critic's value after this turn if the role was cut here, else 0.
-    """
-
-    parent: int | None
-    tokens: int
-    reward: float | None = None
-    values: tuple[float, ...] = ()
-    after: float = 0.0
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Rewards and turns of one role in one episode: the input of an advantage function.
-
-    Attributes:
-        group: Group key ``(group_id, role)``; episodes with the same key are compared with each other.
-        reward: Reward of the whole episode after the clipping and scaling of the recipe's reward section.
-        turns: Sampled messages in order; at a fork, several have the same parent.
-        terminated: Whether the role came to its own end; if not, it was cut (:mod:`agentrl.core.ending`), and the turns
-            that it ended with may have a bootstrap value.
-    """
-
-    group: tuple[str, str]
-    reward: float
-    turns: tuple[Turn, ...]
-    terminated: bool
-
-    @property
-    def step_rewards(self) -> tuple[float | None, ...]:
-        """The environment's reward for each turn."""
-        return tuple(turn.reward for turn in self.turns)
-
-    def children(self) -> list[list[int]]:
-        """Lists, for each turn, the turns that follow it: none at the end of a branch, several at a fork."""
-        found: list[list[int]] = [[] for _ in self.turns]
-        for index, turn in enumerate(self.turns):
-            if turn.parent is not None:
-                found[turn.parent].append(index)
-        return found
-
-    def rewards(self) -> list[float]:
-        """Returns the reward of each turn.
-
-        The part of the episode's reward that no step gave is added to the last turn of each branch.
-        """
-        rest = self.reward - sum(turn.reward or 0.0 for turn in self.turns)
-        ends = [not after for after in self.children()]
-        return [(turn.reward or 0.0) + rest * end for turn, end in zip(self.turns, ends, strict=True)]
 
 
 class Advantage(Protocol):
@@ -189,10 +129,11 @@ DISTILL = preset(
 def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]]:
     """The advantage ``turns``: the return of each turn minus the mean return over all turns of the group.
 
-    The return of a turn is its reward plus ``discount`` times the return of the next turn, or at a fork the mean of
-    those. With one turn per episode it equals ``group``. It follows the process supervision of Shao et al. 2024,
-    arXiv:2402.03300, section 4.1.3, which centers rewards and then sums them. Here returns are centered instead, so
-    that an advantage does not depend on the number of turns of its episode.
+    The return of a turn is its reward plus ``discount`` times the return of the next turn in time, or at a fork the
+    mean of those (:func:`agentrl.train.turn_order.followers`). With one turn per episode it equals ``group``. It
+    follows the process supervision of Shao et al. 2024, arXiv:2402.03300, section 4.1.3, which centers rewards and then
+    sums them. Here returns are centered instead, so that an advantage does not depend on the number of turns of its
+    episode.
     """
     returns = [returns_to_go(one, config.discount) for one in scored]
     alone = Counter(one.group for one in scored)
@@ -203,27 +144,19 @@ def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]
     return [[0.0] * len(v) if alone[one.group] < 2 else v for one, v in zip(scored, spread, strict=True)]
 
 
-def returns_to_go(one: Scored, discount: float) -> list[float]:
-    """Returns ``[turns]`` returns: each turn's reward plus ``discount`` times the mean return of the next turns."""
-    rewards, children = one.rewards(), one.children()
-    found = [0.0] * len(rewards)
-    for index in reversed(range(len(rewards))):
-        found[index] = rewards[index] + discount * _mean([found[child] for child in children[index]])
-    return found
-
-
 @advantage("gae", formula="sum_j (gamma lambda)^j delta_t+j")
 def gae(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[list[float]]]:
     """The advantage ``gae``: generalised advantage estimates of each sampled token.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps; the environment's tokens between them
-    are skipped. A turn's reward comes with its last token. A branch that was cut is bootstrapped with the critic's
-    value of its end. At a fork, values and advantages of the turns that follow are averaged.
+    are skipped. A turn's reward comes with its last token, and the value after it is that of the next turn's first
+    token, in time. A role that was cut is bootstrapped with the critic's value of its end. At a fork, values and
+    advantages of the turns that follow are averaged.
 
     Raises:
         ValueError: There is no critic.
     """
-    return [_gae(one, config.discount, config.gae_lambda) for one in scored]
+    return [advantage_estimates(one, config.discount, config.gae_lambda) for one in scored]
 
 
 PPO = preset(
@@ -235,27 +168,6 @@ PPO = preset(
     whiten="batch",
     aggregation="token",
 )
-
-
-def _gae(one: Scored, discount: float, decay: float) -> list[list[float]]:
-    rewards, children = one.rewards(), one.children()
-    found: list[list[float]] = [[] for _ in one.turns]
-    starts = [(0.0, 0.0)] * len(one.turns)  # value and advantage before a turn's first token
-    for index in reversed(range(len(one.turns))):
-        turn = one.turns[index]
-        if len(turn.values) != turn.tokens:
-            raise ValueError("trainer.advantage=gae needs a critic's value of each sampled token")
-        after = [starts[child] for child in children[index]]
-        value = _mean([v for v, _ in after]) if after else turn.after
-        carry = _mean([a for _, a in after])
-        earned = rewards[index]
-        for before in reversed(turn.values):
-            carry = earned + discount * value - before + discount * decay * carry
-            value, earned = before, 0.0
-            found[index].append(carry)
-        found[index].reverse()
-        starts[index] = value, carry
-    return found
 
 
 def token_credit(credit: Credit, one: Scored) -> NDArray[np.float64]:
@@ -349,10 +261,6 @@ def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon
             )
         return mean
     return _deviation(values) + epsilon
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -1,8 +1,9 @@
 """Turns the columns of a batch into the input of an update: advantages, token weights, branches that carry gradient.
 
-Guarantees: failed episodes are left out; advantages are computed per (group id, role); the loss's normalizer counts the
-whole global batch, also tokens that are not computed because their advantage is 0. A fork does not raise an episode's
-weight: its branches share it. Only rank 0 does this.
+Guarantees: failed episodes are left out; an advantage compares rewards of one role in one group, or what
+``trainer.baseline`` names; a role's reward is its own where it has one, else the episode's; the loss's normalizer
+counts the whole global batch, also tokens that are not computed because their advantage is 0. A fork does not raise an
+episode's weight: its branches share it. Only rank 0 does this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config.baseline import baseline_key
 from agentrl.config.recipe import RewardConfig, TrainerConfig
-from agentrl.core.columns import Columns, TrajectoryRange
+from agentrl.core.columns import Columns
 from agentrl.core.ending import trajectory_ends
 from agentrl.core.registry import load
-from agentrl.train.advantages import Advantage, Scored, Turn, token_credit, whitened
+from agentrl.train.advantages import Advantage, token_credit, whitened
 from agentrl.train.branches import Branch, TokenColumns, branches_of
 from agentrl.train.loss import normalizer, skips_zero_advantages, token_weight
+from agentrl.train.returns import Scored, Turn
+from agentrl.train.turn_order import TurnOrder
 
 Floats = NDArray[np.floating]
 
@@ -164,13 +168,12 @@ class Batch:
             if not self._usable[number]:
                 continue
             record = self._columns.episodes[trajectory.episode]
-            assert record.reward is not None
-            reward = self._rewards.seen(record.reward)
+            reward = self._rewards.seen(record.reward_of(trajectory.role))
             if penalties is not None:
                 reward -= float(penalties[self._sampled(number)].sum())
-            turns = tuple(self._turns(trajectory, values, bootstraps))
-            group = (record.group_id, trajectory.role)
-            found.append((number, Scored(group, reward, turns, terminated=not self._cut[number])))
+            turns = tuple(self._turns(number, values, bootstraps))
+            key = baseline_key(record, trajectory.role, self._config.baseline)
+            found.append((number, Scored(key, reward, turns, terminated=not self._cut[number])))
         return found
 
     def _bootstraps(self, values: Floats | None) -> dict[int, float]:
@@ -179,26 +182,20 @@ class Batch:
             return {}
         return {message: float(values[self.tokens.total + number]) for number, message in self._cut_ends.items()}
 
-    def _turns(
-        self, trajectory: TrajectoryRange, values: Floats | None, bootstraps: dict[int, float]
-    ) -> Iterator[Turn]:
-        columns, starts = self._columns, self.tokens.sampled_starts
-        counts = np.diff(starts[trajectory.first : trajectory.end + 1]).tolist()
-        parents = columns.parents[trajectory.first : trajectory.end].tolist()
-        own = [index for index, count in enumerate(counts) if count]
-        number = {index: place for place, index in enumerate(own)}
-        for index in own:
-            parent = parents[index]
-            while parent >= 0 and parent not in number:
-                parent = parents[parent]
-            reward = float(columns.rewards[trajectory.first + index])
-            first = int(starts[trajectory.first + index])
+    def _turns(self, trajectory: int, values: Floats | None, bootstraps: dict[int, float]) -> Iterator[Turn]:
+        starts, found = self.tokens.sampled_starts, self._ranges[trajectory]
+        own = slice(found.first, found.end)
+        order = TurnOrder.of(self._columns.parents[own], self.tokens.turns[own] >= 0, found.first)
+        for message, parent, root in zip(order.messages, order.parents, order.roots, strict=True):
+            first, end = int(starts[message]), int(starts[message + 1])
+            reward = float(self._columns.rewards[message])
             yield Turn(
-                parent=number.get(parent),
-                tokens=counts[index],
+                parent=parent,
+                tokens=end - first,
                 reward=None if np.isnan(reward) else self._rewards.scale * reward,
-                values=() if values is None else tuple(values[first : first + counts[index]].tolist()),
-                after=bootstraps.get(trajectory.first + index, 0.0),
+                values=() if values is None else tuple(values[first:end].tolist()),
+                after=bootstraps.get(message, 0.0),
+                root=root,
             )
 
     def _credits(self, entries: Sequence[tuple[int, Scored]]) -> list[Floats]:

@@ -1,6 +1,7 @@
 """Writes the loss of a trainer section as a formula to compare with the papers; does not import torch."""
 
-from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.algorithm import COMPARING, AlgorithmConfig
+from agentrl.config.baseline import BASELINE_FORMULAS
 from agentrl.config.declarations import find_preset, formula_of
 from agentrl.train.loss import AGGREGATION_FORMULAS, PROXIMAL_FORMULAS
 
@@ -32,6 +33,8 @@ def formula(trainer: AlgorithmConfig) -> list[str]:
     else:
         lines.append(f"r_t = exp(mean over the sequence of log pi(t) - log {PROXIMAL_FORMULAS[trainer.proximal]})")
     lines.append(f"A = {_advantage(trainer)}")
+    if trainer.advantage in COMPARING and BASELINE_FORMULAS[trainer.baseline]:
+        lines.append(BASELINE_FORMULAS[trainer.baseline])
     lines += _along(trainer)
     lines += _weights(trainer)
     if trainer.minibatches > 1:
@@ -62,7 +65,7 @@ def _along(trainer: AlgorithmConfig) -> list[str]:
     """Returns the definitions of returns and values for an advantage of turns or tokens."""
     gamma = trainer.discount
     if trainer.advantage == "turns":
-        return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it on its branch"]
+        return [f"G_k = reward of turn k + {gamma:g} * G of the turn after it in time"]
     if trainer.advantage != "gae":
         return []
     advantage = (

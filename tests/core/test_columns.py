@@ -39,7 +39,8 @@ def episodes(draw: st.DrawFn) -> Episode:
         trajectories={
             role: Trajectory(nodes=[draw(nodes(index)) for index in range(draw(st.integers(0, 4)))]) for role in roles
         },
-        reward=draw(rewards), metrics={"accuracy": 1.0}, drift={"text": 0.5},
+        reward=draw(rewards), role_rewards={role: draw(st.floats(-5, 5)) for role in roles[:2]},
+        tag=draw(st.none() | st.text(max_size=4)), metrics={"accuracy": 1.0}, drift={"text": 0.5},
         stop_reason=draw(st.sampled_from(StopReason)),
         error=draw(st.none() | st.text(max_size=9)), seconds=1.5,
     )  # fmt: skip

@@ -56,12 +56,16 @@ def test_a_missing_reward_is_a_failure_and_zero_is_not() -> None:
     episode = Episode(group_id="g", task_id="t", index=0, seed=0, stop_reason=StopReason.TERMINATED)
     assert episode.failed
     assert not episode.model_copy(update={"reward": 0.0}).failed
+    with pytest.raises(ValueError, match="group g has no reward: terminated"):
+        episode.model_copy(update={"role_rewards": {"white": 1.0}}).reward_of("white")
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
-    with pytest.raises(ValidationError):
-        Episode(group_id="g", task_id="t", index=0, seed=0, reward=reward, stop_reason=StopReason.TERMINATED)
+    base = {"group_id": "g", "task_id": "t", "index": 0, "seed": 0, "stop_reason": StopReason.TERMINATED}
+    for given in ({"reward": reward}, {"reward": 0.0, "role_rewards": {"white": reward}}):
+        with pytest.raises(ValidationError):
+            Episode(**base, **given)  # type: ignore[arg-type]
 
 
 def test_token_lists_of_different_lengths_are_refused() -> None:

@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.advantages import (
-    Scored,
-    Turn,
     gae,
     group,
     group_advantages,
     leave_one_out,
-    returns_to_go,
     reward,
     token_credit,
     turns,
     whitened,
 )
+from agentrl.train.returns import Scored, Turn, returns_to_go
 
 
 def test_group_mean_and_unbiased_std_match_the_published_values() -> None:

@@ -72,7 +72,7 @@ class Model:
     def session(self, role: str = "assistant") -> Any:
         return self
 
-    def reward(self, value: float, role: str = "assistant") -> None:
+    def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
         pass
 
 

@@ -118,11 +118,14 @@ class Client:
     def session(self, role: str = "assistant") -> Any:
         return self
 
-    def reward(self, value: float, role: str = "assistant") -> None:
+    def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
         pass
 
     def trajectories(self) -> dict[str, Any]:
         return {}
+
+    def role_rewards(self, given: Any) -> dict[str, float]:
+        return dict(given)
 
     def drift(self) -> dict[str, float]:
         return {}
