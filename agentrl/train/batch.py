@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config.declarations import takes_token_penalties
 from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.columns import Columns, EpisodeRecord, TrajectoryRange
 from agentrl.core.episode import StopReason
@@ -84,7 +85,8 @@ class Batch:
 
         Args:
             version: Policy version that the step starts from.
-            penalties: ``[sampled]`` KL penalty of each token, subtracted from its episode's reward.
+            penalties: ``[sampled]`` KL penalty of each token, subtracted from its own reward if the advantage function
+                takes token penalties, else from its episode's reward.
             values: ``[sampled + trajectories]`` the critic's value before each sampled token, then the bootstrap value
                 of each truncated trajectory.
 
@@ -142,17 +144,18 @@ class Batch:
     def _entries(self, penalties: Floats | None, values: Floats | None) -> list[tuple[int, Scored]]:
         """Returns the number of each usable trajectory with its rewards and turns."""
         found: list[tuple[int, Scored]] = []
+        own = penalties if takes_token_penalties(self._config.advantage) else None
         for number, trajectory in enumerate(self._ranges):
             if not self._usable[number]:
                 continue
             record = self._columns.episodes[trajectory.episode]
             assert record.reward is not None
             reward = self._rewards.seen(record.reward)
-            if penalties is not None:
+            if penalties is not None and own is None:
                 reward -= float(penalties[self._sampled(number)].sum())
             cut = number in self._last and not self._terminated(number)
             after = float(values[self.tokens.total + number]) if values is not None and cut else 0.0
-            turns = tuple(self._turns(trajectory, values, self._last_turn(number), after))
+            turns = tuple(self._turns(trajectory, values, self._last_turn(number), after, own))
             found.append((number, _scored(record, trajectory, reward, turns)))
         return found
 
@@ -163,7 +166,12 @@ class Batch:
         return None if branch is None else next(m for m in reversed(self.branches[branch].messages) if counts[m])
 
     def _turns(
-        self, trajectory: TrajectoryRange, values: Floats | None, last: int | None, after: float
+        self,
+        trajectory: TrajectoryRange,
+        values: Floats | None,
+        last: int | None,
+        after: float,
+        penalties: Floats | None,
     ) -> Iterator[Turn]:
         columns, starts = self._columns, self.tokens.sampled_starts
         counts = np.diff(starts[trajectory.first : trajectory.end + 1]).tolist()
@@ -182,6 +190,7 @@ class Batch:
                 reward=None if np.isnan(reward) else self._rewards.scale * reward,
                 values=() if values is None else tuple(values[first : first + counts[index]].tolist()),
                 after=after if trajectory.first + index == last else 0.0,
+                penalties=() if penalties is None else tuple(penalties[first : first + counts[index]].tolist()),
             )
 
     def _credits(self, entries: Sequence[tuple[int, Scored]]) -> list[Floats]:

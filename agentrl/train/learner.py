@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
+from agentrl.train.batch_selection import Selection, needs_selection, select_tokens
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
 from agentrl.train.critic import ValueLearner
 from agentrl.train.layout import layout_of
@@ -24,7 +25,6 @@ from agentrl.train.loss import (
     Objective,
     needs_whole_sequences,
     proximal_logprobs,
-    second_moment_mask,
     token_losses,
 )
 from agentrl.train.micro_batch import MicroBatch
@@ -96,7 +96,7 @@ class PolicyLearner:
         share = self._share(self._work(batch), config.minibatches)
         if share.notes["warmup"]:
             metrics["critic/warmup"] = 1.0
-        proximal, kept = self._of_whole_batch(share)
+        proximal, selection = self._of_whole_batch(share)
         sums = TokenSums(self.device)
         applied: list[dict[str, float]] = []
         run_updates(
@@ -104,7 +104,7 @@ class PolicyLearner:
             share,
             self.layout,
             self.device,
-            lambda one: self._loss(one, share, proximal, kept, sums),
+            lambda one: self._loss(one, share, proximal, selection, sums),
             lambda any_gradient: applied.append(self._apply_gradients(any_gradient)),
         )
         self._follow(share.version + 1)
@@ -115,12 +115,10 @@ class PolicyLearner:
             "train/signal": share.notes["signal"],
         }
         metrics |= {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _OF_AN_UPDATE}
-        if kept is not None and share.notes["trained"]:
-            metrics["train/masked"] = float((~kept).sum()) / share.notes["trained"]
-        return metrics | sums.metrics(config, share.normalizer)
+        return metrics | selection.shares | sums.metrics(config, share.normalizer)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
-        """Returns, on rank 0, ``[sampled]`` KL penalties of the reward: ``kl_coef`` times the log ratio."""
+        """Returns, on rank 0, ``[sampled]`` KL penalties of each token's reward: ``kl_coef`` times the log ratio."""
         assert self.reference is not None
         work = None if branches is None or tokens is None else Work(branches, tokens)
         reference = self._scores(self.reference, self._share(work)).double().cpu().numpy()
@@ -146,25 +144,27 @@ class PolicyLearner:
         """Computes ``[places]`` logprobs of all trained tokens under a policy, on every rank."""
         return share.gather(self.layout, self.device, lambda batch: policy(batch)[0])
 
-    def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Tensor | None]:
-        """Computes ``[places]`` proximal logprobs and the second-moment mask, each ``None`` if not needed."""
+    def _of_whole_batch(self, share: Share) -> tuple[Tensor | None, Selection]:
+        """Computes ``[places]`` logprobs under the policy that the step starts from, if needed, and the selection."""
         config = self.config
-        if config.proximal != "recomputed" and config.m2_threshold is None:
-            return None, None
-        proximal = self._scores(self.policy, share)
-        if config.m2_threshold is None:
-            return proximal, None
-        behavior = share.gather(self.layout, self.device, lambda batch: batch.columns["behavior"])
+        if config.proximal != "recomputed" and not needs_selection(config):
+            return None, Selection()
+        started = self._scores(self.policy, share)
+        if not needs_selection(config):
+            return started, Selection()
+        behavior, advantages = (self._column(share, name) for name in ("behavior", "advantages"))
         trained = share.gather(self.layout, self.device, lambda batch: torch.ones_like(batch.columns["behavior"])) > 0
-        kept = torch.ones_like(trained)
-        kept[trained] = second_moment_mask(proximal[trained], behavior[trained], config.m2_threshold)
-        return proximal, kept
+        return started, select_tokens(config, started, behavior, advantages, trained, share.version)
+
+    def _column(self, share: Share, name: str) -> Tensor:
+        return share.gather(self.layout, self.device, lambda batch: batch.columns[name])
 
     def _loss(
-        self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums
+        self, batch: MicroBatch, share: Share, proximal: Tensor | None, selection: Selection, sums: TokenSums
     ) -> Tensor:
         """Computes one micro-batch's part of the loss."""
         config, columns = self.config, batch.columns
+        kept, penalized = selection.kept, selection.penalized
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
@@ -187,6 +187,7 @@ class PolicyLearner:
                 turns=columns["turns"][chosen],
                 version=share.version,
                 config=config,
+                penalized=None if penalized is None else penalized[places],
             )
             losses = token_losses(tokens, self.objective)
             total = (losses.total * columns["weights"][chosen]).sum()
@@ -198,7 +199,7 @@ class PolicyLearner:
                 correction=losses.correction.sum(),
                 kl_behavior=(torch.expm1(log_ratio) - log_ratio).sum(),
                 tokens=log_ratio.new_tensor(len(log_ratio)),
-                **({} if losses.kl is None else {"kl_reference": losses.kl.sum()}),
+                **{name: part.sum() for name, part in losses.parts().items()},
             )
             sums.see(torch.expm1(log_ratio).abs(), batch.targets[batch.trained[chosen]])
             return total + logprobs.sum() * 0  # requires grad even if the objective ignores the logprobs

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
 
-SUMS = ("loss", "entropy", "clipped", "kl_behavior", "kl_reference", "correction", "tokens")
+SUMS = ("loss", "entropy", "clipped", "kl_behavior", "kl_reference", "correction", "masked_ratio", "rejected", "tokens")
 
 
 class TokenSums:
     """Sums over the trained tokens of a step, kept on the device, because reading one would synchronize.
 
     Attributes:
-        values: ``[7]`` float64, in the order of :data:`SUMS`.
+        values: ``[9]`` float64, in the order of :data:`SUMS`.
         worst: ``[2]`` float64, the largest ``|ratio - 1|`` and the id of its token.
     """
 
@@ -57,4 +57,8 @@ class TokenSums:
             found["train/correction"] = sums["correction"] / count
         if config.kl_coef > 0 and config.kl_in == "loss":
             found["train/kl_reference"] = sums["kl_reference"] / count
+        if config.token_mask_low is not None or config.token_mask_high is not None:
+            found["train/masked_ratio"] = sums["masked_ratio"] / count
+        if config.reject_by is not None:
+            found["train/rejected"] = sums["rejected"] / count
         return found
