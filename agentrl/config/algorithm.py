@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config.baseline import Baseline
 from agentrl.config.declarations import find_preset
+from agentrl.config.mask_problems import mask_problems
 from agentrl.config.section import Positive, Section
 from agentrl.core.registry import registered
 
@@ -55,7 +56,7 @@ class AlgorithmConfig(Section):
         description="Normalise the advantages of all tokens of the global batch to mean 0 and standard deviation 1.",
     )
     objective: str = Field(
-        default="clip", description="Loss per token: clip, dual_clip, cispo, sapo, policy_gradient, or a path."
+        default="clip", description="Loss per token: clip, dual_clip, cispo, sapo, dppo, policy_gradient, or a path."
     )
     ratio: Level = Field(
         default="token",
@@ -80,6 +81,13 @@ class AlgorithmConfig(Section):
     sapo_temperature_negative: float = Field(
         default=1.05, gt=0, description="Temperature of SAPO's gate for negative advantages."
     )
+    dppo_divergence: Literal["tv", "kl"] = Field(
+        default="tv",
+        description="Divergence of objective=dppo: total variation or KL of the sampled token against all others.",
+    )
+    dppo_threshold: float | None = Field(
+        default=None, gt=0, description="Largest divergence of objective=dppo; null: 0.15 for tv, 0.05 for kl."
+    )
     m2_threshold: float | None = Field(
         default=None, gt=0, description="Leave out the tokens that drive the mean squared log ratio above this (M2PO)."
     )
@@ -92,6 +100,40 @@ class AlgorithmConfig(Section):
         default="token", description="Level of the correction: ratio of a token, or the product over its sequence."
     )
     correction_cap: float = Field(default=2.0, ge=1)
+    token_mask_low: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="No surrogate loss for tokens whose probability ratio of the trainer's policy (as the step starts "
+        "with proximal=recomputed, else the current one) and the behavior policy is lower (IcePop).",
+    )
+    token_mask_high: float | None = Field(
+        default=None, ge=1, description="No surrogate loss for tokens whose probability ratio is higher (IcePop)."
+    )
+    reject_by: Literal["geometric", "k1", "k2", "k3"] | None = Field(
+        default=None,
+        description="No loss for sequences whose geometric mean of that ratio, or mean of its k1 (-log), k2 "
+        "(log^2 / 2) or k3 (ratio - 1 - log), is below reject_low or above reject_high; null: none.",
+    )
+    reject_low: float | None = Field(default=None, description="Lower bound for reject_by.")
+    reject_high: float | None = Field(default=None, description="Upper bound for reject_by.")
+    clip_cov: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the batch's tokens without surrogate loss, drawn from those whose covariance of logprob "
+        "and advantage is between clip_cov_low and clip_cov_high (Clip-Cov).",
+    )
+    clip_cov_low: float = Field(default=1.0, description="Lower bound of the covariance for clip_cov.")
+    clip_cov_high: float = Field(default=5.0, description="Upper bound of the covariance for clip_cov.")
+    kl_cov: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the batch's tokens, those with the largest covariance of logprob and advantage, that are "
+        "held near the denominator of the importance ratio (KL-Cov).",
+    )
+    kl_cov_coef: float = Field(default=1.0, gt=0, description="Coefficient of the penalty of kl_cov.")
     aggregation: Literal["token", "sequence", "constant", "sum"] = Field(
         default="sequence",
         description="Mean over all tokens (token), mean of the sequences' means (sequence), or mean of the sequences' "
@@ -112,11 +154,13 @@ class AlgorithmConfig(Section):
     kl_gradient: Literal["unbiased", "weighted", "plain"] = Field(
         default="unbiased",
         description="Gradient of the KL on fresh samples (that of k2), of the estimator weighted by the importance "
-        "ratio (unbiased for older samples too, but noisier), or of the estimator.",
+        "ratio (unbiased for older samples too, but noisier), or the estimator's own (GRPO: that of k3 on fresh "
+        "samples is the gradient of the KL from reference to policy).",
     )
     kl_in: Literal["loss", "reward"] = Field(
         default="loss",
-        description="Place of the KL: a term of the loss, or subtracted from the reward before the advantage (k1).",
+        description="Place of the KL: a term of the loss, or subtracted from the reward (k1): from each token's with "
+        "advantage=gae, turns or reward, else from the episode's.",
     )
     reference: Literal["frozen", "ema", "reset"] = Field(
         default="frozen",
@@ -169,7 +213,7 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "trainer.scale_rewards=mean needs rewards of at least 0, and trainer.kl_in=reward lowers them"
             )
-        for problem in self._idle(given):
+        for problem in (*mask_problems(self, given), *self._idle(given)):
             raise ValueError(problem)
         if self.advantage == "gae" and self.scale_rewards != "none":
             raise ValueError(
@@ -181,7 +225,7 @@ class AlgorithmConfig(Section):
                 f"trainer.advantage=reward has no groups: trainer.scale_rewards={self.scale_rewards} has no effect; "
                 "use none or batch"
             )
-        for problem in self._distilled():
+        for problem in (*self._distilled(), *self._without_effect()):
             raise ValueError(problem)
         if self.advantage == "leave_one_out" and self.scale_rewards == "mean":
             raise ValueError(
@@ -208,6 +252,18 @@ class AlgorithmConfig(Section):
             )
         if self.kl_coef > 0 and self.kl_in == "reward":
             yield "trainer.advantage=none ignores rewards: trainer.kl_in=reward has no effect; use loss"
+
+    def _without_effect(self) -> Iterator[str]:
+        """Yields estimators of the KL that another key ignores."""
+        if self.kl_coef == 0:
+            return
+        if self.kl_in == "reward" and self.kl_estimator == "k2":
+            yield "trainer.kl_estimator=k2 has no effect with trainer.kl_in=reward, which subtracts k1"
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_gradient == "plain":
+            yield (
+                "trainer.kl_estimator=k1 has no gradient in expectation with trainer.kl_gradient=plain: use "
+                "kl_gradient=unbiased or weighted"
+            )
 
     def _idle(self, given: set[str]) -> Iterator[str]:
         """Yields settings that have no effect with this advantage."""

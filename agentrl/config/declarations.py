@@ -54,17 +54,21 @@ def objective(
     return declare
 
 
-def advantage(name: str | None = None, *, formula: str | Formula = "") -> Callable[[FunctionT], FunctionT]:
+def advantage(
+    name: str | None = None, *, formula: str | Formula = "", token_penalties: bool = False
+) -> Callable[[FunctionT], FunctionT]:
     """Declares a function as an advantage, see :class:`agentrl.train.advantages.Advantage`.
 
     Args:
         name: Value of ``trainer.advantage``; without one the function is named by its path.
         formula: Formula of the advantage, as ``recipe show`` prints it.
+        token_penalties: Whether the function reads the KL penalty of each token (``Turn.penalties``); for others the
+            sum is subtracted from the episode's reward.
     """
 
     def declare(function: FunctionT) -> FunctionT:
         known: Any = function
-        known.formula = formula
+        known.formula, known.token_penalties = formula, token_penalties
         if name is not None:
             register(name, f"{function.__module__}:{function.__name__}", kind="advantage")
         return function
@@ -97,6 +101,11 @@ def find_preset(name: str) -> Preset:
 def preset_names() -> list[str]:
     """Returns the names of all declared presets, sorted."""
     return registered("preset")
+
+
+def takes_token_penalties(name: str) -> bool:
+    """Returns whether an advantage function reads the KL penalty of each token."""
+    return getattr(load("advantage", name), "token_penalties", False)
 
 
 def formula_of(kind: Any, name: str, config: Any) -> str:

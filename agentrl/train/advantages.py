@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agentrl.config.declarations import advantage, preset
 from agentrl.train.returns import Scored, advantage_estimates, returns_to_go
+from agentrl.train.token_penalties import along_turn, penalty_returns, return_divisors
 
 if TYPE_CHECKING:
     from agentrl.config.algorithm import RewardScale
@@ -76,15 +77,24 @@ RLOO = preset(
 )
 
 
-@advantage("reward", formula="R_i")
-def reward(scored: Sequence[Scored], config: "TrainerConfig") -> list[float]:
+@advantage("reward", formula="R_i", token_penalties=True)
+def reward(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit]":
     """The advantage ``reward``: the reward itself, without a baseline (REINFORCE).
 
-    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch.
+    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch. With KL penalties a token's
+    advantage is the reward minus the penalties from that token on (REINFORCE++, Hu et al. 2025, arXiv:2501.03262).
     """
     rewards = [s.reward for s in scored]
     divisor = _deviation(rewards) + EPSILON if config.scale_rewards == "batch" else 1.0
-    return [value / divisor for value in rewards]
+    if not any(turn.penalties for one in scored for turn in one.turns):
+        return [value / divisor for value in rewards]
+    return [
+        [
+            along_turn((one.reward - cost) / divisor, turn, divisor)
+            for turn, cost in zip(one.turns, penalty_returns(one), strict=True)
+        ]
+        for one in scored
+    ]
 
 
 REINFORCE = preset(
@@ -125,33 +135,35 @@ DISTILL = preset(
 )
 
 
-@advantage("turns", formula="G_k - mean(G over the turns of the group)")
-def turns(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[float]]:
+@advantage("turns", formula="G_k - mean(G over the turns of the group)", token_penalties=True)
+def turns(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit]":
     """The advantage ``turns``: the return of each turn minus the mean return over all turns of the group.
 
     The return of a turn is its reward plus ``discount`` times the return of the next turn in time, or at a fork the
     mean of those (:func:`agentrl.train.turn_order.followers`). With one turn per episode it equals ``group``. It
     follows the process supervision of Shao et al. 2024, arXiv:2402.03300, section 4.1.3, which centers rewards and then
     sums them. Here returns are centered instead, so that an advantage does not depend on the number of turns of its
-    episode.
+    episode. With KL penalties a turn's return is that of its first token, and the return of each later token lacks the
+    penalties of the tokens before it.
     """
     returns = [returns_to_go(one, config.discount) for one in scored]
     alone = Counter(one.group for one in scored)
     flat = [value for one in returns for value in one]
     keys = [one.group for one in scored for _ in one.turns]
     values = iter(group_advantages(flat, keys, scale=config.scale_rewards))
-    spread = [[next(values) for _ in one.turns] for one in scored]
+    divisors = return_divisors(flat, keys, config.scale_rewards, EPSILON)
+    spread = [[along_turn(next(values), turn, divisors[one.group]) for turn in one.turns] for one in scored]
     return [[0.0] * len(v) if alone[one.group] < 2 else v for one, v in zip(scored, spread, strict=True)]
 
 
-@advantage("gae", formula="sum_j (gamma lambda)^j delta_t+j")
+@advantage("gae", formula="sum_j (gamma lambda)^j delta_t+j", token_penalties=True)
 def gae(scored: Sequence[Scored], config: "TrainerConfig") -> list[list[list[float]]]:
     """The advantage ``gae``: generalised advantage estimates of each sampled token.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16. Only sampled tokens are steps; the environment's tokens between them
-    are skipped. A turn's reward comes with its last token, and the value after it is that of the next turn's first
-    token, in time. A role that was cut is bootstrapped with the critic's value of its end. At a fork, values and
-    advantages of the turns that follow are averaged.
+    are skipped. A turn's reward comes with its last token, a KL penalty with its own token, and the value after a turn
+    is that of the next turn's first token, in time. A role that was cut is bootstrapped with the critic's value of its
+    end. At a fork, values and advantages of the turns that follow are averaged.
 
     Raises:
         ValueError: There is no critic.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.baseline import baseline_key
+from agentrl.config.declarations import takes_token_penalties
 from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.ending import trajectory_ends
@@ -93,7 +94,8 @@ class Batch:
 
         Args:
             version: Policy version that the step starts from.
-            penalties: ``[sampled]`` KL penalty of each token, subtracted from its episode's reward.
+            penalties: ``[sampled]`` KL penalty of each token, subtracted from its own reward if the advantage function
+                takes token penalties, else from its episode's reward.
             values: ``[sampled + branches]`` the critic's value before each sampled token, then the bootstrap value of
                 each branch that :meth:`asked_values` gave a position for one.
 
@@ -164,14 +166,15 @@ class Batch:
         """Returns the number of each usable trajectory with its rewards and turns."""
         found: list[tuple[int, Scored]] = []
         bootstraps = self._bootstraps(values)
+        own = penalties if takes_token_penalties(self._config.advantage) else None
         for number, trajectory in enumerate(self._ranges):
             if not self._usable[number]:
                 continue
             record = self._columns.episodes[trajectory.episode]
             reward = self._rewards.seen(record.reward_of(trajectory.role))
-            if penalties is not None:
+            if penalties is not None and own is None:
                 reward -= float(penalties[self._sampled(number)].sum())
-            turns = tuple(self._turns(number, values, bootstraps))
+            turns = tuple(self._turns(number, values, bootstraps, own))
             key = baseline_key(record, trajectory.role, self._config.baseline)
             found.append((number, Scored(key, reward, turns, terminated=not self._cut[number])))
         return found
@@ -182,7 +185,9 @@ class Batch:
             return {}
         return {message: float(values[self.tokens.total + number]) for number, message in self._cut_ends.items()}
 
-    def _turns(self, trajectory: int, values: Floats | None, bootstraps: dict[int, float]) -> Iterator[Turn]:
+    def _turns(
+        self, trajectory: int, values: Floats | None, bootstraps: dict[int, float], penalties: Floats | None
+    ) -> Iterator[Turn]:
         starts, found = self.tokens.sampled_starts, self._ranges[trajectory]
         own = slice(found.first, found.end)
         order = TurnOrder.of(self._columns.parents[own], self.tokens.turns[own] >= 0, found.first)
@@ -196,6 +201,7 @@ class Batch:
                 values=() if values is None else tuple(values[first:end].tolist()),
                 after=bootstraps.get(message, 0.0),
                 root=root,
+                penalties=() if penalties is None else tuple(penalties[first:end].tolist()),
             )
 
     def _credits(self, entries: Sequence[tuple[int, Scored]]) -> list[Floats]:

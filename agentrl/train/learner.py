@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
+from agentrl.train.batch_selection import Selection, needs_selection, select_tokens
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
 from agentrl.train.critic import ValueLearner
 from agentrl.train.layout import layout_of
@@ -25,7 +26,6 @@ from agentrl.train.loss import (
     Objective,
     needs_whole_sequences,
     proximal_logprobs,
-    second_moment_mask,
     token_losses,
 )
 from agentrl.train.measured import Measured
@@ -103,8 +103,8 @@ class PolicyLearner:
             self._measure(self._share(work), measured, weighted=True)
             if not any(share.parts):  # no backward pass follows
                 reshard(self.policy)
-        proximal, kept = self._of_whole_batch(share, measured)
-        metrics |= self._run_updates(share, proximal, kept, sums, measured)
+        proximal, selection = self._of_whole_batch(share, measured)
+        metrics |= self._run_updates(share, proximal, selection, sums, measured)
         self._follow(share.version + 1)
         metrics |= {
             "train/microbatches": float(sum(map(len, share.parts))),
@@ -112,24 +112,23 @@ class PolicyLearner:
             "train/learning_rate": learning_rate,
             "train/signal": share.notes["signal"],
         }
-        if kept is not None and share.notes["trained"]:
-            metrics["train/masked"] = float((~kept).sum()) / share.notes["trained"]
         sampled = share.notes["sampled"]
         metrics |= measured.metrics(config, share.version, sampled) | sums.metrics(config, share.normalizer, sampled)
+        metrics |= selection.shares
         if share.notes["warmup"]:
             metrics["critic/warmup"] = 1.0
             del metrics["train/loss"]  # of no token
         return metrics
 
     def _run_updates(
-        self, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums, measured: Measured
+        self, share: Share, proximal: Tensor | None, selection: Selection, sums: TokenSums, measured: Measured
     ) -> dict[str, float]:
         """Makes the updates, and returns metrics of them."""
         applied: list[dict[str, float]] = []
 
         def loss_of(one: MicroBatch) -> Tensor:
             first = not applied and not self._recomputes
-            return self._loss(one, share, proximal, kept, sums, measured if first else None)
+            return self._loss(one, share, proximal, selection, sums, measured if first else None)
 
         def apply(any_gradient: bool) -> None:
             applied.append(self._apply_gradients(any_gradient))
@@ -138,7 +137,7 @@ class PolicyLearner:
         return _of_updates(applied)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
-        """Returns, on rank 0, ``[sampled]`` KL penalties of the reward: ``kl_coef`` times the log ratio."""
+        """Returns, on rank 0, ``[sampled]`` KL penalties of each token's reward: ``kl_coef`` times the log ratio."""
         assert self.reference is not None
         work = None if branches is None or tokens is None else Work(branches, tokens)
         reference = self._scores(self.reference, self._share(work)).double().cpu().numpy()
@@ -206,28 +205,30 @@ class PolicyLearner:
     @property
     def _recomputes(self) -> bool:
         """Whether all trained tokens are computed before the first update."""
-        return self.config.proximal == "recomputed" or self.config.m2_threshold is not None
+        return self.config.proximal == "recomputed" or needs_selection(self.config)
 
-    def _of_whole_batch(self, share: Share, measured: Measured) -> tuple[Tensor | None, Tensor | None]:
-        """Computes ``[places]`` proximal logprobs and the second-moment mask, each ``None`` if not needed."""
+    def _of_whole_batch(self, share: Share, measured: Measured) -> tuple[Tensor | None, Selection]:
+        """Computes ``[places]`` logprobs under the policy that the step starts from, if needed, and the selection."""
         config = self.config
         if not self._recomputes:
-            return None, None
-        proximal = self._measure(share, measured)
-        if config.m2_threshold is None:
-            return proximal, None
-        behavior = share.gather(self.layout, self.device, lambda batch: batch.columns["behavior"])
+            return None, Selection()
+        started = self._measure(share, measured)
+        if not needs_selection(config):
+            return started, Selection()
+        behavior, advantages = (self._column(share, name) for name in ("behavior", "advantages"))
         trained = share.gather(self.layout, self.device, lambda batch: torch.ones_like(batch.columns["behavior"])) > 0
-        kept = torch.ones_like(trained)
-        kept[trained] = second_moment_mask(proximal[trained], behavior[trained], config.m2_threshold)
-        return proximal, kept
+        return started, select_tokens(config, started, behavior, advantages, trained, share.version)
+
+    def _column(self, share: Share, name: str) -> Tensor:
+        return share.gather(self.layout, self.device, lambda batch: batch.columns[name])
 
     def _loss(
-        self, batch: MicroBatch, share: Share, proximal: Tensor | None, kept: Tensor | None, sums: TokenSums,
+        self, batch: MicroBatch, share: Share, proximal: Tensor | None, selection: Selection, sums: TokenSums,
         measured: Measured | None,
     ) -> Tensor:  # fmt: skip
         """Computes one micro-batch's part of the loss; ``measured`` is ``None`` after the first update."""
         config, columns = self.config, batch.columns
+        kept, penalized = selection.kept, selection.penalized
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
@@ -250,6 +251,7 @@ class PolicyLearner:
                 turns=columns["turns"][chosen],
                 version=share.version,
                 config=config,
+                penalized=None if penalized is None else penalized[places],
             )
             losses = token_losses(tokens, self.objective)
             total = (losses.total * columns["weights"][chosen]).sum()
@@ -261,7 +263,7 @@ class PolicyLearner:
                 correction=losses.correction.sum(),
                 update_ratio=deviations.sum(),
                 tokens=deviations.new_tensor(len(deviations)),
-                **({} if losses.kl is None else {"kl_reference": losses.kl.sum()}),
+                **{name: part.sum() for name, part in losses.parts().items()},
             )
             sums.see(deviations, batch.targets[batch.trained[chosen]])
             if measured is not None:

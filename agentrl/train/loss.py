@@ -1,14 +1,15 @@
 """The loss of each trained token, from the importance ratio to the aggregation, in one place.
 
-    loss = 1 / normalizer * sum_t weight_t * [ mask_t * correction_t * objective(ratio_t, advantage_t)
-                                               + kl_coef * KL_t - entropy_coef * entropy_t ]
+    loss = 1 / normalizer * sum_t weight_t * accepted_t * [ mask_t * correction_t * objective(ratio_t, advantage_t)
+                                                            + kl_coef * KL_t - entropy_coef * entropy_t ]
 
 Read it from top to bottom: the inputs of a loss (:class:`LossTokens`), the formula above (:func:`token_losses`), then
-its terms, one function each. All tensors are ``[tokens]``.
+its terms, one function each. All tensors are ``[tokens]``. Corrections, token masks and rejected sequences are in
+:mod:`agentrl.train.corrections`.
 
 Guarantees: a token's loss depends on that token, or on the tokens of its sequence, so micro-batches do not change it;
-only :func:`second_moment_mask` needs the whole batch. This module only calls methods of tensors and does not import
-torch, so that formulas can be shown without it.
+what needs the whole batch is decided before (:mod:`agentrl.train.batch_selection`). This module only calls methods of
+tensors and does not import torch, so that formulas can be shown without it.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentrl.config.declarations import objective, preset
 from agentrl.core.registry import load
+from agentrl.train.batch_selection import needs_selection
+from agentrl.train.corrections import correction_weights, masked_tokens, rejected_tokens
+from agentrl.train.sequences import sequence_means
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,11 +42,13 @@ class LossTokens:
         teacher: Logprobs under the teacher; ``None`` without one.
         advantages: Advantage of each token.
         versions: int64, version of the behavior policy.
-        mask: bool, false for tokens that :func:`second_moment_mask` leaves out.
+        mask: bool, false for tokens without surrogate loss, see
+            :class:`~agentrl.train.batch_selection.Selection`.
         sequences: int64, number of the token's sequence (a branch of an episode), unique in the batch.
         turns: int64, number of the token's turn in its trajectory.
         version: Policy version that the step starts from.
         config: The recipe's trainer section.
+        penalized: bool, true for tokens with the KL penalty of ``trainer.kl_cov``; ``None`` without it.
     """
 
     logprobs: "Tensor"
@@ -58,6 +64,7 @@ class LossTokens:
     turns: "Tensor"
     version: int
     config: "AlgorithmConfig"
+    penalized: "Tensor | None" = None
 
     @property
     def ratio(self) -> "Tensor":
@@ -93,14 +100,23 @@ class TokenLosses:
     Attributes:
         total: Loss of each token, before its aggregation weight.
         acted: bool, whether a bound of the objective acted (clipping).
-        correction: Weights of :func:`correction_weights`.
+        correction: Weights of :func:`~agentrl.train.corrections.correction_weights`.
         kl: Estimates of the KL to the reference; ``None`` without a KL term in the loss.
+        masked: bool, tokens whose mismatch is out of its bounds; ``None`` without bounds.
+        rejected: bool, tokens of rejected sequences; ``None`` without ``trainer.reject_by``.
     """
 
     total: "Tensor"
     acted: "Tensor"
     correction: "Tensor"
     kl: "Tensor | None"
+    masked: "Tensor | None" = None
+    rejected: "Tensor | None" = None
+
+    def parts(self) -> "dict[str, Tensor]":
+        """Returns the optional parts that there are, by the names of their sums."""
+        found = {"kl_reference": self.kl, "masked_ratio": self.masked, "rejected": self.rejected}
+        return {name: part for name, part in found.items() if part is not None}
 
 
 def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
@@ -118,6 +134,8 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
         )
     correction = correction_weights(tokens)
     loss = (loss * correction).masked_fill(~tokens.mask, 0.0)
+    if (masked := masked_tokens(tokens)) is not None:
+        loss = loss.masked_fill(masked, 0.0)
     kl = None
     if tokens.reference is not None:
         kl = kl_divergence(tokens.logprobs, tokens.reference, config.kl_estimator, config.kl_gradient)
@@ -126,7 +144,12 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * tokens.entropies
-    return TokenLosses(loss, acted, correction, kl)
+    if tokens.penalized is not None:  # k3 of old and new policy, whose gradient vanishes where they agree
+        away = kl_divergence(tokens.proximal, tokens.logprobs, "k3", "plain")
+        loss = loss + config.kl_cov_coef * away.masked_fill(~tokens.penalized, 0.0)
+    if (rejected := rejected_tokens(tokens)) is not None:
+        loss = loss.masked_fill(rejected, 0.0)
+    return TokenLosses(loss, acted, correction, kl, masked, rejected)
 
 
 # --- Importance ratio: its denominator, and the mean over a sequence ----------------------------------------------
@@ -169,18 +192,6 @@ def log_linear_proximal(logprobs: "Tensor", behavior: "Tensor", versions: "Tenso
     return behavior + share.clamp(min=0) * (logprobs.detach() - behavior)
 
 
-def sequence_means(values: "Tensor", sequences: "Tensor") -> "Tensor":
-    """Returns at each token the mean over the tokens of its sequence."""
-    return sequence_sums(values, sequences) / sequence_sums(values.new_ones(len(values)), sequences)
-
-
-def sequence_sums(values: "Tensor", sequences: "Tensor") -> "Tensor":
-    """Returns at each token the sum over the tokens of its sequence."""
-    _, place = sequences.unique(return_inverse=True)
-    count = int(place.max()) + 1 if len(place) else 0
-    return values.new_zeros(count).index_add(0, place, values)[place]
-
-
 GSPO = preset(
     __name__, "gspo", "Zheng et al. 2025, arXiv:2507.18071", ratio="sequence", clip_eps=3e-4, clip_eps_high=4e-4
 )
@@ -210,7 +221,7 @@ def clip(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
     return unclipped.maximum(clipped), (clipped > unclipped).detach()
 
 
-GRPO = preset(__name__, "grpo", "Shao et al. 2024, arXiv:2402.03300")
+GRPO = preset(__name__, "grpo", "Shao et al. 2024, arXiv:2402.03300", kl_gradient="plain")  # its eq. 4: k3 as a term
 DAPO = preset(
     __name__, "dapo", "Yu et al. 2025, arXiv:2503.14476; its dynamic sampling is rollout.skip_uniform_groups",
     clip_eps_high=0.28, aggregation="token", mask_truncated=True,
@@ -269,67 +280,58 @@ def sapo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
 SAPO = preset(__name__, "sapo", "Gao et al. 2025, arXiv:2511.20347", objective="sapo")
 
 
+def _dppo_formula(config: "AlgorithmConfig") -> str:
+    kind = {"tv": "|pi(t) - pi_behavior(t)|", "kl": "KL(Bernoulli(pi_behavior(t)) || Bernoulli(pi(t)))"}
+    bound = dppo_bound(config)
+    return f"-r_t A, 0 where {kind[config.dppo_divergence]} > {bound:g} and pi(t) has moved to where A pushes it"
+
+
+@objective("dppo", formula=_dppo_formula, zero_without_advantage=True)
+def dppo(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
+    """Ratio times advantage without the tokens that would leave a trust region (Qi et al. 2026, arXiv:2602.04879).
+
+    A token is left out if the policies diverge by more than the bound at its position and its gradient would move them
+    further apart. The divergence is the binary one of the sampled token, from the behavior policy, whatever
+    ``trainer.proximal`` is.
+    """
+    config, advantage = tokens.config, tokens.advantage
+    now, before = tokens.logprobs.detach(), tokens.behavior
+    further = ((advantage > 0) & (now > before)) | ((advantage < 0) & (now < before))
+    left = further & (binary_divergence(now, before, config.dppo_divergence) > dppo_bound(config))
+    return (-tokens.ratio * advantage).masked_fill(left, 0.0), left
+
+
+def dppo_bound(config: "AlgorithmConfig") -> float:
+    """Returns the largest divergence of :func:`dppo`; the defaults are those of the paper's released scripts."""
+    return config.dppo_threshold or {"tv": 0.15, "kl": 0.05}[config.dppo_divergence]
+
+
+def binary_divergence(logprobs: "Tensor", behavior: "Tensor", kind: str) -> "Tensor":
+    """Returns the divergence of two policies that tell only the sampled token from all others.
+
+    Args:
+        logprobs: ``[tokens]`` logprobs of the sampled tokens under the current policy.
+        behavior: ``[tokens]`` logprobs under the behavior policy.
+        kind: ``tv``, the total variation; ``kl``, the KL from behavior to current policy.
+    """
+    new, old = logprobs.exp(), behavior.exp()
+    if kind == "tv":
+        return (new - old).abs()
+    others_new, others_old = -logprobs.expm1(), -behavior.expm1()
+    smallest = 1e-8  # of the other tokens' probability, so that its logarithm is finite
+    others = others_old.clamp(min=smallest).log() - others_new.clamp(min=smallest).log()
+    return old * (behavior - logprobs) + others_old * others
+
+
+DPPO = preset(__name__, "dppo", "Qi et al. 2026, arXiv:2602.04879", objective="dppo", aggregation="token")
+
+
 @objective("policy_gradient", formula="-r_t A", zero_without_advantage=True)
 def policy_gradient(tokens: LossTokens) -> "tuple[Tensor, Tensor]":
     """Ratio times advantage without a bound, negated; REINFORCE if the ratio is 1 (Williams 1992)."""
     ratio = tokens.ratio
     return -ratio * tokens.advantage, ratio.detach() < 0
 
-
-# --- Correction from the behavior to the proximal policy ----------------------------------------------------------
-
-
-def correction_weights(tokens: LossTokens) -> "Tensor":
-    """Computes importance weights ``proximal / behavior``, bounded as ``trainer.correction`` says; 1 for ``none``.
-
-    ``truncate`` is truncated importance sampling (Yao et al. 2025), ``mask`` drops larger weights (Liu et al. 2025;
-    both on the mismatch of training and inference). ``correction_level=sequence`` takes the product over a sequence.
-    """
-    config = tokens.config
-    if config.correction == "none":
-        return tokens.behavior.new_ones(len(tokens.behavior))
-    difference = (tokens.proximal - tokens.behavior).detach()
-    if config.correction_level == "sequence":
-        difference = sequence_sums(difference, tokens.sequences)
-    weights = difference.exp()
-    if config.correction == "truncate":
-        return weights.clamp(max=config.correction_cap)
-    if config.correction == "mask":
-        return weights.masked_fill(weights > config.correction_cap, 0.0)
-    return weights
-
-
-DECOUPLED = preset(
-    __name__, "decoupled", "Fu et al. 2025 (AReaL), arXiv:2505.24298; Hilton et al. 2022, arXiv:2110.00641",
-    proximal="recomputed", correction="truncate", correction_cap=5.0, minibatches=4, aggregation="token",
-)  # fmt: skip
-
-
-def second_moment_mask(proximal: "Tensor", behavior: "Tensor", threshold: float) -> "Tensor":
-    """Masks the tokens with the largest squared log ratios until the mean of the others is at most ``threshold``.
-
-    M2PO, Zheng et al. 2025, arXiv:2510.01161.
-
-    Args:
-        proximal: ``[tokens]`` logprobs of the whole global batch under the policy that the step starts from.
-        behavior: ``[tokens]`` logprobs under the behavior policy.
-        threshold: Largest mean squared log ratio of the kept tokens.
-
-    Returns:
-        ``[tokens]`` bool, true for kept tokens.
-    """
-    squares = (proximal - behavior).double().square()
-    ordered, order = squares.sort(stable=True)
-    means = ordered.cumsum(0) / ordered.new_ones(len(ordered)).cumsum(0)
-    keep = squares < 0
-    keep[order[: int((means <= threshold).sum())]] = True  # means of sorted values never fall
-    return keep
-
-
-M2PO = preset(
-    __name__, "m2po", "Zheng et al. 2025, arXiv:2510.01161",
-    objective="policy_gradient", m2_threshold=0.04, aggregation="token",
-)  # fmt: skip
 
 # --- KL to a reference policy -------------------------------------------------------------------------------------
 
@@ -388,11 +390,11 @@ def skips_zero_advantages(config: "AlgorithmConfig") -> bool:
     """Returns whether no term of the loss has a gradient for tokens with a zero advantage."""
     plain = (config.kl_coef == 0 or config.kl_in == "reward") and config.entropy_coef == 0
     own = load("objective", config.objective)
-    return plain and config.m2_threshold is None and getattr(own, "zero_without_advantage", False)
+    return plain and not needs_selection(config) and getattr(own, "zero_without_advantage", False)
 
 
 def needs_whole_sequences(config: "AlgorithmConfig") -> bool:
     """Returns whether a token's loss needs the other tokens of its sequence."""
     own = getattr(load("objective", config.objective), "whole_sequences", False)
     by_sequence = config.correction != "none" and config.correction_level == "sequence"
-    return own or by_sequence or config.ratio == "sequence"
+    return own or by_sequence or config.ratio == "sequence" or config.reject_by is not None

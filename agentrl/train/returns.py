@@ -25,6 +25,7 @@ class Turn:
         values: ``[tokens]`` the critic's values before each sampled token; empty without a critic.
         after: Bootstrap value: the critic's value after this turn if the role was cut here, else 0.
         root: Number of the conversation that the turn belongs to: all turns below one first message have the same.
+        penalties: ``[tokens]`` KL penalty of each sampled token, subtracted from its reward; empty without any.
     """
 
     parent: int | None
@@ -33,6 +34,7 @@ class Turn:
     values: tuple[float, ...] = ()
     after: float = 0.0
     root: int = 0
+    penalties: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,15 @@ class Scored:
 
 
 def returns_to_go(one: Scored, discount: float) -> list[float]:
-    """Returns ``[turns]`` returns: each turn's reward plus ``discount`` times the mean return of the next turns."""
+    """Returns ``[turns]`` returns: each turn's reward plus ``discount`` times the mean return of the next turns.
+
+    The KL penalties of a turn's tokens lower its reward.
+    """
     rewards, after = one.rewards(), one.followers
     found = [0.0] * len(rewards)
     for index in reversed(range(len(rewards))):
         found[index] = rewards[index] + discount * _mean([found[follower] for follower in after[index]])
+        found[index] -= sum(one.turns[index].penalties)
     return found
 
 
@@ -98,8 +104,9 @@ def advantage_estimates(one: Scored, discount: float, decay: float) -> list[list
         value = _mean([v for v, _ in next_starts]) if next_starts else turn.after
         carry = _mean([a for _, a in next_starts])
         earned = rewards[index]
-        for before in reversed(turn.values):
-            carry = earned + discount * value - before + discount * decay * carry
+        penalties = turn.penalties or (0.0,) * turn.tokens
+        for before, penalty in zip(reversed(turn.values), reversed(penalties), strict=True):
+            carry = earned - penalty + discount * value - before + discount * decay * carry
             value, earned = before, 0.0
             found[index].append(carry)
         found[index].reverse()

@@ -10,14 +10,14 @@ from torch import Tensor
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.measured import merged
 
-SUMS = ("loss", "clipped", "kl_reference", "correction", "update_ratio", "tokens")
+SUMS = ("loss", "clipped", "kl_reference", "correction", "masked_ratio", "rejected", "update_ratio", "tokens")
 
 
 class TokenSums:
     """Sums over the tokens that a step trains, kept on the device, because reading one would synchronize.
 
     Attributes:
-        values: ``[6]`` float64, in the order of :data:`SUMS`.
+        values: ``[8]`` float64, in the order of :data:`SUMS`.
         worst: ``[2]`` float64, the largest ``|ratio - 1|`` of the loss and the id of its token.
     """
 
@@ -67,4 +67,8 @@ class TokenSums:
             found["train/correction"] = sums["correction"] / count
         if config.kl_coef > 0 and config.kl_in == "loss":
             found["train/kl_reference"] = sums["kl_reference"] / count
+        if config.token_mask_low is not None or config.token_mask_high is not None:
+            found["train/masked_ratio"] = sums["masked_ratio"] / count
+        if config.reject_by is not None:
+            found["train/rejected"] = sums["rejected"] / count
         return found

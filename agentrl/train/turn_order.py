@@ -54,11 +54,6 @@ class TurnOrder:
                 order.roots.append(roots[-1])
         return order
 
-    def ends(self) -> set[int]:
-        """Returns the messages of the turns that no other follows."""
-        after = followers(self.parents, self.roots)
-        return {message for message, found in zip(self.messages, after, strict=True) if not found}
-
 
 def followers(parents: Sequence[int | None], roots: Sequence[int]) -> list[list[int]]:
     """Lists, for each turn, the turns that follow it in time: none at an end, several at a fork.

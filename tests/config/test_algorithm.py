@@ -14,10 +14,9 @@ from agentrl.train.formula import formula
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
     made = TrainerConfig.model_validate({"preset": name})
-    plain = TrainerConfig()
-    for key in AlgorithmConfig.model_fields:
+    for key, field in AlgorithmConfig.model_fields.items():
         if key != "preset":
-            assert getattr(made, key) == find_preset(name).settings.get(key, getattr(plain, key)), key
+            assert getattr(made, key) == find_preset(name).settings.get(key, field.default), key
     changed = TrainerConfig.model_validate({"preset": name, "aggregation": "constant", "clip_eps": 0.11})
     assert (changed.aggregation, changed.clip_eps) == ("constant", 0.11)
     assert TrainerConfig.model_validate(made.model_dump()) == made, "what is resolved loads again"
@@ -44,6 +43,24 @@ def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
         (
             {"preset": "distill", "kl_coef": 0.1, "kl_in": "reward", "scale_rewards": "none"},
             ["trainer.advantage", "trainer.kl_in"],
+        ),
+        ({"reject_high": 1.2}, ["trainer.reject_high", "trainer.reject_by"]),
+        ({"reject_by": "k2"}, ["trainer.reject_by", "trainer.reject_high"]),
+        ({"reject_by": "k3", "reject_low": 0.1, "reject_high": 1}, ["trainer.reject_low", "trainer.reject_by"]),
+        ({"reject_by": "k1", "reject_low": 0.1}, ["trainer.reject_low", "trainer.reject_by"]),
+        ({"reject_by": "geometric", "reject_low": 0}, ["trainer.reject_low", "trainer.reject_by"]),
+        ({"reject_by": "geometric", "reject_high": 0.9}, ["trainer.reject_high", "trainer.reject_by"]),
+        ({"clip_cov_high": 3}, ["trainer.clip_cov_high", "trainer.clip_cov"]),
+        ({"clip_cov": 0.1, "clip_cov_low": 5}, ["trainer.clip_cov_low", "trainer.clip_cov_high"]),
+        ({"clip_cov": 0.1, "kl_cov": 0.1}, ["trainer.clip_cov", "trainer.kl_cov"]),
+        ({"kl_cov_coef": 0.5}, ["trainer.kl_cov_coef", "trainer.kl_cov"]),
+        ({"dppo_divergence": "kl"}, ["trainer.dppo_divergence", "trainer.objective"]),
+        ({"dppo_threshold": 0.1, "objective": "sapo"}, ["trainer.dppo_threshold", "trainer.objective"]),
+        ({"objective": "dppo", "ratio": "sequence"}, ["trainer.objective", "trainer.ratio"]),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, ["trainer.kl_estimator", "trainer.kl_gradient"]),
+        (
+            {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k2"},
+            ["trainer.kl_estimator", "trainer.kl_in"],
         ),
     ],
 )
@@ -88,6 +105,45 @@ def test_the_formula_names_every_part_that_acts() -> None:
     assert "A = R_i - mean(R of the group), minus 0.5 * log(pi_behavior(t) / teacher(t)), then whitened" in both
     m2po = "\n".join(formula(TrainerConfig(preset="m2po")))
     assert "m_t" in m2po and "-r_t A" in m2po
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ({}, "k3(pi || reference) = reference(t) / pi(t) - 1 - log reference(t) / pi(t); gradient: its own, on fresh "
+             "samples that of KL(reference || pi)"),
+        ({"preset": "dapo"}, "log reference(t) / pi(t); gradient: that of k2, on fresh samples that of KL(pi || ref"),
+        ({"kl_estimator": "k2"}, "gradient: its own, on fresh samples that of KL(pi || reference)"),
+        ({"kl_gradient": "weighted"}, "its own times pi(t) / pi_behavior(t), on samples of any age that of KL(pi || "),
+    ],
+)  # fmt: skip
+def test_the_formula_says_which_kl_the_gradient_is_of(choices: dict, expected: str) -> None:
+    assert expected in "\n".join(formula(TrainerConfig.model_validate({"kl_coef": 0.1, **choices})))
+
+
+def test_the_formula_says_where_a_kl_in_the_reward_enters() -> None:
+    in_reward = {"kl_coef": 0.1, "kl_in": "reward"}
+    for preset in ("ppo", "reinforce_pp"):
+        shown = "\n".join(formula(TrainerConfig.model_validate({"preset": preset, **in_reward})))
+        assert "each token's reward minus 0.1 * log pi_behavior(t) / reference(t), from there to the end" in shown
+        assert "gradient" not in shown
+    assert "R_i minus 0.1 * sum_t log pi_behavior(t) / reference(t)" in "\n".join(
+        formula(TrainerConfig.model_validate(in_reward))
+    )
+
+
+def test_the_formula_names_masks_rejections_and_selections() -> None:
+    icepop = formula(TrainerConfig(preset="icepop"))
+    assert "[m_t * w_t * max(" in icepop[0]
+    assert "m_t = 0 where pi_proximal(t) / pi_behavior(t) is below 0.5 or above 5" in icepop
+    rejecting = formula(TrainerConfig(reject_by="geometric", reject_high=1.01))
+    assert "a_i * [" in rejecting[0]
+    assert any("exp(mean log pi(t) / pi_behavior(t)) is above 1.01; they still" in line for line in rejecting)
+    assert "m_t" in formula(TrainerConfig(preset="clip_cov"))[0]
+    assert "+ 1 * c_t k3(pi_behavior(t) || pi(t))]" in formula(TrainerConfig(preset="kl_cov"))[0]
+    assert "|pi(t) - pi_behavior(t)| > 0.15" in formula(TrainerConfig(preset="dppo"))[0]
+    assert "> 0.05" in formula(TrainerConfig(preset="dppo", dppo_divergence="kl"))[0]
+    assert not any(letter in formula(TrainerConfig())[0] for letter in ("m_t *", "a_i", "c_t"))
 
 
 @pytest.mark.parametrize("name", preset_names())

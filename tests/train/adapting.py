@@ -31,7 +31,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": LORA,
     "lora_kl": {**LORA, "kl_coef": 0.1, "gradient_checkpointing": True},
     "decoupled": {"preset": "decoupled", "minibatches": 2},
-}
+    "selected": {
+        "clip_cov": 0.1, "clip_cov_low": 0.1, "token_mask_low": 0.1, "reject_by": "geometric", "reject_low": 0.2,
+        "proximal": "recomputed", "minibatches": 2,
+    },
+    "kl_cov": {"preset": "kl_cov", "kl_cov": 0.2, "m2_threshold": 3.0},
+}  # fmt: skip
 
 
 def make_engine(folder: Path, mesh: DeviceMesh, choices: dict[str, Any], *, offload: bool = False) -> PolicyLearner:

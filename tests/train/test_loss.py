@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.batch_selection import second_moment_mask
+from agentrl.train.corrections import correction_weights
 from agentrl.train.loss import (
     LossTokens,
     Objective,
     cispo,
     clip,
-    correction_weights,
     dual_clip,
     kl_divergence,
     log_linear_proximal,
     policy_gradient,
     sapo,
-    second_moment_mask,
-    sequence_means,
     token_losses,
 )
+from agentrl.train.sequences import sequence_means
 
 LOGP = torch.tensor([[-1, -0.5, -2], [-0.7, -1.2, -0.3]])
 PROX = torch.tensor([[-1.2, -0.6, -1.5], [-0.7, -1, -0.9]])

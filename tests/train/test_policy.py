@@ -114,13 +114,15 @@ def captured(engine: PolicyLearner, sequences: list[TrainSequence]) -> tuple[flo
 
 choices = st.fixed_dictionaries(
     {
-        "objective": st.sampled_from(["clip", "dual_clip", "cispo", "sapo", "policy_gradient"]),
+        "objective": st.sampled_from(["clip", "dual_clip", "cispo", "sapo", "dppo", "policy_gradient"]),
         "ratio": st.sampled_from(["token", "sequence"]),
         "proximal": st.sampled_from(["behavior", "recomputed", "log_linear"]),
         "correction": st.sampled_from(["none", "weight", "truncate", "mask"]),
         "correction_level": st.sampled_from(["token", "sequence"]),
         "correction_cap": st.sampled_from([1.0, 1.3]),
         "m2_threshold": st.sampled_from([None, 0.02]),
+        "token_mask_low": st.sampled_from([None, 0.9]),
+        "token_mask_high": st.sampled_from([None, 1.2]),
         "kl_coef": st.sampled_from([0.0, 0.3]),
         "kl_estimator": st.sampled_from(["k1", "k2", "k3"]),
         "kl_gradient": st.sampled_from(["unbiased", "weighted", "plain"]),
@@ -129,13 +131,26 @@ choices = st.fixed_dictionaries(
         "clip_eps": st.sampled_from([0.05, 0.2]),
     }
 )
+rejections: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {}, {"reject_by": "geometric", "reject_low": 0.95, "reject_high": 1.05}, {"reject_by": "k1", "reject_low": 0.0},
+        {"reject_by": "k2", "reject_high": 0.02}, {"reject_by": "k3", "reject_high": 0.02},
+    ]
+)  # fmt: skip
+covariances: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"clip_cov": 0.2, "clip_cov_low": 0.1}, {"kl_cov": 0.2, "kl_cov_coef": 0.5}]
+)
 
 
 @settings(
     max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )  # fmt: skip
-@given(given=choices, budget=st.sampled_from([1, 50, 120]), seed=st.integers(0, 100))
+@given(
+    given=st.builds(lambda *parts: {k: v for part in parts for k, v in part.items()}, choices, rejections, covariances),
+    budget=st.sampled_from([1, 50, 120]),
+    seed=st.integers(0, 100),
+)
 def test_no_choice_of_the_objective_depends_on_the_micro_batches(
     tiny_model: Path, mesh: DeviceMesh, sequences: list[TrainSequence], given: dict[str, Any], budget: int, seed: int
 ) -> None:

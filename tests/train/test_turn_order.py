@@ -157,4 +157,4 @@ def test_turns_are_found_among_messages_that_were_not_sampled() -> None:
     sampled = np.array([False, True, False, True, True, False, False, True])
     order = TurnOrder.of(parents, sampled, first=10)
     assert (order.messages, order.parents, order.roots) == ([11, 13, 14, 17], [None, 0, 0, None], [0, 0, 0, 5])
-    assert order.ends() == {17}
+    assert followers(order.parents, order.roots) == [[1, 2], [3], [3], []]
