@@ -1,6 +1,7 @@
-"""Computes the metrics of a batch of training episodes.
+"""Computes the metrics of the episodes that a step trains on.
 
-Guarantees: failed episodes are counted and excluded from every mean; a mean over no values is left out, not 0.
+Guarantees: only trained episodes are in these numbers; :mod:`agentrl.rollout.group_account` has those of all groups
+that were drawn. A mean over no values is left out, not 0.
 """
 
 from collections.abc import Sequence
@@ -11,24 +12,16 @@ from numpy.typing import NDArray
 
 from agentrl.config.recipe import RewardConfig
 from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
-from agentrl.core.episode import EpisodeBase
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.group_account import is_uniform
 
 
 def batch_metrics(groups: Sequence[Group], version: int, seen: RewardConfig) -> dict[str, float]:
     """Computes the metrics of a batch trained at policy ``version``; ``seen`` holds the trainer's reward transform."""
     columns = concatenate([group.columns for group in groups])
     episodes = columns.episodes
-    rewards = [e.reward for e in episodes if e.reward is not None]
-    signal = sum(not is_uniform(group.columns.episodes, seen) for group in groups)
-    metrics: dict[str, float] = {
-        "rollout/episodes": float(len(episodes)),
-        "rollout/failed": float(sum(group.failed for group in groups)),
-        "rollout/groups_with_signal": signal / max(len(groups), 1),
-    }
-    _add_mean(metrics, "reward/mean", rewards)
-    for name in sorted({name for e in episodes for name in e.metrics}):
-        _add_mean(metrics, f"metrics/{name}", [e.metrics[name] for e in episodes if name in e.metrics])
+    metrics: dict[str, float] = {"rollout/episodes": float(len(episodes))}
+    _add_mean(metrics, "rollout/groups_with_signal", [not is_uniform(group.columns.episodes, seen) for group in groups])
     for name in ("special", "text"):
         _add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
     _add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])
@@ -40,7 +33,8 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
     answered = columns.finish != FINISH_REASONS.index(None)
     lengths = columns.sizes[answered].astype(float)
     _add_mean(metrics, "tokens/completion_mean", lengths)
-    metrics["tokens/completion_max"] = float(lengths.max(initial=0.0))
+    if len(lengths):
+        metrics["tokens/completion_max"] = float(lengths.max())
     metrics["tokens/completion_total"] = float(lengths.sum())
     _add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
     starts = columns.sampled_starts()
@@ -54,15 +48,11 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
             oldest[found.episode] = min(int(versions.min()), oldest.get(found.episode, version))
     ages = [float(version - old) for old in oldest.values()]
     _add_mean(metrics, "staleness/mean", ages)
-    metrics["staleness/max"] = max(ages, default=0.0)
+    if ages:
+        metrics["staleness/max"] = max(ages)
     return metrics
 
 
 def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | NDArray[Any]) -> None:
     if len(values):
         metrics[name] = float(np.mean(values))
-
-
-def is_uniform(episodes: Sequence[EpisodeBase], seen: RewardConfig) -> bool:
-    """Whether all rewards are equal after the trainer's reward transform, so the group gives no learning signal."""
-    return len({seen.seen(e.reward) for e in episodes if e.reward is not None}) <= 1

@@ -12,7 +12,7 @@ from agentrl.observe.summary import summary_table
 
 STEP = {
     "step": 3,
-    "reward/mean": 0.25,
+    "reward/mean_drawn": 0.25,
     "metrics/accuracy": 0.125,
     "tokens/completion_mean": 80.0,
     "staleness/mean": 0.5,
@@ -100,7 +100,7 @@ def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     writer.write(0, EVALUATION)
     for step in range(1, 5):
-        writer.write(step, {**STEP, "reward/mean": step / 10})
+        writer.write(step, {**STEP, "reward/mean_drawn": step / 10})
     writer.close()
     assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

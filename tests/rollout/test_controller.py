@@ -140,7 +140,7 @@ async def test_a_record_has_the_metrics_of_rollout_trainer_and_evaluation(tiny_m
     assert harness.evaluated == [0, 2]
     assert [step for step, _ in harness.written] == [0, 1, 2]
     metrics = harness.written[1][1]
-    assert metrics["train/loss"] == 0.1 and "reward/mean" in metrics and "eval/accuracy" not in metrics
+    assert metrics["train/loss"] == 0.1 and "reward/mean_drawn" in metrics and "eval/accuracy" not in metrics
     assert harness.written[2][1]["staleness/max"] == 1.0
     assert "eval/accuracy" in harness.written[2][1]
     await harness.controller.close()
