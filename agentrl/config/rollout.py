@@ -21,7 +21,6 @@ _OTHER_BASELINES = {
     "gae": "takes the critic as baseline",
     "turns": "credits each turn, also in a group with equal sums",
     "reward": "has no baseline",
-    "none": "ignores rewards",
 }
 
 

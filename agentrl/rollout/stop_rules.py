@@ -59,12 +59,13 @@ class StopRules:
         )
 
     def _without_signal(self, tally: Tally) -> str | None:
-        """Returns the reason if ``rollout.max_uniform_groups`` groups were filtered in a row; failed ones do not count."""
+        """Returns the reason if too many groups in a row were filtered; failed ones do not count."""
         if tally.outcome == "kept":
             self._uniform.clear()
-        if tally.outcome == "filtered":
-            self._uniform.append(tally)
-        if len(self._uniform) < self._config.max_uniform_groups:
+        if tally.outcome != "filtered":
+            return None
+        self._uniform.append(tally)
+        if len(self._uniform) != self._config.max_uniform_groups:  # said once: the groups that still run do not matter
             return None
         return (
             f"{len(self._uniform)} groups in a row had equal rewards (rollout.max_uniform_groups="
