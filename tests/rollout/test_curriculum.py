@@ -69,10 +69,10 @@ def test_the_next_pool_opens_by_the_latest_groups_of_the_hardest_open_one() -> N
     curriculum = Curriculum(TASKS, config, seed=0)
     easy = {"t0", "t1", "t2", "t3"}
     assert set(drawn(curriculum, 12)) == easy
-    for draw, rate in enumerate([0.0, 0.0, 0.75, 0.75]):
+    for draw, rate in enumerate([1.0, 0.0, 0.25, 0.5, 1.0]):  # the first alone is no pool's solve rate
         curriculum.observe(draw, "t0", rate)
-    assert set(drawn(curriculum, 12)) == easy, "0.375 on average"
-    curriculum.observe(4, "t1", 0.5)  # the latest four: 0, 0.75, 0.75, 0.5
+    assert set(drawn(curriculum, 12)) == easy, "the mean of all is 0.55, of the latest four 0.4375"
+    curriculum.observe(5, "t1", 1.0)  # the latest four: 0.25, 0.5, 1, 1
     assert set(drawn(curriculum, 8)) == {f"t{i}" for i in range(8)}, "a pass over both pools begins at once"
     assert curriculum.metrics() == {"curriculum/pool": 2.0}
     for draw in range(4):
@@ -138,10 +138,11 @@ def test_a_resumed_stream_draws_what_the_other_one_would_have_drawn() -> None:
 def test_an_owed_draw_is_the_same_task_and_its_solve_rate_does_not_count_twice() -> None:
     config = CurriculumConfig(retire_at=1.0, retire_after=1)
     stream = TaskStream(TASKS[:4], 0, curriculum=Curriculum(TASKS[:4], config, seed=0))
-    first, second = stream.draw(), stream.draw()
+    first, second, third = stream.draw(), stream.draw(), stream.draw()
     stream.observe(first[0], 1.0)
     stream.settle(first[0])
     stream.observe(second[0], 1.0)  # ended, but no step has counted it
+    stream.observe(third[0], 0.0)
     resumed = TaskStream(TASKS[:4], 0, curriculum=Curriculum(TASKS[:4], config, seed=0))
     resumed.restore(json.loads(json.dumps(stream.state())))
     assert resumed.curriculum is not None
@@ -150,7 +151,7 @@ def test_an_owed_draw_is_the_same_task_and_its_solve_rate_does_not_count_twice()
         "curriculum/retired": 1.0,
         "curriculum/solve_rate": 1.0,
     }
-    assert resumed.draw() == second
+    assert [resumed.draw(), resumed.draw()] == [second, third]
     plain = TaskStream(TASKS[:4], 0)
     with pytest.raises(ValueError, match=r"the checkpoint has a rollout\.curriculum and the recipe has none"):
         plain.restore(stream.state())
