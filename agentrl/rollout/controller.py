@@ -202,16 +202,15 @@ class Controller:
         """
         done = self._tasks.done
         draws = [*self._account.uncounted, *(group.draw for group in groups)]
+        if not groups and step == 0:
+            raise RolloutError(
+                f"nothing to train on: all {len(draws)} groups were filtered or failed; {self._account.outcomes()}"
+            )
         counts = self._account.count(group.tally for group in groups)
         if groups:
             self._pending_metrics |= counts | batch_metrics(groups, self.gate.version, self.recipe.reward)
             if self._tasks.curriculum is not None:
                 self._pending_metrics |= self._tasks.curriculum.metrics()
-        elif step == 0:
-            raise RolloutError(
-                f"nothing to train on: all {len(draws)} groups were filtered "
-                f"({counts['rollout/groups_filtered']:.0f}) or failed ({counts['rollout/groups_failed']:.0f})"
-            )
         else:
             log.warning("the tasks are exhausted: no group was kept of the last %d, which no step counts", len(draws))
         for group in groups:

@@ -104,6 +104,11 @@ class GroupAccount:
         """Draws of the filtered and failed groups that no step has counted yet."""
         return sorted(self._left_out)
 
+    def outcomes(self) -> str:
+        """Says how many of the uncounted groups were left out for each reason."""
+        reasons = Counter(f"{tally.outcome}: {tally.reason}" for tally in self._left_out.values())
+        return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
     def count(self, kept: Iterable[Tally]) -> dict[str, float]:
         """Returns the metrics of a step that trains the ``kept`` groups, and start the next step's count."""
         left_out, self._left_out = list(self._left_out.values()), {}

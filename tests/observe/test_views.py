@@ -75,6 +75,15 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     assert "step 5: " not in text
 
 
+def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_that_were_drawn():
+    counts = {"rollout/failed": 3.0, "rollout/episodes_drawn": 40.0, "rollout/episodes": 16.0}
+    groups = {"rollout/groups_filtered": 2.0, "rollout/groups_drawn": 5.0}
+    shown, out = view(terminal=False)
+    with shown:
+        shown.update({**STEP, **counts, **groups, "curriculum/pool": 2.0, "curriculum/retired": 7.0})
+    assert "failed 3/40  filtered 2/5  pool 2, retired 7" in out.getvalue()
+
+
 def test_a_sparkline_spans_its_own_range():
     assert sparkline([0.0, 1.0], 10) == "▁█"
     assert sparkline([2.0, 2.0], 10) == "▁▁"

@@ -283,7 +283,7 @@ async def test_epochs_that_never_keep_a_group_are_an_error(tiny_model: Path, tmp
     harness = Harness(tmp_path, tiny_model, "trainer.epochs=1", "rollout.skip_uniform_groups=true")
     harness.workflow.uniform = True
     harness.controller.start()
-    with pytest.raises(RolloutError, match=r"nothing to train on: all 6 groups were filtered \(6\) or failed \(0\)"):
+    with pytest.raises(RolloutError, match=r"all 6 groups were filtered or failed; 6 filtered: uniform rewards"):
         await asyncio.wait_for(harness.controller.next_batch(0), 30)
     await harness.controller.close()
 
