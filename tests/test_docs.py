@@ -187,7 +187,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
     (place / "metrics.jsonl").write_text(json.dumps({"rollout/episodes": 4.0, "rollout/failed": 3.0}) + "\n")
     result = run(*shlex.split(line)[1:], cwd=tmp_path)
     assert result.returncode == 1
-    assert "3 episodes of the batch failed" in result.stdout and "not judged" in result.stdout
+    assert "3 episodes drawn for the step failed" in result.stdout and "not judged" in result.stdout
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:

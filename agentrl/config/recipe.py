@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
+from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
 from agentrl.config.teacher import TeacherConfig, teacher_contradictions
@@ -133,22 +134,6 @@ class InferenceConfig(Section):
     request_timeout: Seconds = 600.0
 
 
-class RolloutConfig(Section):
-    """Rollout: groups, concurrency and limits of episodes."""
-
-    batch_size: Positive = Field(default=8, description="Groups (tasks) per trainer step.")
-    group_size: Positive = Field(default=8, description="Episodes per task.")
-    max_staleness: int = Field(default=1, ge=0, description="Trainer steps that sampling may be ahead of training.")
-    max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
-    episode_timeout: Seconds = 300.0
-    max_failure_rate: float = Field(
-        default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
-    )
-    skip_uniform_groups: bool = Field(
-        default=False, description="Drop groups whose rewards are all equal, and sample more."
-    )
-
-
 class EvalConfig(Section):
     """Evaluation on the validation tasks."""
 
@@ -165,7 +150,11 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     )
     nproc: Positive = Field(default=1, description="torchrun ranks.")
     total_steps: Positive = 100
-    epochs: Positive | None = Field(default=None, description="Stop after so many passes over the training tasks.")
+    epochs: Positive | None = Field(
+        default=None,
+        description="Stop after so many passes over the training tasks: when each was drawn and ended as often, kept "
+        "or not. The last batch may be smaller.",
+    )
     time_budget: Seconds | None = Field(
         default=None, description="Seconds after which training stops; the learning-rate schedule follows it."
     )
@@ -212,7 +201,7 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
         default=0, ge=0, description="Trainer steps between checkpoints; 0: only by time and at the end."
     )
     save_seconds: Seconds | None = Field(default=600.0, description="Seconds between checkpoints; null: never by time.")
-    save_epochs: Positive | None = None
+    save_epochs: Positive | None = Field(default=None, description="Passes over the tasks between checkpoints.")
     keep_checkpoints: Positive = 1
     batch_timeout: Seconds = Field(default=1800.0, description="Longest wait for one batch, after which the run stops.")
 
@@ -286,7 +275,7 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        for problem in (*teacher_contradictions(self), *adapter.contradictions(self)):
+        for problem in (*teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self)):
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}

@@ -22,7 +22,10 @@ NO_ENV = "none"
 """Value of env.id without an environment; the dataset's lines must then hold the texts."""
 
 _FOR_EPISODES: dict[str, tuple[str, ...]] = {
-    "rollout": ("batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups"),
+    "rollout": (
+        "batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups", "max_uniform_groups",
+        "solved_reward", "curriculum",
+    ),
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),
     "weights": ("transport", "pause_mode", "lease_seconds"),

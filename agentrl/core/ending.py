@@ -11,10 +11,10 @@ asks this module, so they agree. The decision is made for each role:
 - Where the last prompt has several answers, the role is cut only if all of them are: their order means nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentrl.core.columns import FINISH_REASONS, Columns
-from agentrl.core.episode import Episode, EpisodeBase, StopReason, Trajectory
+from agentrl.core.episode import Episode, StopReason, Trajectory
 
 LIMITS = frozenset({StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.TIMEOUT})
 """Stop reasons of episodes that a limit ended, whatever the last answer was."""
@@ -101,19 +101,19 @@ def cut_episodes(columns: Columns) -> list[bool]:
     return cut
 
 
-def counted_metrics(episodes: Sequence[EpisodeBase], cut: Sequence[bool]) -> list[dict[str, float]]:
+def counted_metrics(metrics: Sequence[Mapping[str, float]], cut: Sequence[bool]) -> list[dict[str, float]]:
     """Returns the metrics that each episode counts with.
 
     An episode that was cut before the environment could judge it solved nothing: it has :data:`SUCCESS` 0 if other
     episodes report this metric.
 
     Args:
-        episodes: Episodes that did not fail.
+        metrics: ``[episodes]`` the environment's metrics of the episodes that did not fail.
         cut: ``[episodes]`` whether each was cut.
     """
-    graded = any(SUCCESS in episode.metrics for episode in episodes)
+    graded = any(SUCCESS in found for found in metrics)
     unsolved = {SUCCESS: 0.0} if graded else {}
-    return [(unsolved if one else {}) | episode.metrics for episode, one in zip(episodes, cut, strict=True)]
+    return [(unsolved if one else {}) | dict(found) for found, one in zip(metrics, cut, strict=True)]
 
 
 def _cut(reason: StopReason, parents: Sequence[int], sampled: Sequence[bool], finishes: Sequence[str | None]) -> bool:

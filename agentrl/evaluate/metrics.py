@@ -76,7 +76,9 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     for episode in episodes:
         attempts[episode.task_id] += 1
     cut = [episode_cut(episode) for episode in judged]
-    for episode, metrics, one in zip(judged, counted_metrics(judged, cut), cut, strict=True):
+    for episode, metrics, one in zip(
+        judged, counted_metrics([episode.metrics for episode in judged], cut), cut, strict=True
+    ):
         if episode.reward is not None:
             values["reward"][episode.task_id].append(episode.reward)
         for role, value in episode.role_rewards.items():

@@ -16,10 +16,11 @@ from pathlib import Path
 import uvicorn
 
 from agentrl.config.baseline import check_tags
+from agentrl.config.errors import DataError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
-from agentrl.data.datasets import load_tasks
+from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
@@ -29,10 +30,11 @@ from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
+from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
-from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
@@ -60,6 +62,7 @@ async def serve(
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
+    stream = make_stream(recipe, training)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
@@ -76,7 +79,7 @@ async def serve(
 
     controller = Controller(
         recipe,
-        TaskStream(training.tasks, recipe.seed, shuffle=recipe.train_dataset.shuffle),
+        stream,
         workflow,
         client,
         weights,
@@ -114,7 +117,9 @@ async def serve(
     host, port = socket.getsockname()[:2]
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": training.source, "secret": secret}
+    batches = about_batches(len(stream), recipe.rollout.batch_size, recipe.trainer.epochs)
+    data = f"{training.source}; {batches}" if batches else training.source
+    announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
     try:
@@ -130,6 +135,17 @@ async def serve(
             await teacher.close()
         journal.close()
         writer.close()
+
+
+def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
+    """Makes the stream of training tasks that the recipe asks for.
+
+    Raises:
+        DataError: The tasks do not fit the recipe's curriculum.
+    """
+    shuffle, config = recipe.train_dataset.shuffle, recipe.rollout.curriculum
+    curriculum = Curriculum(training.tasks, config, recipe.seed, shuffle=shuffle) if config.active else None
+    return TaskStream(training.tasks, recipe.seed, shuffle=shuffle, epochs=recipe.trainer.epochs, curriculum=curriculum)
 
 
 def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
@@ -180,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         return asyncio.run(work)
-    except InferenceError as error:
+    except (InferenceError, DataError) as error:
         print(error, file=sys.stderr)
         return 1
 

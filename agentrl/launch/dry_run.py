@@ -224,7 +224,7 @@ def _tokens(recipe: Recipe) -> list[str]:
         f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
         f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, "
         f"{episodes * recipe.inference.context_length:,} in all",
-        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, staleness at most "
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, mean staleness at most "
         f"{rollout.max_staleness}",
         f"length     {' or '.join(_limits(recipe))}",
         f"{evaluation}, {every}before and after",

@@ -31,7 +31,7 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
         Whether the picture was drawn; ``False`` if the run has no records to draw.
     """
     records = read_metrics(metrics_file)
-    training = [record for record in records if "reward/mean" in record]
+    training = [record for record in records if "reward/mean_drawn" in record]
     losses = [] if training else [record for record in records if "train/loss" in record or "eval/loss" in record]
     shares = ("eval/n", "eval/accuracy", "eval/pair_accuracy")
     evaluations = [record for record in records if any(name in record for name in shares)]
@@ -62,9 +62,16 @@ def draw_curve(metrics_file: Path, target: Path, title: str) -> bool:
 
 def _training(axis: Any, records: list[Record]) -> None:
     steps = [record["step"] for record in records]
-    rewards = [record["reward/mean"] for record in records]
+    rewards = [record["reward/mean_drawn"] for record in records]
     window = max(3, len(records) // 10)
-    axis.plot(steps, rewards, color=_COLOURS[0], alpha=0.25, linewidth=1, label="reward, mean of a batch")
+    axis.plot(
+        steps,
+        rewards,
+        color=_COLOURS[0],
+        alpha=0.25,
+        linewidth=1,
+        label="reward, mean of all episodes drawn for a step",
+    )
     axis.plot(
         steps,
         moving_average(rewards, window),

@@ -12,12 +12,14 @@ Record = Mapping[str, float]
 
 KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 in bfloat16
 RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
+MANY_FILTERED = 0.8
 FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
 LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
+_FAILED = "rollout/failed_"  # then the kind
 RECENT = 3  # steps over which a slow symptom is averaged
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
 
@@ -58,7 +60,7 @@ def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]
 
 def is_step(record: Mapping[str, object]) -> bool:
     """Whether a line of ``metrics.jsonl`` is a training step."""
-    return "reward/mean" in record or "rollout/episodes" in record
+    return "reward/mean_drawn" in record or "rollout/episodes" in record
 
 
 def _recent(steps: Sequence[Record], key: str) -> float | None:
@@ -142,6 +144,21 @@ def _signal(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _filtered(steps: Sequence[Record]) -> Finding | None:
+    names = ("groups_filtered", "groups_drawn", "filtered_all_solved", "filtered_none_solved")
+    found = [_recent(steps, f"rollout/{name}") for name in names]
+    filtered, drawn, every, none = (value or 0.0 for value in found)
+    if not drawn or filtered / drawn <= MANY_FILTERED:
+        return None
+    return Finding(
+        "filtered",
+        f"{filtered / drawn:.0%} of the groups were dropped for equal rewards ({every / filtered:.0%} of them all "
+        f"solved, {none / filtered:.0%} none solved)",
+        "Most episodes are sampled for nothing: the tasks are too easy or too hard for the policy.",
+        "Use other tasks, rollout.curriculum (retire_at, hard_at), or more answers per task (rollout.group_size).",
+    )
+
+
 def _truncation(steps: Sequence[Record]) -> Finding | None:
     answers, episodes = _recent(steps, "tokens/truncated") or 0.0, _recent(steps, "rollout/ended_length") or 0.0
     share = max(answers, episodes)
@@ -172,12 +189,12 @@ def _overflow(steps: Sequence[Record]) -> Finding | None:
 
 def _creep(steps: Sequence[Record]) -> Finding | None:
     quarter = len(steps) // 4
-    if quarter < RECENT or not all("tokens/completion_mean" in s and "reward/mean" in s for s in steps):
+    if quarter < RECENT or not all("tokens/completion_mean" in s and "reward/mean_drawn" in s for s in steps):
         return None
-    if any(key.startswith("reward/") and key != "reward/mean" for key in steps[-1]):
+    if any(key.startswith("reward/") and key.count("/") == 2 for key in steps[-1]):
         return None  # roles have rewards of their own: those of a zero-sum game do not grow together
     (old_length, old_reward), (length, reward) = (
-        (fmean(s["tokens/completion_mean"] for s in part), fmean(s["reward/mean"] for s in part))
+        (fmean(s["tokens/completion_mean"] for s in part), fmean(s["reward/mean_drawn"] for s in part))
         for part in (steps[:quarter], steps[-quarter:])
     )
     if length < CREEP * old_length or reward > old_reward:
@@ -207,9 +224,11 @@ def _failed(steps: Sequence[Record]) -> Finding | None:
     failed = steps[-1].get("rollout/failed", 0.0)
     if not failed:
         return None
+    counts = {name.removeprefix(_FAILED): count for name, count in steps[-1].items() if name.startswith(_FAILED)}
+    kinds = ", ".join(f"{kind} {count:.0f}" for kind, count in counts.items() if count) or "kinds unknown"
     return Finding(
         "failed",
-        f"{failed:.0f} episodes of the batch failed and are not trained on",
+        f"{failed:.0f} episodes drawn for the step failed ({kinds}) and are not trained on",
         "If failures depend on the answer, training is biased.",
         "See logs/controller.log, which has each kind of failure once.",
     )
@@ -289,7 +308,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _entropy, _truncation, _overflow,
-    _creep,
+    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy, _truncation,
+    _overflow, _creep,
     _clipped, _overhead, _critic,
 )  # fmt: skip

@@ -76,13 +76,13 @@ class LiveView:
         if any(name.startswith("eval/") for name in numbers):
             self._evaluation = numbers
             self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
-        if "reward/mean" not in numbers and "train/loss" in numbers:  # supervised
+        if "reward/mean_drawn" not in numbers and "train/loss" in numbers:  # supervised
             self._steps.append(numbers)
             self._state = (
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {loss_line(numbers, self._recipe.trainer.total_steps)}"))
-        elif "reward/mean" in numbers:
+        elif "reward/mean_drawn" in numbers:
             self._steps.append(numbers)
             self._state = (
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
@@ -105,8 +105,8 @@ class LiveView:
         """Builds the panel from the records so far."""
         parts: list[Any] = [Text(f"{self._state}", style="bold")]
         if self._steps:
-            acts = "reward/mean" in self._steps[-1]
-            name, key = ("reward", "reward/mean") if acts else ("loss", "train/loss")
+            acts = "reward/mean_drawn" in self._steps[-1]
+            name, key = ("reward", "reward/mean_drawn") if acts else ("loss", "train/loss")
             values = [record[key] for record in self._steps]
             parts.append(Text(f"{name} {sparkline(values, _CURVE_WIDTH)} {values[-1]:.3f}"))
             parts.append(self._table() if acts else self._losses())
@@ -126,7 +126,7 @@ class LiveView:
         heads = ["reward", *(name.removeprefix("metrics/") for name in names)]
         for head in ("step", *heads, "tokens", "stale", "step s", "wait s", "update s"):
             table.add_column(head, justify="right")
-        keys = ["reward/mean", *names, "tokens/completion_mean", "staleness/mean"]
+        keys = ["reward/mean_drawn", *names, "tokens/completion_mean", "staleness/mean"]
         keys += ["time/step", "time/wait_batch", "time/update"]
         for record in self._steps[-_ROWS:]:
             table.add_row(f"{record.get('step', 0):.0f}", *(_shown(record, key) for key in keys))
@@ -168,7 +168,7 @@ def sparkline(values: list[float], width: int) -> str:
 def step_line(record: Mapping[str, float], total: int) -> str:
     """Formats a training step as one line."""
     names = sorted(name for name in record if name.startswith("metrics/"))
-    parts = [f"step {record.get('step', 0):.0f}/{total}", f"reward {record['reward/mean']:.3f}"]
+    parts = [f"step {record.get('step', 0):.0f}/{total}", f"reward {record['reward/mean_drawn']:.3f}"]
     parts += [f"{name.removeprefix('metrics/')} {record[name]:.3f}" for name in names]
     if "distill/reverse_kl" in record:
         parts.append(f"kl to teacher {record['distill/reverse_kl']:.3f}")
@@ -178,8 +178,11 @@ def step_line(record: Mapping[str, float], total: int) -> str:
     if record.get("rollout/truncated"):
         parts.append(f"cut {record['rollout/truncated']:.0%}")
     if record.get("rollout/failed"):
-        episodes = record["rollout/failed"] + record.get("rollout/episodes", 0.0)
-        parts.append(f"failed {record['rollout/failed']:.0f}/{episodes:.0f}")
+        parts.append(f"failed {record['rollout/failed']:.0f}/{record['rollout/episodes_drawn']:.0f}")
+    if record.get("rollout/groups_filtered"):
+        parts.append(f"filtered {record['rollout/groups_filtered']:.0f}/{record['rollout/groups_drawn']:.0f}")
+    if "curriculum/pool" in record:
+        parts.append(f"pool {record['curriculum/pool']:.0f}, retired {record.get('curriculum/retired', 0):.0f}")
     if "time/step" in record:
         inner = [f"{label} {record[key]:.1f}" for key, label in _TIMES if key in record]
         parts.append(f"{record['time/step']:.1f} s" + (f" ({', '.join(inner)})" if inner else ""))

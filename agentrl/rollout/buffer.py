@@ -1,8 +1,9 @@
 """Buffer of finished groups for the trainer.
 
 Guarantees: first in, first out; a batch has exactly the requested number of groups, sorted by draw index, so its order
-does not depend on which group finished first; each group leaves once. After :meth:`GroupBuffer.fail` every waiting and
-later :meth:`GroupBuffer.take` raises the error.
+does not depend on which group finished first; each group leaves once. After :meth:`GroupBuffer.close` a batch may have
+fewer groups: what is left is never waited for. After :meth:`GroupBuffer.fail` every waiting and later
+:meth:`GroupBuffer.take` raises the error.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from agentrl.core.columns import Columns
+from agentrl.rollout.group_account import Tally
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,12 @@ class Group:
     Attributes:
         draw: Draw index of the task.
         columns: Columns of the episodes that succeeded.
-        failed: Number of episodes that failed.
+        tally: Counts of all episodes of the group.
     """
 
     draw: int
     columns: Columns
-    failed: int = 0
+    tally: Tally
 
 
 class GroupBuffer:
@@ -34,14 +36,26 @@ class GroupBuffer:
         self._groups: deque[Group] = deque()
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more groups will come."""
+        return self._closed
 
     async def put(self, group: Group) -> None:
         """Add a finished group."""
         async with self._changed:
             self._groups.append(group)
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Note that no more groups will come: the last batch is what is left, and every later one is empty."""
+        async with self._changed:
+            self._closed = True
             self._changed.notify_all()
 
     async def fail(self, error: BaseException) -> None:
@@ -51,9 +65,12 @@ class GroupBuffer:
             self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        """Wait for ``count`` groups and return the oldest ones, sorted by draw index."""
+        """Wait for ``count`` groups and return the oldest ones, sorted by draw index; fewer once closed."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._failure is not None or len(self._groups) >= count)
+            await self._changed.wait_for(
+                lambda: self._failure is not None or self._closed or len(self._groups) >= count
+            )
             if self._failure is not None:
                 raise self._failure
-            return sorted((self._groups.popleft() for _ in range(count)), key=lambda group: group.draw)
+            taken = [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
+            return sorted(taken, key=lambda group: group.draw)

@@ -1,19 +1,19 @@
 """The controller: admits tasks, runs episodes, serves batches, pushes weights and runs evaluations.
 
 Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
-a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason. The
+a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, and
+too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it again,
+and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however small. The
 servers' version does not change during its evaluation: the trainer asks (:meth:`Controller.ready`) before it
 publishes the next version, and a push during an evaluation is refused. No call waits for the end of an evaluation.
 
-The controller applies the reward transform (:meth:`RewardConfig.seen`) only to find groups with uniform rewards. The
-trainer computes advantages.
+Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
 
 import asyncio
 import logging
 import time
 import traceback
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,14 +26,15 @@ from agentrl.inference.client import Client
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.group_account import GroupAccount, judge
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
+from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.step_records import Evaluate, StepRecords, Write
+from agentrl.rollout.stop_rules import StopRules
 from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import WeightTransaction
 
-MOST_KINDS = 20  # distinct kinds of failures that are logged
 log = logging.getLogger(__name__)
 Score = Callable[[Episode], Awaitable[Episode]]
 
@@ -88,12 +89,13 @@ class Controller:
         self._served.set()
         self._groups: set[asyncio.Task[None]] = set()
         self._admission: asyncio.Task[None] | None = None
-        self._consumed: dict[int, list[Group]] = {}
+        self._consumed: dict[int, bytes] = {}
+        self._next_step = 0  # step that counts the groups that end now
+        self._told_epochs = 0  # epochs that were over at the latest batch
         self._pending_metrics: dict[str, float] = {}
-        self._failures: Counter[str] = Counter()
-        self._kinds: set[str] = set()  # kinds of failures that were logged
-        self._over = False  # too many episodes failed: no more groups are admitted
-        self._recent: list[bool] = []  # whether each of the latest episodes failed
+        self._account = GroupAccount()
+        self._rules = StopRules(self._config)
+        self._over = False  # a stop rule ended the run: no more groups are admitted
         self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
         self.last_beat = time.monotonic()
@@ -113,6 +115,7 @@ class Controller:
             recorded: Whether the record of ``step`` was written after the checkpoint.
         """
         self._tasks.restore(state["tasks"])
+        self._next_step, self._told_epochs = step, state["epochs"]
         self._owed = None if recorded else state["unwritten"]
         self.gate.recover(step)
         self._journal.resumed(step)
@@ -121,12 +124,15 @@ class Controller:
     async def _admit(self) -> None:
         await self._served.wait()
         while True:
-            while self.gate.capacity() > 0 and not self._over:
+            while self.gate.capacity() > 0 and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
                 self._groups.add(job)
                 job.add_done_callback(self._group_ended)
+            if self._tasks.exhausted and self.gate.running == 0:
+                await self._buffer.close()
+                return
             self._room.clear()
             await self._room.wait()
 
@@ -149,16 +155,19 @@ class Controller:
         )
         for episode in episodes:
             self._journal.episode(episode)
-        good = [e for e in episodes if not e.failed]
-        await self._note_failures(episodes)
-        outcome = self._filter(good)
-        self.gate.finish(accepted=outcome is None)
-        if outcome is None:
-            await self._buffer.put(Group(draw, Columns.of(good), failed=len(episodes) - len(good)))
+        tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline)
+        if tally.solve_rate is not None:
+            self._tasks.observe(draw, tally.solve_rate)
+        if tally.outcome == "kept":
+            await self._buffer.put(Group(draw, Columns.of([e for e in episodes if not e.failed]), tally))
         else:
-            kind, reason = outcome
-            self._tasks.settle(draw)
-            self._journal.group(kind, draw=draw, task=task.id, reason=reason)
+            self._account.leave_out(draw, tally)
+            self._journal.group(tally.outcome, draw=draw, task=task.id, step=self._next_step, reason=tally.reason)
+        self.gate.finish(accepted=tally.outcome == "kept")  # after the put: no group that runs, none that comes
+        reason = self._rules.check(episodes, tally)
+        if reason is not None:
+            self._over = True
+            await self._buffer.fail(RolloutError(reason))
         self._room.set()
 
     async def _run_episode(self, draw: int, task: Task, index: int) -> Episode:
@@ -173,38 +182,6 @@ class Controller:
         )
         return episode if self._score is None else await self._score(episode)
 
-    def _filter(self, good: list[Episode]) -> tuple[Any, str] | None:
-        if len(good) < min(2, self._config.group_size):
-            return "failed", f"{len(good)} of {self._config.group_size} episodes usable"
-        if self._config.skip_uniform_groups and is_uniform(good, self.recipe.reward, self.recipe.trainer.baseline):
-            return "filtered", "uniform rewards"
-        return None
-
-    async def _note_failures(self, episodes: list[Episode]) -> None:
-        """Stop the run when too many of the latest episodes (as many as a batch has) failed."""
-        for episode in episodes:
-            self._recent.append(episode.failed)
-            if episode.failed:
-                reason = f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"
-                kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
-                if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
-                    self._kinds.add(kind)
-                    log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason[-3000:])
-                self._failures[reason] += 1
-        window = self._config.batch_size * self._config.group_size
-        del self._recent[:-window]
-        share = sum(self._recent) / window
-        if share >= self._config.max_failure_rate:
-            text, count = self._failures.most_common(1)[0]
-            self._over = True
-            await self._buffer.fail(
-                RolloutError(
-                    f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
-                    f"{self._config.max_failure_rate:g}); the most frequent reason of the run, {count} times:\n"
-                    f"{text[-3000:]}"
-                )
-            )
-
     async def next_batch(self, step: int) -> bytes:
         """Returns the batch of trainer step ``step`` as serialized columns; a repeated call returns the same batch.
 
@@ -213,15 +190,39 @@ class Controller:
         """
         if step not in self._consumed:
             groups = await self._buffer.take(self._config.batch_size)
-            self._consumed = {step: groups}
-            self._pending_metrics |= batch_metrics(
-                groups, self.gate.version, self.recipe.reward, self.recipe.trainer.baseline
+            facts = self._count(step, groups)
+            self._consumed = {step: concatenate([group.columns for group in groups]).to_bytes(**facts)}
+        return self._consumed[step]
+
+    def _count(self, step: int, groups: list[Group]) -> dict[str, Any]:
+        """Settles the groups of a step, and those that were left out before it; returns what the trainer is told.
+
+        Raises:
+            RolloutError: The tasks are exhausted and no group was ever kept.
+        """
+        done = self._tasks.done
+        draws = [*self._account.uncounted, *(group.draw for group in groups)]
+        if not groups and step == 0:
+            raise RolloutError(
+                f"nothing to train on: all {len(draws)} groups were filtered or failed; {self._account.outcomes()}"
             )
-            for group in groups:
-                self._tasks.settle(group.draw)
-                self._journal.group("trained", draw=group.draw, task=group.columns.episodes[0].task_id, step=step)
-        columns = concatenate([group.columns for group in self._consumed[step]])
-        return columns.to_bytes(step=step, tasks=len(self._tasks))
+        counts = self._account.count(group.tally for group in groups)
+        if groups:
+            seen, baseline = self.recipe.reward, self.recipe.trainer.baseline
+            self._pending_metrics |= counts | batch_metrics(groups, self.gate.version, seen, baseline)
+            if self._tasks.curriculum is not None:
+                self._pending_metrics |= self._tasks.curriculum.metrics()
+        else:
+            log.warning("the tasks are exhausted: no group was kept of the last %d, which no step counts", len(draws))
+        for group in groups:
+            task = group.columns.episodes[0].task_id
+            self._journal.group("trained", draw=group.draw, task=task, step=step)
+        for draw in draws:
+            self._tasks.settle(draw)
+        self._next_step = step + 1
+        before, self._told_epochs = self._told_epochs, self._tasks.ended_epochs
+        last = self._tasks.exhausted and self.gate.running == 0 and not len(self._buffer)
+        return {"step": step, "last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}
 
     async def ready(self, seconds: float) -> bool:
         """Wait up to ``seconds`` until a new version may be published; returns whether it may.
@@ -254,7 +255,13 @@ class Controller:
             self._records.add(owed["step"], owed["metrics"], evaluate=True)
 
     def record(self, step: int, metrics: Mapping[str, float], *, final: bool) -> None:
-        """Record a step after its version was published; evaluate it if due, the final one always."""
+        """Record a step after its version was published; evaluate it if due, the final one always.
+
+        A step that turns out to be the final one after it was recorded is evaluated if it was not.
+        """
+        if final and step == self._records.evaluated:
+            self.finished.set()
+            return
         found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         every = self.recipe.eval.every
         if final:
@@ -276,12 +283,16 @@ class Controller:
         for job in list(self._groups):
             job.cancel()
         await asyncio.gather(*self._groups, return_exceptions=True)
-        for draw in self._tasks.state()["owed"]:
-            self._journal.group("cancelled", draw=draw, task=self._tasks.task(draw).id, reason="end of the run")
+        uncounted = self._tasks.state()["owed"]
+        self._pending_metrics["rollout/groups_cancelled"] = float(len(uncounted))
+        for draw in sorted(set(uncounted) - set(self._account.uncounted)):
+            task = self._tasks.task(draw).id
+            self._journal.group("cancelled", draw=draw, task=task, step=self._next_step, reason="end of the run")
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns the state for :meth:`restore`, with the record that waits for its evaluation."""
-        return {"tasks": self._tasks.state(), "unwritten": self._records.unwritten()}
+        state = {"tasks": self._tasks.state(), "epochs": self._told_epochs}
+        return state | {"unwritten": self._records.unwritten()}
 
     def heartbeat(self, *, done: bool) -> None:
         """Note that the trainer is alive, or done."""

@@ -1,11 +1,11 @@
-"""Computes the metrics of a batch of training episodes.
+"""Computes the metrics of the episodes that a step trains on.
 
-Guarantees: failed episodes are counted and excluded from every mean; a mean over no values is left out, not 0.
-``rollout/truncated`` is the share of episodes that were cut (:mod:`agentrl.core.ending`), ``rollout/ended_<reason>``
-that of each stop reason; ``tokens/truncated`` is the share of answers, also those that the episode went on after.
+Guarantees: only trained episodes are in these numbers; :mod:`agentrl.rollout.group_account` has those of all groups
+that were drawn. A mean over no values is left out, not 0. ``rollout/truncated`` is the share of episodes that were cut
+(:mod:`agentrl.core.ending`), ``rollout/ended_<reason>`` that of each stop reason; ``tokens/truncated`` is the share of
+answers, also those that the episode went on after.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
-from agentrl.core.columns import FINISH_REASONS, Columns, EpisodeRecord, concatenate
-from agentrl.core.ending import counted_metrics, cut_episodes
-from agentrl.core.episode import FAILURES, Episode, StopReason
+from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
+from agentrl.core.ending import cut_episodes
+from agentrl.core.episode import FAILURES, StopReason
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.group_account import compared
 
 ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
 
@@ -35,21 +36,10 @@ def batch_metrics(
     """
     columns = concatenate([group.columns for group in groups])
     episodes = columns.episodes
-    rewards = [e.reward for e in episodes if e.reward is not None]
-    metrics: dict[str, float] = {
-        "rollout/episodes": float(len(episodes)),
-        "rollout/failed": float(sum(group.failed for group in groups)),
-        "rollout/groups_with_signal": _share_with_signal(groups, seen, baseline),
-    }
-    _add_mean(metrics, "reward/mean", rewards)
-    for role in sorted({role for e in episodes for role in e.role_rewards}):
-        own = [e.reward_of(role) for e in episodes if role in e.roles or role in e.role_rewards]
-        _add_mean(metrics, f"reward/{role}/mean", own)
-    cut = cut_episodes(columns)
-    counted = counted_metrics(episodes, cut)
-    for name in sorted({name for found in counted for name in found}):
-        _add_mean(metrics, f"metrics/{name}", [found[name] for found in counted if name in found])
-    _add_mean(metrics, "rollout/truncated", cut)
+    metrics: dict[str, float] = {"rollout/episodes": float(len(episodes))}
+    if groups:
+        metrics["rollout/groups_with_signal"] = _share_with_signal(groups, seen, baseline)
+    _add_mean(metrics, "rollout/truncated", cut_episodes(columns))
     for reason in ENDINGS:
         _add_mean(metrics, f"rollout/ended_{reason}", [e.stop_reason is reason for e in episodes])
     for name in ("special", "text"):
@@ -63,7 +53,8 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
     answered = columns.finish != FINISH_REASONS.index(None)
     lengths = columns.sizes[answered].astype(float)
     _add_mean(metrics, "tokens/completion_mean", lengths)
-    metrics["tokens/completion_max"] = float(lengths.max(initial=0.0))
+    if len(lengths):
+        metrics["tokens/completion_max"] = float(lengths.max())
     metrics["tokens/completion_total"] = float(lengths.sum())
     _add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
     starts = columns.sampled_starts()
@@ -77,7 +68,8 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
             oldest[found.episode] = min(int(versions.min()), oldest.get(found.episode, version))
     ages = [float(version - old) for old in oldest.values()]
     _add_mean(metrics, "staleness/mean", ages)
-    metrics["staleness/max"] = max(ages, default=0.0)
+    if ages:
+        metrics["staleness/max"] = max(ages)
     return metrics
 
 
@@ -86,32 +78,9 @@ def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | ND
         metrics[name] = float(np.mean(values))
 
 
-def is_uniform(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline = "role") -> bool:
-    """Whether a group gives no learning signal: no reward differs from one that it is compared with.
-
-    Args:
-        episodes: The group's episodes.
-        seen: The trainer's reward transform.
-        baseline: The recipe's ``trainer.baseline``; roles of a zero-sum game differ by role, never in their sum.
-    """
-    return all(len(values) <= 1 for values in _compared(episodes, seen, baseline).values())
-
-
-Compared = dict[tuple[str, ...], set[float]]
-
-
-def _compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline) -> Compared:
-    """Returns the different rewards of each baseline, by its key."""
-    found: Compared = defaultdict(set)
-    for episode in episodes:
-        for role in episode.roles if episode.reward is not None else ():
-            found[baseline_key(episode, role, baseline)].add(seen.seen(episode.reward_of(role)))
-    return found
-
-
 def _share_with_signal(groups: Sequence[Group], seen: RewardConfig, baseline: Baseline) -> float:
     """Returns the fraction of the groups that have a reward with another one to differ from."""
-    found = _compared([episode for group in groups for episode in group.columns.episodes], seen, baseline)
+    found = compared([episode for group in groups for episode in group.columns.episodes], seen, baseline)
     useful = {key for key, values in found.items() if len(values) > 1}
     with_signal = sum(
         any(
@@ -121,4 +90,4 @@ def _share_with_signal(groups: Sequence[Group], seen: RewardConfig, baseline: Ba
         )
         for group in groups
     )
-    return with_signal / max(len(groups), 1)
+    return with_signal / len(groups)

@@ -1,7 +1,10 @@
-"""Limits how many groups are started, so that their data does not become too stale.
+"""Limits how many groups are started, so that the mean age of trained groups stays small.
 
-Guarantees: pure arithmetic, no clock and no I/O. With staleness bound ``eta`` and ``B`` groups per step, a group is
-admitted only if every group admitted so far will be trained on at most ``eta`` steps after the current version.
+Guarantees: pure arithmetic, no clock and no I/O. The age of a trained group is the number of steps between its start
+and its training. With staleness bound ``eta`` and ``B`` groups per step, at most ``eta * B`` groups are under way
+(running, or waiting to be trained) after a step, so the mean age of all groups trained so far is at most ``eta``. It is
+no bound for a single group: one that runs for longer than the others is trained when it ends, however old it is. Only
+if groups end in the order of their start is none older than ``eta``.
 """
 
 from dataclasses import dataclass
@@ -9,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass
 class StalenessGate:
-    """Counts groups to bound staleness, as AReaL does (arXiv:2505.24298, eq. 3).
+    """Counts groups to bound their mean staleness, as AReaL does (arXiv:2505.24298, eq. 3).
 
     Attributes:
-        max_staleness: Staleness bound ``eta`` in trainer steps.
+        max_staleness: Bound ``eta`` of the mean staleness, in trainer steps.
         batch_size: Number of groups per step, ``B``.
         max_concurrent: Largest number of groups in flight.
         version: Current policy version.

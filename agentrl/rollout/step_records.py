@@ -32,6 +32,7 @@ class StepRecords:
         self._failed = failed
         self._waiting: tuple[int, dict[str, float]] | None = None  # step and metrics of the record under evaluation
         self._job: asyncio.Task[None] | None = None
+        self.evaluated: int | None = None  # latest version whose evaluation was recorded
 
     def add(self, step: int, metrics: Mapping[str, float], *, evaluate: bool) -> None:
         """Write a step's record now, or start its evaluation and write the record afterwards."""
@@ -73,6 +74,7 @@ class StepRecords:
     async def _run(self, step: int, metrics: dict[str, float]) -> None:
         metrics |= await self._evaluate(step)
         self._waiting = None
+        self.evaluated = step
         self._write(step, metrics)
 
     def _ended(self, job: "asyncio.Task[None]") -> None:

@@ -24,7 +24,7 @@ from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import reshard
-from agentrl.train.schedule import learning_rate_factor, planned_steps, progress
+from agentrl.train.schedule import learning_rate_factor, progress
 from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision
 from agentrl.weights.file_publisher import Publisher
@@ -90,7 +90,8 @@ class Trainer:
             began = time.monotonic()
             columns, plan = self._fetch(self._elapsed_before + began - start)
             waited = time.monotonic() - began
-            if not plan["episodes"]:
+            if not plan["episodes"]:  # the tasks are exhausted, and no group of the rest was kept
+                self._end_here(self._elapsed_before + waited + began - start)
                 break
             final = plan["final"]
             metrics = self._update(columns, plan)
@@ -111,6 +112,14 @@ class Trainer:
         if self.client is not None:
             self.client.finish()
 
+    def _end_here(self, elapsed: float) -> None:
+        """Makes the latest step the final one, after it was recorded; a collective."""
+        self._wait_for_evaluation()
+        if self.client is not None:
+            self.client.record(self.step, {}, final=True)
+        self._wait_for_evaluation()
+        self.save(elapsed)
+
     def _fetch(self, elapsed: float) -> tuple[Columns | None, dict[str, Any]]:
         """Returns the batch (on rank 0), and rank 0's decisions about this step (on every rank)."""
         columns, decided = None, {}
@@ -121,9 +130,7 @@ class Trainer:
 
     def _decide(self, batch: dict[str, Any], elapsed: float) -> dict[str, Any]:
         config = self.config
-        epoch = max(1, batch["tasks"] // self.recipe.rollout.batch_size)
-        total = planned_steps(config.total_steps, config.epochs, epoch)
-        done = progress(self.step, total, elapsed, config.time_budget)
+        done = max(batch["done"], progress(self.step, config.total_steps, elapsed, config.time_budget))
         factor = learning_rate_factor(
             self.step,
             done,
@@ -132,8 +139,9 @@ class Trainer:
             floor=config.min_learning_rate_ratio,
         )
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
-        final = self.step + 1 >= total or late
-        return {"learning_rate": config.learning_rate * factor, "final": final, "steps_per_epoch": epoch}
+        final = self.step + 1 >= config.total_steps or late or batch["last"]
+        passes = {name: batch[name] for name in ("epochs", "epochs_before")}
+        return {"learning_rate": config.learning_rate * factor, "final": final, **passes}
 
     def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
         """Runs one update; rank 0 has the columns and sends the other ranks their shares."""
@@ -207,8 +215,8 @@ class Trainer:
         config = self.config
         by_step = config.save_every > 0 and self.step % config.save_every == 0
         by_time = config.save_seconds is not None and time.monotonic() - self._last_save >= config.save_seconds
-        epoch_steps = plan["steps_per_epoch"] * (config.save_epochs or 0)
-        by_epoch = epoch_steps > 0 and self.step % epoch_steps == 0
+        every = config.save_epochs
+        by_epoch = every is not None and plan["epochs"] // every > plan["epochs_before"] // every
         return by_step or by_time or by_epoch
 
     def save(self, elapsed: float) -> None:

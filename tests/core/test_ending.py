@@ -90,7 +90,7 @@ def test_an_episode_cut_before_it_was_judged_is_wrong_where_others_are_judged() 
     cut = episode(StopReason.CONTEXT_OVERFLOW, assistant=NO_ROOM).model_copy(update={"metrics": {"steps": 9.0}})
     half = episode(StopReason.TRUNCATED, assistant=SAID).model_copy(update={"metrics": {"accuracy": 0.5}})
     plain = episode(assistant=SAID)
-    assert counted_metrics([judged, cut, half, plain], [False, True, True, False]) == [
+    assert counted_metrics([one.metrics for one in (judged, cut, half, plain)], [False, True, True, False]) == [
         {"accuracy": 1.0, "steps": 2.0}, {"accuracy": 0.0, "steps": 9.0}, {"accuracy": 0.5}, {},
     ]  # fmt: skip
-    assert counted_metrics([cut], [True]) == [{"steps": 9.0}], "nothing reports accuracy here"
+    assert counted_metrics([cut.metrics], [True]) == [{"steps": 9.0}], "nothing reports accuracy here"

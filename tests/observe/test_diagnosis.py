@@ -11,7 +11,7 @@ from agentrl.observe.diagnosis import diagnose
 from agentrl.observe.examine_run import examine
 
 HEALTHY = {
-    "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean": 0.5,
+    "rollout/episodes": 64.0, "rollout/failed": 0.0, "rollout/groups_with_signal": 0.8, "reward/mean_drawn": 0.5,
     "drift/special": 0.0, "tokens/completion_mean": 50.0, "tokens/truncated": 0.1, "staleness/max": 0.0,
     "rollout/ended_length": 0.1, "rollout/ended_context_overflow": 0.05,
     "train/signal": 0.8, "train/grad_norm": 0.5, "train/skipped": 0.0, "train/entropy": 0.7,
@@ -25,7 +25,16 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("kl", {"mismatch/kl/age_0": 0.5}, "KL 0.500"),
     ("ess", {"mismatch/ess": 0.3}, "30% of its tokens"),
     ("masks", {"train/tokens": 0.0}, "no token"),
-    ("failed", {"rollout/failed": 7.0}, "7 episodes"),
+    (
+        "failed",
+        {"rollout/failed": 7.0, "rollout/failed_timeout": 7.0},
+        "7 episodes drawn for the step failed (timeout 7)",
+    ),
+    (
+        "filtered",
+        {"rollout/groups_drawn": 40.0, "rollout/groups_filtered": 36.0, "rollout/filtered_all_solved": 27.0},
+        "90% of the groups were dropped for equal rewards (75% of them all solved",
+    ),
     ("drift", {"drift/special": 0.25}, "25.0%"),
     ("weights", {"weights/unchanged": 0.9}, "90%"),
     ("skipped", {"train/nonfinite": 1.0}, "not finite"),
@@ -64,7 +73,9 @@ def test_a_slow_symptom_must_last() -> None:
 
 def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> None:
     def run(gain: float) -> list[dict[str, float]]:
-        return [{**HEALTHY, "tokens/completion_mean": 50.0 + 5 * n, "reward/mean": 0.5 + gain * n} for n in range(20)]
+        return [
+            {**HEALTHY, "tokens/completion_mean": 50.0 + 5 * n, "reward/mean_drawn": 0.5 + gain * n} for n in range(20)
+        ]
 
     assert [finding.kind for finding in diagnose(run(0.0))] == ["length"]
     assert diagnose(run(0.01)) == []

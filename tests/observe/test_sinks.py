@@ -9,9 +9,9 @@ from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 
 def test_each_record_is_one_line_at_once(tmp_path: Path):
     writer = MetricsWriter(tmp_path / "run", tensorboard=False, clock=lambda: 12.5)
-    writer.write(3, {"reward/mean": 0.5, "bad": math.nan})
+    writer.write(3, {"reward/mean_drawn": 0.5, "bad": math.nan})
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert json.loads(line) == {"step": 3, "time": 12.5, "reward/mean": 0.5, "bad": None}
+    assert json.loads(line) == {"step": 3, "time": 12.5, "reward/mean_drawn": 0.5, "bad": None}
     writer.close()
     writer.close()
 
@@ -48,10 +48,10 @@ def test_resuming_voids_later_steps(tmp_path: Path):
 def test_tensorboard_events_are_written_too(tmp_path: Path):
     pytest.importorskip("tensorboardX")
     writer = MetricsWriter(tmp_path, tensorboard=True)
-    writer.write(1, {"reward/mean": 0.5})
+    writer.write(1, {"reward/mean_drawn": 0.5})
     writer.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
-    assert b"reward/mean" in events.read_bytes()
+    assert b"reward/mean_drawn" in events.read_bytes()
 
 
 def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agentrl.observe.summary import evaluation_table, summary_table
 
 STEP = {
     "step": 3,
-    "reward/mean": 0.25,
+    "reward/mean_drawn": 0.25,
     "metrics/accuracy": 0.125,
     "tokens/completion_mean": 80.0,
     "staleness/mean": 0.5,
@@ -78,6 +78,15 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     assert "step 5: " not in text
 
 
+def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_that_were_drawn():
+    counts = {"rollout/failed": 3.0, "rollout/episodes_drawn": 40.0, "rollout/episodes": 16.0}
+    groups = {"rollout/groups_filtered": 2.0, "rollout/groups_drawn": 5.0}
+    shown, out = view(terminal=False)
+    with shown:
+        shown.update({**STEP, **counts, **groups, "curriculum/pool": 2.0, "curriculum/retired": 7.0})
+    assert "failed 3/40  filtered 2/5  pool 2, retired 7" in out.getvalue()
+
+
 def test_a_sparkline_spans_its_own_range():
     assert sparkline([0.0, 1.0], 10) == "▁█"
     assert sparkline([2.0, 2.0], 10) == "▁▁"
@@ -125,7 +134,7 @@ def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     writer.write(0, EVALUATION)
     for step in range(1, 5):
-        writer.write(step, {**STEP, "reward/mean": step / 10})
+        writer.write(step, {**STEP, "reward/mean_drawn": step / 10})
     writer.close()
     assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

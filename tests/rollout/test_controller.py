@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,17 +14,18 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
+from agentrl.data.datasets import LoadedTasks
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.launch.controller_process import make_stream
 from agentrl.rollout.controller import Controller, hash_seed
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.http_api import make_app
-from agentrl.rollout.journal import Journal
+from agentrl.rollout.journal import Journal, valid_outcomes
 from agentrl.rollout.server_pool import ServerPool
-from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import Committed, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
 
@@ -36,18 +38,22 @@ class Says(RolloutWorkflow):
     def __init__(self) -> None:
         self.broken = False
         self.uniform = False
+        self.solves = lambda task: True  # whether a uniform group solves its task
+        self.broken_draws: set[int] = set()  # calls that fail, in the order of the calls
+        self.calls = 0
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
-        if self.broken:
+        self.calls += 1
+        if self.broken or self.calls - 1 in self.broken_draws:
             raise RuntimeError("no such file: prices.csv")
         await llm.session().chat.completions.create(messages=[{"role": "user", "content": task.id}])
-        return Outcome(reward=1.0 if self.uniform else float(seed % 97))
+        return Outcome(reward=float(self.solves(task)) if self.uniform else float(seed % 97))
 
 
 class Harness:
     """A controller and what it touches."""
 
-    def __init__(self, folder: Path, model: Path, *overrides: str, seed: int = 0) -> None:
+    def __init__(self, folder: Path, model: Path, *overrides: str, seed: int = 0, tasks: list[Task] = TASKS) -> None:
         settings = ["rollout.batch_size=2", "rollout.group_size=3", "rollout.max_staleness=1", *overrides]
         self.recipe: Recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
         self.backend = FakeBackend(lambda ids, params: answer([5, 6], version=self.controller.gate.version))
@@ -67,7 +73,7 @@ class Harness:
         self.server_pool = ServerPool(router, weights, self._connect)
         self.controller = Controller(
             self.recipe,
-            TaskStream(TASKS, seed),
+            make_stream(self.recipe.model_copy(update={"seed": seed}), LoadedTasks(tasks, "")),
             self.workflow,
             client,
             weights,
@@ -100,7 +106,7 @@ class Harness:
         if self.judged.is_set():
             assert await self.controller.ready(1.0)
 
-    def outcomes(self) -> list[dict[str, object]]:
+    def outcomes(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
 
 
@@ -140,7 +146,7 @@ async def test_a_record_has_the_metrics_of_rollout_trainer_and_evaluation(tiny_m
     assert harness.evaluated == [0, 2]
     assert [step for step, _ in harness.written] == [0, 1, 2]
     metrics = harness.written[1][1]
-    assert metrics["train/loss"] == 0.1 and "reward/mean" in metrics and "eval/accuracy" not in metrics
+    assert metrics["train/loss"] == 0.1 and "reward/mean_drawn" in metrics and "eval/accuracy" not in metrics
     assert harness.written[2][1]["staleness/max"] == 1.0
     assert "eval/accuracy" in harness.written[2][1]
     await harness.controller.close()
@@ -166,9 +172,167 @@ async def test_uniform_groups_are_filtered_where_asked_and_replaced(tiny_model: 
     batch = await harness.controller.next_batch(0)
     assert len({e.reward for e in episodes_of(batch)}) > 1
     assert any(
-        f == {"outcome": "filtered", "draw": 0, "task": f["task"], "reason": "uniform rewards"}
+        f == {"outcome": "filtered", "draw": 0, "task": f["task"], "step": 0, "reason": "uniform rewards"}
         for f in harness.outcomes()
     )
+    await harness.controller.close()
+
+
+async def test_groups_that_failed_as_a_whole_are_counted_in_the_step_that_follows(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    harness = Harness(tmp_path, tiny_model, "rollout.max_failure_rate=1")
+    harness.workflow.broken_draws = {6, 7, 8, 12, 13, 14}  # the third and the fifth group
+    harness.controller.start()
+    for step in range(3):
+        await harness.controller.next_batch(step)
+        await harness.publish(step + 1)
+        await settle()
+    steps = [metrics for _, metrics in harness.written[1:]]
+    assert sum(m["rollout/failed"] for m in steps) == 6.0
+    assert sum(m.get("rollout/failed_environment_error", 0.0) for m in steps) == 6.0
+    assert sum(m["rollout/groups_failed"] for m in steps) == 2.0
+    assert sum(m["rollout/groups_kept"] for m in steps) == 6.0
+    assert all(m["rollout/groups_drawn"] == m["rollout/groups_kept"] + m["rollout/groups_failed"] for m in steps)
+    assert [f["step"] for f in harness.outcomes() if f["outcome"] == "failed"] == [
+        step for step, m in enumerate(steps) for _ in range(int(m["rollout/groups_failed"]))
+    ]
+    await harness.controller.close()
+
+
+async def test_the_reward_of_all_groups_and_of_the_kept_ones_are_told_apart(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
+    harness.workflow.uniform, harness.workflow.solves = True, lambda task: task.id != "train/0"
+    harness.controller.start()
+    await settle()
+    filtered = len(harness.outcomes())
+    unsolved = sum(f["task"] == "train/0" for f in harness.outcomes())
+    harness.workflow.uniform = False
+    batch = await harness.controller.next_batch(0)
+    await harness.publish(1)
+    found = harness.written[1][1]
+    kept = [e.reward for e in episodes_of(batch)]
+    assert found["reward/mean_kept"] == pytest.approx(sum(kept) / 6)  # type: ignore[arg-type]
+    solved = [f for f in harness.outcomes() if f["outcome"] == "filtered" and f["step"] == 0]
+    assert len(solved) >= filtered > unsolved
+    assert found["rollout/groups_filtered"] == len(solved) and found["rollout/groups_kept"] == 2
+    assert found["rollout/filtered_none_solved"] == sum(f["task"] == "train/0" for f in solved)
+    assert found["reward/mean_drawn"] < found["reward/mean_kept"]
+    await harness.controller.close()
+
+
+async def test_constant_rewards_end_the_run_with_a_diagnosis_where_uniform_groups_are_skipped(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    harness = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true", "rollout.max_uniform_groups=5")
+    harness.workflow.uniform = True
+    harness.controller.start()
+    with pytest.raises(RolloutError, match=r"5 groups in a row had equal rewards .* all solved"):
+        await asyncio.wait_for(harness.controller.next_batch(0), 30)
+    await harness.controller.close()
+
+
+async def test_the_epochs_end_with_a_smaller_batch_that_is_the_last(tiny_model: Path, tmp_path: Path) -> None:
+    settings = ("trainer.epochs=2", "rollout.batch_size=4", "rollout.group_size=2")
+    harness = Harness(tmp_path, tiny_model, *settings, tasks=TASKS[:5])
+    harness.controller.start()
+    facts, sizes = [], []
+    for step in range(3):
+        batch = await asyncio.wait_for(harness.controller.next_batch(step), 30)
+        sizes.append(len(episodes_of(batch)) // 2)
+        facts.append(Columns.from_bytes(batch)[1])
+        await harness.publish(step + 1, final=facts[-1]["last"])
+        await settle()
+    assert sizes == [4, 4, 2]
+    assert [f["last"] for f in facts] == [False, False, True]
+    assert [(f["epochs_before"], f["epochs"]) for f in facts] == [(0, 0), (0, 1), (1, 2)]
+    assert [f["done"] for f in facts] == [0.0, 0.4, 0.8]
+    assert harness.controller.finished.is_set()
+    assert sorted(f["draw"] for f in harness.outcomes()) == list(range(10))
+    await harness.controller.close()
+
+
+async def test_fewer_tasks_than_a_batch_are_drawn_again(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model, "rollout.batch_size=4", tasks=TASKS[:3])
+    harness.controller.start()
+    batch = episodes_of(await asyncio.wait_for(harness.controller.next_batch(0), 30))
+    assert len({e.group_id for e in batch}) == 4 and len({e.task_id for e in batch}) == 3
+    await harness.controller.close()
+
+
+async def test_epochs_without_a_kept_group_end_without_a_wait(tiny_model: Path, tmp_path: Path) -> None:
+    """The rest of the tasks is filtered: an empty batch, and the latest step becomes the final one."""
+    harness = Harness(
+        tmp_path, tiny_model, "trainer.epochs=1", "rollout.skip_uniform_groups=true", "rollout.max_staleness=0"
+    )
+    harness.controller.start()
+    await harness.controller.next_batch(0)
+    harness.workflow.uniform = True
+    await harness.publish(1)
+    batch = await asyncio.wait_for(harness.controller.next_batch(1), 30)
+    columns, facts = Columns.from_bytes(batch)
+    assert not columns.episodes and facts["last"]
+    assert not harness.controller.finished.is_set()
+    harness.controller.record(1, {}, final=True)
+    assert await harness.controller.ready(30)
+    assert harness.controller.finished.is_set() and harness.evaluated == [0, 1]
+    await harness.controller.close()
+
+
+async def test_epochs_that_never_keep_a_group_are_an_error(tiny_model: Path, tmp_path: Path) -> None:
+    harness = Harness(tmp_path, tiny_model, "trainer.epochs=1", "rollout.skip_uniform_groups=true")
+    harness.workflow.uniform = True
+    harness.controller.start()
+    with pytest.raises(RolloutError, match=r"all 6 groups were filtered or failed; 6 filtered: uniform rewards"):
+        await asyncio.wait_for(harness.controller.next_batch(0), 30)
+    await harness.controller.close()
+
+
+async def test_a_resumed_run_repeats_the_groups_that_no_step_had_counted(tiny_model: Path, tmp_path: Path) -> None:
+    """Filtered and failed groups after the last batch are void in the journal, and drawn again."""
+    first = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
+    first.controller.start()
+    await first.controller.next_batch(0)
+    first.workflow.uniform = True
+    await first.publish(1)
+    await settle()  # groups that are counted by no step yet
+    state = json.loads(json.dumps(first.controller.checkpoint()))
+    void = [f["draw"] for f in first.outcomes() if f["outcome"] == "filtered"]
+    assert void
+    await first.controller.close()
+
+    second = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
+    second.controller.restore(1, state)
+    second.controller.start()
+    await second.controller.publish(second.manifest(1))
+    for step in (1, 2, 3):
+        await asyncio.wait_for(second.controller.next_batch(step), 30)
+        await second.publish(step + 1)
+    valid = valid_outcomes(tmp_path)
+    assert len({f["draw"] for f in valid}) == len(valid), "a draw with two outcomes"
+    trained = [f["draw"] for f in valid if f["outcome"] == "trained" and f["step"] > 0]
+    assert trained == state["tasks"]["owed"][:6] and set(void[:2]) <= set(trained)
+    await second.controller.close()
+
+
+async def test_a_curriculum_shows_its_pool_and_ends_when_all_tasks_have_retired(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = ("rollout.curriculum.column=n", "rollout.curriculum.retire_at=1", "rollout.curriculum.retire_after=1")
+    harness = Harness(tmp_path, tiny_model, *settings, "rollout.curriculum.open_groups=2", "rollout.batch_size=4")
+    harness.workflow.uniform = True  # and all solved
+    harness.controller.start()
+    seen: list[str] = []
+    last, step = False, 0
+    while not last:
+        batch = await asyncio.wait_for(harness.controller.next_batch(step), 30)
+        seen += [e.task_id for e in episodes_of(batch)[::3]]
+        last, step = Columns.from_bytes(batch)[1]["last"], step + 1
+        await harness.publish(step, final=last)
+        await settle()
+    assert set(seen) == {t.id for t in TASKS} and seen[0] == "train/0"
+    metrics = [m for s, m in harness.written if s > 0]
+    assert metrics[-1]["curriculum/retired"] == 6.0 and metrics[-1]["curriculum/pool"] == 6.0
     await harness.controller.close()
 
 
@@ -182,6 +346,8 @@ async def test_the_final_version_ends_all_rollouts_and_accounts_for_them(tiny_mo
     outcomes = harness.outcomes()
     assert [f["outcome"] for f in outcomes if f["outcome"] == "trained"] == ["trained"] * 2
     assert len({f["draw"] for f in outcomes}) == len(outcomes), "a draw with two outcomes"
+    cancelled = sum(f["outcome"] == "cancelled" for f in outcomes)
+    assert harness.written[-1][1]["rollout/groups_cancelled"] == cancelled > 0
     await harness.controller.close()
 
 

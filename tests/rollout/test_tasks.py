@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.core.episode import Task
-from agentrl.rollout.tasks import TaskStream
+from agentrl.rollout.tasks import TaskStream, about_batches
 
 TASKS = [Task(id=f"t{i}", data={}) for i in range(5)]
 
@@ -32,3 +32,32 @@ def test_after_a_restart_owed_tasks_come_first_and_then_the_rest() -> None:
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         TaskStream([], seed=0)
+
+
+def test_an_epoch_is_over_when_each_of_its_draws_has_ended_and_the_stream_ends_with_the_last_one() -> None:
+    stream = TaskStream(TASKS, seed=1, epochs=2)
+    drawn = [stream.draw()[0] for _ in range(10)]
+    assert stream.exhausted and (stream.ended_epochs, stream.done) == (0, 0.0)
+    with pytest.raises(LookupError):
+        stream.draw()
+    for number in (9, 8, 7, 0, 1, 2, 4):
+        stream.settle(number)
+    assert (stream.ended_epochs, stream.done) == (0, 0.7), "draw 3 goes on"
+    stream.settle(3)
+    assert stream.ended_epochs == 1
+    resumed = TaskStream(TASKS, seed=1, epochs=2)
+    resumed.restore(stream.state())
+    assert not resumed.exhausted and (resumed.ended_epochs, resumed.done) == (1, 0.8)
+    assert [resumed.draw()[0] for _ in range(2)] == drawn[5:7]
+    assert resumed.exhausted
+
+
+def test_batches_that_do_not_fit_the_tasks_are_said() -> None:
+    assert about_batches(8, 4, 3) == "" == about_batches(9, 4, None) == about_batches(6, 4, 2)
+    assert about_batches(10, 4, 1) == (
+        "trainer.epochs=1 makes 10 groups, no multiple of rollout.batch_size=4: the last batch has 2, or fewer where "
+        "groups are filtered or fail"
+    )
+    assert (
+        about_batches(3, 8, None) == "3 tasks are fewer than rollout.batch_size=8, so a batch draws some of them twice"
+    )

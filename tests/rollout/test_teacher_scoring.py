@@ -12,6 +12,7 @@ from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.rollout.buffer import Group
 from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.group_account import Tally
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.teacher_scoring import Teacher
 from tests.inference.fakes import FakeBackend, answer
@@ -50,7 +51,7 @@ async def test_each_branch_is_one_request_and_what_branches_share_is_scored_once
     assert [n.teacher_logprobs for n in scored] == [[], [-3.0, -4.0], [], [-6.0, 0.0], [-10.0]]
     assert backend.scored == [([2, 4, 6, 8, 10, 12, 14], 2), ([2, 4, 6, 8, 20], 4)]
     ended = [n.model_copy(update={"finish_reason": "stop"}) if any(n.loss_mask) else n for n in scored]
-    group = Group(0, Columns.of([episode(*ended)]), failed=0)
+    group = Group(0, Columns.of([episode(*ended)]), Tally("kept"))
     metrics = batch_metrics([group], 0, RewardConfig())
     assert metrics["distill/reverse_kl"] == pytest.approx((2 + 3 + 5 + 9) / 4)
     backend.dead = False

@@ -65,7 +65,9 @@ def test_a_run_whose_gradients_stay_broken_stops_and_keeps_the_batches(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path
 ) -> None:
     engine = make_engine(tiny_model, {"max_nonfinite": 3})
-    batch = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0))).to_bytes(tasks=8)
+    batch = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0))).to_bytes(
+        last=False, done=0.0, epochs=0, epochs_before=0
+    )
     with torch.no_grad():
         next(engine.policy.parameters()).fill_(float("nan"))
     recipe = Recipe.model_validate(

@@ -1,0 +1,133 @@
+"""The recipe's rollout section: groups, filters, the curriculum, and settings that contradict them.
+
+Guarantees: a filter or a curriculum key that cannot act beside another setting is refused before anything starts, with
+both keys named.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from agentrl.config.section import Positive, Section
+
+if TYPE_CHECKING:
+    from agentrl.config.recipe import Recipe
+
+Seconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+_OTHER_BASELINES = {
+    "gae": "takes the critic as baseline",
+    "turns": "credits each turn, also in a group with equal sums",
+    "reward": "has no baseline",
+}
+
+
+class CurriculumConfig(Section):
+    """Choice of training tasks by solve rate, the share of a group's episodes that solve the task; off by default."""
+
+    retire_at: Rate | None = Field(
+        default=None, description="Drop a task whose groups have at least this solve rate; null: never."
+    )
+    retire_after: Positive = Field(
+        default=2, description="Consecutive groups with retire_at after which it is dropped."
+    )
+    hard_at: Rate | None = Field(
+        default=None, description="Draw a task less often while its mean solve rate is at most this; null: never."
+    )
+    hard_every: int = Field(default=4, ge=2, description="A hard task is drawn in one of so many passes.")
+    window: Positive = Field(default=4, description="Latest groups of a task that its mean solve rate is taken over.")
+    column: str | None = Field(
+        default=None, description="Column of the dataset that sorts tasks into pools, easiest first; null: one pool."
+    )
+    pools: tuple[str | int | float, ...] = Field(
+        default=(), description="Values of the column, easiest first; empty: numbers in ascending order."
+    )
+    open_at: Rate = Field(default=0.7, description="Mean solve rate of the hardest open pool that opens the next one.")
+    open_groups: Positive = Field(default=32, description="Latest groups of the pool that this mean is taken over.")
+
+    @property
+    def active(self) -> bool:
+        """Whether any part of the curriculum is on."""
+        return self.retire_at is not None or self.hard_at is not None or self.column is not None
+
+
+class RolloutConfig(Section):
+    """Rollout: groups, concurrency and limits of episodes."""
+
+    batch_size: Positive = Field(default=8, description="Groups (tasks) per trainer step.")
+    group_size: Positive = Field(default=8, description="Episodes per task.")
+    max_staleness: int = Field(
+        default=1,
+        ge=0,
+        description="Largest mean age of trained groups, in trainer steps since their start; 0: no group starts before "
+        "the batch ahead of it is trained. A slow group may be older than the mean.",
+    )
+    max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
+    episode_timeout: Seconds = 300.0
+    max_failure_rate: float = Field(
+        default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
+    )
+    skip_uniform_groups: bool = Field(
+        default=False, description="Drop groups whose rewards are all equal, and sample more."
+    )
+    max_uniform_groups: Positive = Field(
+        default=256, description="Groups dropped in a row by skip_uniform_groups after which the run stops."
+    )
+    solved_reward: float = Field(
+        default=1.0,
+        description="Unscaled reward from which an episode has solved its task, if it reports no metric `accuracy`.",
+    )
+    curriculum: CurriculumConfig = CurriculumConfig()
+
+
+def rollout_contradictions(recipe: "Recipe") -> Iterator[str]:
+    """Yields contradictions between the rollout section and other settings of a run that trains on episodes."""
+    rollout, trainer = recipe.rollout, recipe.trainer
+    if rollout.skip_uniform_groups:
+        if trainer.advantage in _OTHER_BASELINES:
+            yield (
+                f"rollout.skip_uniform_groups=true drops groups that trainer.advantage={trainer.advantage} learns "
+                f"from: it {_OTHER_BASELINES[trainer.advantage]}; use an advantage relative to the group, or false"
+            )
+        if trainer.kl_coef > 0 and trainer.kl_in == "reward":
+            yield (
+                "rollout.skip_uniform_groups=true compares rewards before trainer.kl_in=reward makes them differ; use "
+                "trainer.kl_in=loss, or false"
+            )
+        if rollout.group_size == 1:
+            yield "rollout.skip_uniform_groups=true drops every group of rollout.group_size=1"
+    elif _changed(rollout, "max_uniform_groups"):
+        yield (
+            f"rollout.max_uniform_groups={rollout.max_uniform_groups} does nothing with "
+            "rollout.skip_uniform_groups=false"
+        )
+    yield from _curriculum_contradictions(recipe)
+
+
+def _curriculum_contradictions(recipe: "Recipe") -> Iterator[str]:
+    own, trainer = recipe.rollout.curriculum, recipe.trainer
+    needs = {"retire_after": "retire_at", "hard_every": "hard_at", "window": "hard_at"}
+    needs |= {"pools": "column", "open_at": "column", "open_groups": "column"}
+    for key, base in needs.items():
+        if _changed(own, key) and getattr(own, base) is None:
+            yield f"rollout.curriculum.{key} does nothing with rollout.curriculum.{base}=null"
+    if own.retire_at is not None and own.hard_at is not None and own.hard_at >= own.retire_at:
+        yield (
+            f"rollout.curriculum.hard_at={own.hard_at:g} is not below rollout.curriculum.retire_at={own.retire_at:g}: "
+            "a task would be too hard and solved"
+        )
+    if len(set(own.pools)) != len(own.pools):
+        yield f"rollout.curriculum.pools={list(own.pools)} names a pool twice"
+    for key in ("epochs", "save_epochs"):
+        if own.active and getattr(trainer, key) is not None:
+            yield (
+                f"trainer.{key}={getattr(trainer, key)} counts passes over all tasks, and rollout.curriculum leaves "
+                "some of them out; use trainer.total_steps, time_budget and save_every"
+            )
+
+
+def _changed(section: Section, key: str) -> bool:
+    """Whether a key differs from its default; a run's own config.json sets every key."""
+    return getattr(section, key) != type(section).model_fields[key].default

@@ -1,0 +1,199 @@
+"""Judges ended groups and counts them: kept, filtered or failed, and the metrics of each step's groups.
+
+Guarantees: pure, no I/O. Every group is counted in exactly one step: a kept one in the step that trains it, one that
+was filtered or failed in the next step after its end. ``rollout/groups_drawn`` is the sum of kept, filtered and failed
+groups. A mean is over all groups of the step, or says ``kept``; failed episodes are counted and in no mean; a mean over
+no values is left out, not 0.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from agentrl.config.baseline import Baseline, baseline_key
+from agentrl.config.recipe import RewardConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.core.columns import EpisodeRecord
+from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
+from agentrl.core.episode import FAILURES, Episode, EpisodeBase
+
+Outcome = Literal["kept", "filtered", "failed"]
+Compared = dict[tuple[str, ...], set[float]]
+NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got no reward
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is counted of one group.
+
+    Attributes:
+        outcome: Whether the group is trained on, was filtered, or failed as a whole.
+        reason: Reason for an outcome other than kept.
+        episodes: Number of episodes, failed ones included.
+        failures: Kind of failure -> number of episodes.
+        rewards: Rewards of the episodes that did not fail, as the environment gave them.
+        role_rewards: Rewards by role of each episode that did not fail.
+        own_roles: Roles that have a reward of their own in one of them.
+        metrics: The environment's metrics of each episode that did not fail.
+        cut: Whether each of them was cut (:mod:`agentrl.core.ending`).
+        solve_rate: Share of the episodes that did not fail and solved the task; ``None`` if all failed.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    episodes: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    rewards: tuple[float, ...] = ()
+    role_rewards: tuple[dict[str, float], ...] = ()
+    own_roles: frozenset[str] = frozenset()
+    metrics: tuple[dict[str, float], ...] = ()
+    cut: tuple[bool, ...] = ()
+    solve_rate: float | None = None
+
+
+def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig, baseline: Baseline = "role") -> Tally:
+    """Decides whether a group is trained on, and counts its episodes.
+
+    Args:
+        episodes: All episodes of the group.
+        config: The recipe's rollout section.
+        seen: The trainer's reward transform.
+        baseline: The recipe's ``trainer.baseline``.
+    """
+    good = [episode for episode in episodes if not episode.failed]
+    outcome: Outcome = "kept"
+    reason = ""
+    if len(good) < min(2, config.group_size):
+        outcome, reason = "failed", f"{len(good)} of {config.group_size} episodes usable"
+    elif config.skip_uniform_groups and is_uniform(good, seen, baseline):
+        outcome, reason = "filtered", "uniform rewards"
+    cut = tuple(episode_cut(episode) for episode in good)
+    counted = counted_metrics([episode.metrics for episode in good], cut)
+    solves = [solved(one, found, config.solved_reward) for one, found in zip(good, counted, strict=True)]
+    return Tally(
+        outcome,
+        reason,
+        episodes=len(episodes),
+        failures=dict(Counter(failure_kind(episode) for episode in episodes if episode.failed)),
+        rewards=tuple(episode.reward for episode in good if episode.reward is not None),
+        role_rewards=tuple({role: one.reward_of(role) for role in [*one.roles, *one.role_rewards]} for one in good),
+        own_roles=frozenset(role for one in good for role in one.role_rewards),
+        metrics=tuple(episode.metrics for episode in good),
+        cut=cut,
+        solve_rate=fmean(solves) if solves else None,
+    )
+
+
+def is_uniform(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline = "role") -> bool:
+    """Whether a group gives no learning signal: no reward differs from one that it is compared with.
+
+    Args:
+        episodes: The group's episodes.
+        seen: The trainer's reward transform.
+        baseline: The recipe's ``trainer.baseline``; roles of a zero-sum game differ by role, never in their sum.
+    """
+    return all(len(values) <= 1 for values in compared(episodes, seen, baseline).values())
+
+
+def compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline) -> Compared:
+    """Returns the different rewards of each baseline, by its key, after the trainer's reward transform."""
+    found: Compared = defaultdict(set)
+    for episode in episodes:
+        for role in episode.roles if episode.reward is not None else ():
+            found[baseline_key(episode, role, baseline)].add(seen.seen(episode.reward_of(role)))
+    return found
+
+
+def solved(episode: EpisodeBase, metrics: Mapping[str, float], solved_reward: float) -> bool:
+    """Whether an episode that did not fail solved its task: its accuracy is 1, or else its reward is high enough.
+
+    Args:
+        episode: The episode.
+        metrics: Metrics that it counts with, see :func:`~agentrl.core.ending.counted_metrics`.
+        solved_reward: The recipe's ``rollout.solved_reward``.
+    """
+    if SUCCESS in metrics:
+        return metrics[SUCCESS] >= 1
+    return episode.reward is not None and episode.reward >= solved_reward
+
+
+def failure_kind(episode: EpisodeBase) -> str:
+    """Names the kind of a failed episode: its stop reason, or :data:`NO_REWARD`."""
+    if episode.stop_reason in FAILURES or episode.error is not None:
+        return episode.stop_reason.value
+    return NO_REWARD
+
+
+class GroupAccount:
+    """Keeps the tallies of the groups that no step has counted yet."""
+
+    def __init__(self) -> None:
+        self._left_out: dict[int, Tally] = {}  # draw -> tally of a filtered or failed group
+
+    def leave_out(self, draw: int, tally: Tally) -> None:
+        """Note a group that was filtered or failed, for the next step."""
+        self._left_out[draw] = tally
+
+    @property
+    def uncounted(self) -> list[int]:
+        """Draws of the filtered and failed groups that no step has counted yet."""
+        return sorted(self._left_out)
+
+    def outcomes(self) -> str:
+        """Says how many of the uncounted groups were left out for each reason."""
+        reasons = Counter(f"{tally.outcome}: {tally.reason}" for tally in self._left_out.values())
+        return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
+    def count(self, kept: Iterable[Tally]) -> dict[str, float]:
+        """Returns the metrics of a step that trains the ``kept`` groups, and start the next step's count."""
+        left_out, self._left_out = list(self._left_out.values()), {}
+        return step_metrics([*kept, *left_out])
+
+
+def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
+    """Computes the metrics of all groups that a step counts."""
+    kept = [tally for tally in tallies if tally.outcome == "kept"]
+    filtered = [tally for tally in tallies if tally.outcome == "filtered"]
+    failures: Counter[str] = Counter()
+    for tally in tallies:
+        failures.update(tally.failures)
+    metrics: dict[str, float] = {
+        "rollout/groups_drawn": float(len(tallies)),
+        "rollout/groups_kept": float(len(kept)),
+        "rollout/groups_failed": float(len(tallies) - len(kept) - len(filtered)),
+        "rollout/groups_filtered": float(len(filtered)),
+        "rollout/filtered_all_solved": float(sum(tally.solve_rate == 1 for tally in filtered)),
+        "rollout/filtered_none_solved": float(sum(tally.solve_rate == 0 for tally in filtered)),
+        "rollout/episodes_drawn": float(sum(tally.episodes for tally in tallies)),
+        "rollout/failed": float(failures.total()),
+    }
+    metrics |= {f"rollout/failed_{kind}": float(count) for kind, count in sorted(failures.items())}
+    rates = [tally.solve_rate for tally in tallies if tally.solve_rate is not None]
+    _add_mean(metrics, "rollout/all_solved", [rate == 1 for rate in rates])
+    _add_mean(metrics, "rollout/none_solved", [rate == 0 for rate in rates])
+    _add_mean(metrics, "reward/mean_drawn", [reward for tally in tallies for reward in tally.rewards])
+    _add_mean(metrics, "reward/mean_kept", [reward for tally in kept for reward in tally.rewards])
+    for role in sorted({role for tally in tallies for role in tally.own_roles}):
+        for end, of in (("drawn", tallies), ("kept", kept)):
+            own = [rewards[role] for tally in of for rewards in tally.role_rewards if role in rewards]
+            _add_mean(metrics, f"reward/{role}/mean_{end}", own)
+    return metrics | _reported("metrics", tallies) | _reported("metrics_kept", kept)
+
+
+def _reported(prefix: str, tallies: Sequence[Tally]) -> dict[str, float]:
+    """Averages each metric that the environment reported over the episodes that have it."""
+    counted = counted_metrics(
+        [metrics for tally in tallies for metrics in tally.metrics], [one for tally in tallies for one in tally.cut]
+    )
+    found: dict[str, list[float]] = {}
+    for metrics in counted:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {f"{prefix}/{name}": fmean(values) for name, values in sorted(found.items())}
+
+
+def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float]) -> None:
+    if values:
+        metrics[name] = fmean(values)

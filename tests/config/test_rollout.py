@@ -1,0 +1,77 @@
+"""Filters and curricula that cannot work beside another setting are refused with both keys."""
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+
+SKIP = {"rollout": {"skip_uniform_groups": True}}
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate({"model": {"name": "x"}, "env": {"id": "arithmetic"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys"),
+    [
+        ({"advantage": "gae", "scale_rewards": "none"}, "trainer.advantage=gae"),
+        ({"advantage": "turns"}, "trainer.advantage=turns"),
+        ({"advantage": "reward", "scale_rewards": "none"}, "trainer.advantage=reward"),
+        ({"kl_coef": 0.1, "kl_in": "reward"}, "trainer.kl_in=reward"),
+    ],
+)
+def test_skipped_uniform_groups_are_refused_where_they_teach(trainer: dict[str, Any], keys: str) -> None:
+    with pytest.raises(ValidationError, match=rf"rollout\.skip_uniform_groups=true .*{re.escape(keys)}"):
+        recipe(**SKIP, trainer=trainer)
+    recipe(trainer=trainer)
+
+
+def test_skipped_uniform_groups_are_refused_without_rewards_and_in_groups_of_one() -> None:
+    distill = {"teacher": {"model": "y"}, "trainer": {"preset": "distill"}}
+    recipe(**distill)
+    with pytest.raises(ValidationError, match=r"rollout\.skip_uniform_groups .*trainer\.advantage=none"):
+        recipe(**SKIP, **distill)
+    one = {"skip_uniform_groups": True, "group_size": 1}
+    with pytest.raises(ValidationError, match=r"drops every group of rollout\.group_size=1"):
+        recipe(rollout=one, trainer={"advantage": "own.py:f", "scale_rewards": "none"})
+    recipe(**SKIP)
+    recipe(**SKIP, trainer={"preset": "dapo"})
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "message"),
+    [
+        ({"max_uniform_groups": 9}, {}, r"max_uniform_groups=9 does nothing with rollout\.skip_uniform_groups=false"),
+        ({"curriculum": {"retire_after": 3}}, {}, r"curriculum\.retire_after does .* rollout\.curriculum\.retire_at="),
+        (
+            {"curriculum": {"retire_at": 0.9, "window": 3}},
+            {},
+            r"curriculum\.window .* rollout\.curriculum\.hard_at=null",
+        ),
+        ({"curriculum": {"retire_at": 0.9, "pools": ["a"]}}, {}, r"curriculum\.pools .*curriculum\.column=null"),
+        ({"curriculum": {"retire_at": 0.2, "hard_at": 0.2}}, {}, r"hard_at=0\.2 is not below .*retire_at=0\.2"),
+        ({"curriculum": {"column": "n", "pools": ["a", "a"]}}, {}, r"names a pool twice"),
+        ({"curriculum": {"retire_at": 0.9}}, {"epochs": 2}, r"trainer\.epochs=2 .*rollout\.curriculum"),
+        ({"curriculum": {"column": "n"}}, {"save_epochs": 1}, r"trainer\.save_epochs=1 .*rollout\.curriculum"),
+    ],
+)
+def test_keys_that_cannot_act_are_refused(rollout: dict[str, Any], trainer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        recipe(rollout=rollout, trainer=trainer)
+
+
+def test_a_run_reads_its_own_configuration_again() -> None:
+    """There every key is set, also those that could not act if a user had set them."""
+    for one in (recipe(), recipe(rollout={"curriculum": {"column": "n", "pools": ["a", 1, 0.5]}})):
+        assert Recipe.model_validate(one.model_dump(mode="json")) == one
+
+
+def test_a_curriculum_is_set_on_the_command_line() -> None:
+    settings = ["rollout.curriculum.column=level", "rollout.curriculum.pools=[easy, hard]"]
+    own = load_recipe("arithmetic_grpo", settings, device="cpu").rollout.curriculum
+    assert own.active and own.pools == ("easy", "hard")

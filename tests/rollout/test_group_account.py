@@ -1,0 +1,112 @@
+"""What is counted of groups that were kept, filtered or failed, against counts by hand."""
+
+import re
+
+import pytest
+
+from agentrl.config.recipe import RewardConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.core.episode import Episode, StopReason
+from agentrl.rollout.group_account import GroupAccount, Tally, failure_kind, judge, solved
+from agentrl.rollout.stop_rules import StopRules
+
+CONFIG = RolloutConfig(group_size=4, skip_uniform_groups=True)
+
+
+def episode(
+    reward: float | None, stop: StopReason = StopReason.TERMINATED, error: str | None = None, **metrics: float
+) -> Episode:
+    return Episode(
+        group_id="g", task_id="t", index=0, seed=0, reward=reward, stop_reason=stop, error=error, metrics=metrics
+    )
+
+
+def failed(stop: StopReason) -> Episode:
+    return episode(None, stop, "why")
+
+
+def test_every_group_and_episode_of_a_step_is_counted_by_kind() -> None:
+    groups = [
+        [
+            episode(1.0, accuracy=1.0),
+            episode(0.0, accuracy=0.0),
+            episode(0.0, accuracy=0.0),
+            failed(StopReason.TIMEOUT),
+        ],
+        [episode(1.0, accuracy=1.0)] * 4,  # all solved
+        [episode(0.0, accuracy=0.0)] * 3 + [failed(StopReason.AGENT_ERROR)],  # none solved
+        [failed(StopReason.TIMEOUT)] * 2 + [episode(None), episode(1.0, accuracy=1.0)],  # fails as a whole
+    ]
+    tallies = [judge(group, CONFIG, RewardConfig()) for group in groups]
+    assert [tally.outcome for tally in tallies] == ["kept", "filtered", "filtered", "failed"]
+    account = GroupAccount()
+    for draw, tally in enumerate(tallies):
+        if tally.outcome != "kept":
+            account.leave_out(draw, tally)
+    assert account.uncounted == [1, 2, 3]
+    found = account.count(tallies[:1])
+    assert found == {
+        "rollout/groups_drawn": 4.0,
+        "rollout/groups_kept": 1.0,
+        "rollout/groups_filtered": 2.0,
+        "rollout/groups_failed": 1.0,
+        "rollout/filtered_all_solved": 1.0,
+        "rollout/filtered_none_solved": 1.0,
+        "rollout/episodes_drawn": 16.0,
+        "rollout/failed": 5.0,
+        "rollout/failed_timeout": 3.0,
+        "rollout/failed_agent_error": 1.0,
+        "rollout/failed_no_reward": 1.0,
+        "rollout/all_solved": 0.5,  # the second and the fourth, whose one valid episode solved it
+        "rollout/none_solved": 0.25,
+        "reward/mean_drawn": pytest.approx(6 / 11),
+        "reward/mean_kept": pytest.approx(1 / 3),
+        "metrics/accuracy": pytest.approx(6 / 11),
+        "metrics_kept/accuracy": pytest.approx(1 / 3),
+    }
+    assert account.count([])["rollout/groups_drawn"] == 0.0, "each group is counted once"
+
+
+def test_a_mean_of_nothing_is_left_out() -> None:
+    account = GroupAccount()
+    account.leave_out(0, judge([failed(StopReason.TIMEOUT)] * 4, CONFIG, RewardConfig()))
+    found = account.count([])
+    assert found["rollout/failed"] == 4.0
+    assert not [name for name in found if name.startswith(("reward/", "metrics"))]
+    assert "rollout/all_solved" not in found
+
+
+def test_solved_is_the_environments_accuracy_or_else_a_high_reward() -> None:
+    assert solved(episode(0.1, accuracy=1.0), 1.0)
+    assert not solved(episode(5.0, accuracy=0.5), 1.0)
+    assert solved(episode(1.0), 1.0) and not solved(episode(0.9), 1.0) and solved(episode(0.9), 0.9)
+
+
+def test_a_failure_without_an_error_is_a_missing_reward() -> None:
+    assert failure_kind(episode(None)) == "no_reward"
+    assert failure_kind(episode(None, StopReason.TRUNCATED)) == "no_reward"
+    assert failure_kind(failed(StopReason.CONTEXT_OVERFLOW)) == "context_overflow"
+
+
+def uniform(rate: float, reward: float) -> Tally:
+    return Tally("filtered", episodes=2, rewards=(reward, reward), solve_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("tallies", "said"),
+    [
+        ([uniform(1.0, 2.0)] * 3, r"3 groups in a row had equal rewards .*: all solved\. .* harder tasks"),
+        ([uniform(0.0, -0.5)] * 3, r"none solved, the rewards are around -0\.5\. .*too hard"),
+        ([uniform(1.0, 1.0), uniform(0.0, 0.0), uniform(0.0, 0.0)], r"1 groups all solved, 2 none solved"),
+    ],
+)
+def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: list[Tally], said: str) -> None:
+    rules = StopRules(RolloutConfig(group_size=2, skip_uniform_groups=True, max_uniform_groups=3))
+    first, second, third = tallies
+    assert rules.check([], first) is None and rules.check([], second) is None
+    assert rules.check([], Tally("kept")) is None, "a group with signal starts the count anew"
+    assert rules.check([], first) is None and rules.check([], second) is None
+    assert rules.check([], Tally("failed")) is None, "a failed group says nothing of the rewards"
+    reason = rules.check([], third)
+    assert reason is not None
+    assert re.search(said, reason), reason

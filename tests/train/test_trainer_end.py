@@ -1,0 +1,94 @@
+"""How the trainer's loop ends when the tasks are exhausted, and when it saves at the end of a pass over them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from agentrl.config.recipe import Recipe
+from agentrl.core.columns import Columns
+from agentrl.train.trainer import Trainer
+from tests.train.test_presets_learn import Nowhere
+from tests.train.toy_policy import make_engine, sample
+
+
+class Batches:
+    """Controller client that returns the given batches; it notes what is recorded."""
+
+    def __init__(self, *batches: bytes) -> None:
+        self.batches = batches
+        self.recorded: list[tuple[int, bool]] = []
+        self.finished = False
+
+    def next_batch(self, step: int) -> bytes:
+        return self.batches[step]
+
+    def ready(self) -> bool:
+        return True
+
+    def record(self, step: int, metrics: dict[str, float], *, final: bool) -> None:
+        self.recorded.append((step, final))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def make_trainer(
+    model: Path, folder: Path, settings: dict[str, Any], *facts: dict[str, Any]
+) -> tuple[Trainer, Batches, list[tuple[str, int]]]:
+    """A trainer with one batch for each of ``facts``, an empty one where they say so; saves and exports are noted."""
+    engine = make_engine(model, settings)
+    full = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0)))
+    plain = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0}
+    batches = [(Columns.of([]) if one.pop("empty", False) else full).to_bytes(**plain | one) for one in facts]
+    trainer_section = {"save_seconds": None, **settings}
+    recipe = Recipe.model_validate({"model": {"name": "x"}, "env": {"id": "arithmetic"}, "trainer": trainer_section})
+    client = Batches(*batches)
+    trainer = Trainer(recipe, model, folder, engine, Nowhere(), client)  # type: ignore[arg-type]
+    done: list[tuple[str, int]] = []
+    trainer.save = lambda elapsed: done.append(("save", trainer.step))  # type: ignore[method-assign]
+    trainer.export = lambda target: done.append(("export", trainer.step))  # type: ignore[method-assign]
+    return trainer, client, done
+
+
+def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    trainer, client, done = make_trainer(tiny_model, tmp_path, {"epochs": 1}, {}, {"last": True})
+    trainer.run()
+    assert client.recorded == [(1, False), (2, True)] and client.finished
+    assert done == [("save", 2), ("export", 2)]
+
+
+def test_an_empty_batch_makes_the_step_before_it_the_final_one(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    trainer, client, done = make_trainer(tiny_model, tmp_path, {"epochs": 1}, {}, {"empty": True, "last": True})
+    trainer.run()
+    assert client.recorded == [(1, False), (1, True)] and client.finished
+    assert done == [("save", 1), ("export", 1)]
+
+
+@pytest.mark.parametrize(("every", "saved"), [(1, [2, 4]), (2, [4])])
+def test_checkpoints_by_epoch_follow_the_epochs_that_are_over(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, every: int, saved: list[int]
+) -> None:
+    """The last step saves anyway."""
+    passes = [(0, 0), (0, 1), (1, 1), (1, 3), (3, 3)]
+    facts = [{"epochs_before": before, "epochs": after} for before, after in passes]
+    facts[-1]["last"] = True
+    trainer, _, done = make_trainer(tiny_model, tmp_path, {"save_epochs": every}, *facts)
+    trainer.run()
+    assert [step for what, step in done if what == "save"] == [*saved, 5]
+
+
+def test_the_learning_rate_follows_the_share_of_the_epochs_that_is_done(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    settings = {"schedule": "linear", "min_learning_rate_ratio": 0.0, "warmup_steps": 0, "total_steps": 10_000}
+    trainer, _, _ = make_trainer(tiny_model, tmp_path, settings, {})
+    plain = {"last": False, "epochs": 0, "epochs_before": 0}
+    rates = [trainer._decide({**plain, "done": done}, 0.0)["learning_rate"] for done in (0.0, 0.25, 0.75)]
+    assert rates == pytest.approx([1e-6, 0.75e-6, 0.25e-6])
