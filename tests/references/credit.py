@@ -43,7 +43,7 @@ class Entry:
 
 
 def group_relative(divisor: str) -> Credit:
-    """Reward minus the group's mean, divided: GRPO eq. 3 (``group``), LitePPO (``batch``), MaxRL (``mean``), Dr. GRPO."""
+    """Reward minus the group's mean, divided: GRPO (``group``), LitePPO (``batch``), MaxRL (``mean``), Dr. GRPO."""
 
     def credit(entries: list[Entry]) -> list[list[float]]:
         values = centered([[one.reward] for one in entries], entries, divisor)
@@ -136,7 +136,7 @@ def _lasts(turn: Turn) -> list[bool]:
 
 
 def whitened(values: list[float]) -> list[float]:
-    """Mean 0 and unbiased standard deviation 1 over the tokens of the batch (REINFORCE++); zeros where all are equal."""
+    """Mean 0 and unbiased standard deviation 1 over the batch's tokens (REINFORCE++); zeros where all are equal."""
     if len(values) < 2 or max(values) == min(values):
         return [0.0] * len(values)
     mean, deviation = statistics.fmean(values), statistics.stdev(values) + EPSILON

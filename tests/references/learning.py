@@ -51,7 +51,7 @@ def setting(folder: Path, *, scale: float = 1.0, bias: float = 0.0) -> Setting:
 
 def recipe_of(given: Setting, choices: dict[str, Any]) -> Recipe:
     trainer = {
-        "learning_rate": given.rate, "max_grad_norm": 1e9, "dtype": "float32", "tokens_per_microbatch": 60,
+        "learning_rate": given.rate, "max_grad_norm": 1e9, "dtype": "float32", "tokens_per_microbatch": 150,
         "logprob_chunk": 16, **choices,
     }  # fmt: skip
     if choices.get("preset") == "ppo":
@@ -129,7 +129,7 @@ def main(folder: str, store: str, rank: str, ranks: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     mesh, given = init_device_mesh("cpu", (int(ranks),)), setting(Path(folder))
     for name in preset_names():
-        episodes = episodes_of(cases_that_hold(name), given.policy)
+        episodes = episodes_of(cases_that_hold(name), given.policy) if int(rank) == 0 else []
         found = learned(episodes, {"preset": name}, given, mesh, Path(folder))
         if int(rank) == 0:
             tensors = {f"{kind}/{key}": w for kind in ("policy", "critic") for key, w in getattr(found, kind).items()}

@@ -70,24 +70,20 @@ def _normalised(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, shape: Shape) -> Tensor:
     length, size = len(queries), queries.shape[1] // shape.heads
+    query = _rotated(queries.view(length, shape.heads, size), shape.base)
+    key = _rotated(keys.view(length, shape.kv_heads, size), shape.base)
+    shared = shape.heads // shape.kv_heads  # query heads that share one head of keys and values
+    key, value = (x.repeat_interleave(shared, 1) for x in (key, values.view(length, shape.kv_heads, size)))
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    found = []
-    for head in range(shape.heads):
-        own, shared = _part(head, size), _part(head * shape.kv_heads // shape.heads, size)
-        query, key = _rotated(queries[:, own], shape.base), _rotated(keys[:, shared], shape.base)
-        scores = (query @ key.T / math.sqrt(size)).masked_fill(~causal, -math.inf)
-        found.append(scores.softmax(-1) @ values[:, shared])
-    return torch.cat(found, 1)
-
-
-def _part(head: int, size: int) -> slice:
-    return slice(head * size, (head + 1) * size)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(size)
+    weights = scores.masked_fill(~causal, -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
 
 
 def _rotated(x: Tensor, base: float) -> Tensor:
-    """Rotates the pairs ``(i, i + half)`` of each position's vector by ``position / base ** (i / half)``."""
-    half = x.shape[1] // 2
-    angles = torch.arange(len(x), dtype=torch.float64)[:, None] / base ** (torch.arange(half).double() / half)
-    first, second = x[:, :half], x[:, half:]
+    """Rotates the pairs ``(i, i + half)`` of each head's vector by ``position / base ** (i / half)``."""
+    half = x.shape[2] // 2
+    angles = torch.arange(len(x), dtype=torch.float64)[:, None, None] / base ** (torch.arange(half).double() / half)
+    first, second = x[..., :half], x[..., half:]
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], 1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

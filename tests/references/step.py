@@ -125,9 +125,8 @@ def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setti
     metrics = _critic_metrics(tokens) if algorithm.critic else {}
     of_critic: dict[str, Tensor] = {}
     if algorithm.critic:
-        of_critic = _descend(
-            chosen, critic, algorithm, setting, metrics, "critic", _critic_loss(critic, shape, algorithm, len(tokens))
-        )
+        loss_of = _critic_loss(critic, shape, algorithm, len(tokens))
+        of_critic = _descend(chosen, critic, algorithm, setting, metrics, "critic", loss_of)
     normalizer = {
         "token": len(tokens), "sequence": len(chosen), "sum": len(chosen), "constant": len(chosen) * setting.longest,
     }[algorithm.aggregation]  # fmt: skip

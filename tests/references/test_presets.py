@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from agentrl.config.declarations import preset_names
 from tests.references.cases import episodes_of
 from tests.references.comparing import assert_same
-from tests.references.faults import all_cases, each_case
+from tests.references.faults import all_cases, each_case, faulty_cases
 from tests.references.learning import Learned, learned, setting
 from tests.references.presets import PRESETS
 from tests.references.step import Outcome, train_step
@@ -34,7 +34,11 @@ def test_every_preset_has_a_reference() -> None:
     assert sorted(PRESETS) == preset_names(), "a preset without a reference in tests/references/presets.py"
 
 
-@pytest.mark.parametrize(("name", "cases"), [*each_case(preset_names()), *all_cases(preset_names())])
+# "complete": each token has an advantage, so that the metrics are means over all tokens
+COMPLETE = each_case(preset_names(), ["complete"])
+
+
+@pytest.mark.parametrize(("name", "cases"), [*COMPLETE, *all_cases(preset_names()), *faulty_cases(preset_names())])
 def test_a_step_is_the_references(name: str, cases: list[str], models: Path, mesh: "DeviceMesh") -> None:
     given = setting(models)
     found = learned(episodes_of(cases, given.policy), {"preset": name}, given, mesh, models)

@@ -1,4 +1,4 @@
-"""Choices that no preset makes, each with its reference: KL, entropy, corrections, turns, estimates of the proximal policy."""
+"""Choices that no preset makes, each with its reference: KL, entropy, corrections, turns, proximal policies."""
 
 from typing import Any
 
@@ -66,7 +66,8 @@ VARIANTS: dict[str, Variant] = {
     "correction of the sequence": (
         {"proximal": "recomputed", "correction": "truncate", "correction_cap": 2.0, "correction_level": "sequence"},
         Algorithm(
-            GROUP, PPO_CLIP, "sequence", denominator="start", bound=lambda ratio: min(ratio, 2.0), bound_by_sequence=True
+            GROUP, PPO_CLIP, "sequence", denominator="start", bound=lambda ratio: min(ratio, 2.0),
+            bound_by_sequence=True,
         ),
     ),
     "log-linear": (
