@@ -27,12 +27,14 @@ class Fault:
         reason: Number and name of the fault.
         only: Presets and variants that have it; empty: all but ``others``.
         others: Those that do not.
+        metrics: Metrics that show it, if nothing else does.
     """
 
     case: str
     reason: str
     only: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
+    metrics: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         return name in self.only if self.only else name not in self.others
@@ -42,9 +44,12 @@ FAULTS: list[Fault] = [
     Fault("cut_by_length", "issue 15 fault 1: an answer that ends at its limit is cut", frozenset(CRITICS | CUTS)),
     Fault("forks", "issue 15 fault 3: returns follow time over forks", frozenset(CRITICS | TURNS)),
     Fault("roots", "issue 15 fault 3: returns follow time over roots", frozenset(CRITICS | TURNS)),
-    Fault("complete", "issue 15 fault 6: mismatch before the first update", frozenset(SEVERAL_UPDATES)),
+    Fault(
+        "complete", "issue 15 fault 6: mismatch before the first update", frozenset(SEVERAL_UPDATES),
+        metrics=frozenset({"train/kl_behavior", "train/ratio_deviation_max"}),
+    ),
     Fault("own_rewards", "issue 15 fault 10: a role's own reward", others=frozenset(WITHOUT_REWARDS)),
-]
+]  # fmt: skip
 
 
 def fault(name: str, case: str) -> Fault | None:
@@ -55,6 +60,11 @@ def fault(name: str, case: str) -> Fault | None:
 def cases_that_hold(name: str) -> list[str]:
     """Lists the cases in which a preset or variant has no known fault."""
     return [case for case in CASES if fault(name, case) is None]
+
+
+def wrong_metrics(name: str) -> frozenset[str]:
+    """Returns the metrics that known faults make wrong."""
+    return frozenset(metric for one in FAULTS if one.has(name) for metric in one.metrics)
 
 
 def each_case(names: Iterable[str], cases: Iterable[str] = tuple(CASES)) -> list[Any]:

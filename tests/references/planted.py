@@ -270,9 +270,8 @@ def _run(copy: Path, ranks: bool, found: Any) -> None:
         os.dup2(nowhere.fileno(), 2)
     failures = Failures()
     only = ["-k", "two_ranks" if ranks else "not two_ranks"]
-    status = pytest.main(
-        ["-q", "-p", "no:cacheprovider", f"--maxfail={ENOUGH}", *only, "tests/references"], plugins=[failures]
-    )
+    files = [f"tests/references/{name}" for name in ("test_variants.py", "test_presets.py")]  # the quicker one first
+    status = pytest.main(["-q", "-p", "no:cacheprovider", f"--maxfail={ENOUGH}", *only, *files], plugins=[failures])
     found.put((int(status), failures.names))
 
 
