@@ -166,17 +166,19 @@ def own_rewards() -> Groups:
         talks["white"].say(0, "xxx", white)
         talks["black"].say(0, "xxxx", black)
         made.add("a", white + black, **talks)
+        if "role_rewards" in Episode.model_fields:
+            made.episodes[-1] = made.episodes[-1].model_copy(update={"role_rewards": {"white": white, "black": black}})
     return made
 
 
 def truncated() -> Groups:
-    """Episodes that the environment or the context ended, one of them after a tool's answer."""
+    """Episodes that the environment or the context ended."""
     made = Groups("truncated")
     made.answer("a", 1.0, "xxxx")
     made.answer("a", 0.25, "xxxxx", StopReason.TRUNCATED)
     made.answer("a", 0.0, "xxx", StopReason.CONTEXT_OVERFLOW)
     talk = made.talk("a")
-    talk.read(talk.say(0, "xx", 0.5), 3)
+    talk.say(talk.read(talk.say(0, "xx", 0.5), 3), "xxx")
     made.add("a", 0.5, StopReason.TRUNCATED, assistant=talk)
     return made
 

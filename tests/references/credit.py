@@ -15,10 +15,17 @@ Credit = Callable[[list["Entry"]], list[list[float]]]
 
 @dataclass
 class Turn:
-    """A sampled message: its reward (the episode's rest included), and the critic's value before each token."""
+    """A sampled message.
+
+    Attributes:
+        reward: Its reward, the episode's rest included.
+        values: The critic's value before each of its tokens.
+        followers: Numbers of the turns that follow it; several at a fork.
+    """
 
     reward: float
     values: list[float]
+    followers: list[int]
 
 
 @dataclass
@@ -96,16 +103,14 @@ def nothing(entries: list[Entry]) -> list[list[float]]:
 
 
 def returns_of_turns(discount: float, divisor: str) -> Credit:
-    """Return of each turn, in time over all branches, minus the mean return of the group's turns."""
+    """Return of each turn minus the mean return of the group's turns."""
+
+    def from_turn(one: Entry, now: int) -> float:
+        turn = one.turns[now]
+        return turn.reward + discount * _mean([from_turn(one, later) for later in turn.followers])
 
     def credit(entries: list[Entry]) -> list[list[float]]:
-        returns = [
-            [
-                sum(discount ** (later - now) * one.turns[later].reward for later in range(now, len(one.turns)))
-                for now in range(len(one.turns))
-            ]
-            for one in entries
-        ]
+        returns = [[from_turn(one, now) for now in range(len(one.turns))] for one in entries]
         values = centered(returns, entries, divisor)
         return [
             [value for value, turn in zip(own, one.turns, strict=True) for _ in turn.values]
@@ -116,23 +121,26 @@ def returns_of_turns(discount: float, divisor: str) -> Credit:
 
 
 def generalised(discount: float, decay: float) -> Credit:
-    """Generalised advantage estimates of each sampled token (Schulman et al. 2016, eq. 16), summed by definition."""
+    """Generalised advantage estimates of each sampled token (Schulman et al. 2016, eq. 16), token by token."""
+
+    def at(one: Entry, turn: int, token: int) -> float:
+        """Returns the estimate of a token from those of the tokens that come next."""
+        own = one.turns[turn]
+        last = token + 1 == len(own.values)
+        following = [(later, 0) for later in own.followers] if last else [(turn, token + 1)]
+        end = one.after if turn == len(one.turns) - 1 else 0.0
+        value = _mean([one.turns[t].values[place] for t, place in following]) if following else end
+        error = own.reward * last + discount * value - own.values[token]
+        return error + discount * decay * _mean([at(one, t, place) for t, place in following])
 
     def of_one(one: Entry) -> list[float]:
-        values = [value for turn in one.turns for value in turn.values]
-        rewards = [turn.reward if last else 0.0 for turn in one.turns for last in _lasts(turn)]
-        following = [*values, one.after][1:] if values else []
-        errors = [r + discount * after - v for r, after, v in zip(rewards, following, values, strict=True)]
-        return [
-            sum((discount * decay) ** (later - now) * errors[later] for later in range(now, len(errors)))
-            for now in range(len(errors))
-        ]
+        return [at(one, turn, token) for turn in range(len(one.turns)) for token in range(len(one.turns[turn].values))]
 
     return lambda entries: [of_one(one) for one in entries]
 
 
-def _lasts(turn: Turn) -> list[bool]:
-    return [number == len(turn.values) - 1 for number in range(len(turn.values))]
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def whitened(values: list[float]) -> list[float]:

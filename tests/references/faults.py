@@ -42,11 +42,10 @@ class Fault:
 
 FAULTS: list[Fault] = [
     Fault("cut_by_length", "issue 15 fault 1: an answer that ends at its limit is cut", frozenset(CRITICS | CUTS)),
-    Fault("forks", "issue 15 fault 3: returns follow time over forks", frozenset(CRITICS | TURNS)),
     Fault("roots", "issue 15 fault 3: returns follow time over roots", frozenset(CRITICS | TURNS)),
     Fault(
         "complete", "issue 15 fault 6: mismatch before the first update", frozenset(SEVERAL_UPDATES),
-        metrics=frozenset({"train/kl_behavior", "train/ratio_deviation_max"}),
+        metrics=frozenset({"train/entropy", "train/kl_behavior", "train/ratio_deviation_max"}),
     ),
     Fault("own_rewards", "issue 15 fault 10: a role's own reward", others=frozenset(WITHOUT_REWARDS)),
 ]  # fmt: skip

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
-from agentrl.train.__main__ import make_model, make_policy, prepared
-from agentrl.train.critic import Critic, ValueLearner
+from agentrl.train.__main__ import make_critic, make_policy
+from agentrl.train.critic import ValueLearner
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.trainer import Trainer
 from agentrl.weights.gather import full_tensor
@@ -54,6 +55,8 @@ def recipe_of(given: Setting, choices: dict[str, Any]) -> Recipe:
         "learning_rate": given.rate, "max_grad_norm": 1e9, "dtype": "float32", "tokens_per_microbatch": 150,
         "logprob_chunk": 16, **choices,
     }  # fmt: skip
+    if "metric_share" in Recipe.model_fields["trainer"].annotation.model_fields:
+        trainer["metric_share"] = 1.0  # metrics of all tokens
     if choices.get("preset") == "ppo":
         trainer["critic_learning_rate"] = given.rate
     taught = choices.get("preset") == "distill" or "distill_coef" in choices
@@ -93,15 +96,20 @@ def _engine(recipe: Recipe, given: Setting, mesh: DeviceMesh) -> PolicyLearner:
     reference = make_policy(recipe, given.reference, mesh, CPU).requires_grad_(False) if config.kl_coef else None
     critic: ValueLearner | None = None
     if config.advantage == "gae":
-        made = Critic(make_model(config, given.policy, CPU, recipe.inference.context_length).get_decoder())
-        with torch.no_grad():
-            made.head.weight.copy_(given.head[None, :-1])
-            made.head.bias.copy_(given.head[-1:])
-        critic = ValueLearner(prepared(made, config, mesh, CPU), config, CPU)
+        critic = make_critic(recipe, given.policy, mesh, CPU)
+        _fill(critic.critic.head.weight, given.head[None, :-1])
+        _fill(critic.critic.head.bias, given.head[-1:])
         critic.optimizer = _descent(critic.critic)
     engine = PolicyLearner(make_policy(recipe, given.policy, mesh, CPU), reference, config, CPU, critic)
     engine.optimizer = _descent(engine.policy)
     return engine
+
+
+@torch.no_grad()
+def _fill(weight: Tensor, full: Tensor) -> None:
+    weight.copy_(
+        distribute_tensor(full, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else full
+    )
 
 
 def _descent(module: nn.Module) -> Any:

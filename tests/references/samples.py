@@ -3,9 +3,12 @@
 Failed episodes give nothing. A role's sampled tokens lie on the paths from its roots to its leaves; one that several
 paths share is trained on the first of them only. An episode is cut if the environment or the context ended it, or if
 its last sampled message ended at its length limit.
+
+A turn is followed by the turns that continue it on its path; where its role first speaks below another root, by the
+turn there. Several such turns are a fork: samples of one call, whose returns are averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.episode import Episode, StopReason, Trajectory
@@ -24,6 +27,7 @@ class Sampled:
     value: float = 0.0
     goal: float = 0.0
     start: float = 0.0  # logprob under the policy that the step starts from
+    entropy: float = 0.0  # of that policy
     reference: float = 0.0
     weight: float = 1.0
     kept: bool = True
@@ -45,6 +49,7 @@ class Answer:
         group: Group and role.
         reward: The role's reward, as the trainer sees it.
         steps: Step reward of each sampled message, in the order of time.
+        followers: Numbers of the turns that follow each turn.
         turns: Tokens of each sampled message, in the order of time.
         paths: Paths in the order of their leaves.
         last: Path of the last sampled message.
@@ -54,6 +59,7 @@ class Answer:
     group: tuple[str, str]
     reward: float
     steps: list[float]
+    followers: list[list[int]]
     turns: list[list[Sampled]]
     paths: list[Path]
     last: Path | None
@@ -81,11 +87,12 @@ def answers_of(episodes: Sequence[Episode], scale: float, seen: Callable[[float]
 
 
 def rewards_of(episode: Episode) -> dict[str, float]:
-    """Returns each role's reward: its own step rewards, and all of the episode's reward that no step gave."""
+    """Returns each role's reward: its own where it has one, else the episode's."""
     assert episode.reward is not None
-    own = {role: sum(n.reward or 0.0 for n in t.nodes) for role, t in episode.trajectories.items()}
-    rest = episode.reward - sum(own.values())
-    return {role: value + rest for role, value in own.items()}
+    steps = {role: [n.reward for n in t.nodes if n.reward is not None] for role, t in episode.trajectories.items()}
+    by_steps = {role: sum(given) for role, given in steps.items() if given and len(steps) > 1}
+    own: dict[str, float] = getattr(episode, "role_rewards", by_steps)  # the field comes with the mended fault 10
+    return {role: own.get(role, episode.reward) for role in episode.trajectories}
 
 
 def _answer(
@@ -121,7 +128,24 @@ def _answer(
     cut = ended or (bool(tokens) and nodes[max(tokens)].finish_reason == "length")
     steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
     turns = [list(own.values()) for own in tokens.values()]
-    return Answer((episode.group_id, role), seen(reward), steps, turns, paths, last, cut)
+    return Answer(
+        (episode.group_id, role), seen(reward), steps, _followers(trajectory, tokens), turns, paths, last, cut
+    )
+
+
+def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]:
+    messages = list(tokens)
+    chains = [_upwards(trajectory, message) for message in messages]
+    place = [(chain[0], max((m for m in chain[:-1] if m in messages), default=None)) for chain in chains]
+    found = []
+    for now, message in enumerate(messages):
+        later = range(now + 1, len(messages))
+        own = [turn for turn in later if place[turn] == (place[now][0], message)]
+        other = next((turn for turn in later if place[turn][0] != place[now][0]), None)
+        if other is not None and (not own or other < own[0]):
+            own = [turn for turn in later if turn >= other and place[turn] == place[other]]
+        found.append(own)
+    return found
 
 
 def _upwards(trajectory: Trajectory, leaf: int) -> list[int]:

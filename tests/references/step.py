@@ -150,6 +150,7 @@ def _measure(
         other = None if reference is None else distributions(reference, shape, path.ids, setting.temperature)
     for position, token in path.trained.items():
         token.start = own[position - 1, path.ids[position]].item()
+        token.entropy = -(own[position - 1].exp() * own[position - 1]).sum().item()
         if other is not None:
             token.reference = other[position - 1, path.ids[position]].item()
 
@@ -164,12 +165,12 @@ def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str
     for answer in answers:
         after = 0.0
         if algorithm.critic and answer.cut and answer.last is not None:
-            after = _values(critic, shape, answer.last.ids)[-1].item()
-        rewards = list(answer.steps)
-        if rewards:  # what no step gave was earned by the end
-            rewards[-1] += answer.reward - sum(answer.steps)
+            after = _values(critic, shape, answer.last.ids)[max(answer.last.trained)].item()
+        rest = answer.reward - sum(answer.steps)  # what no step gave was earned by the end
+        rewards = [step + rest * (not after) for step, after in zip(answer.steps, answer.followers, strict=True)]
         turns = [
-            Turn(reward, [token.value for token in turn]) for reward, turn in zip(rewards, answer.turns, strict=True)
+            Turn(reward, [token.value for token in turn], after)
+            for reward, turn, after in zip(rewards, answer.turns, answer.followers, strict=True)
         ]
         entries.append(Entry(answer.group, answer.reward, turns, after))
     for answer, credit in zip(answers, algorithm.credit(entries), strict=True):
@@ -279,7 +280,6 @@ def _policy_loss(
                 sums.setdefault("kl_reference", []).append(seen)
             loss = loss - algorithm.entropy * entropies[number]
             total = total + token.weight * loss
-            sums.setdefault("entropy", []).append(entropies[number].item())
             sums.setdefault("clip_fraction", []).append(float(acted))
             sums.setdefault("correction", []).append(factor)
     return total
@@ -332,7 +332,8 @@ def _means(chosen: list[Answer], algorithm: Algorithm, sums: dict[str, list[floa
     found["train/kl_behavior"] = statistics.fmean(math.expm1(one) - one for one in ratios)
     found["train/ratio_deviation_max"] = max(abs(math.expm1(one)) for one in ratios)
     found["train/tokens"] = float(len(tokens))
-    names = ["entropy", "clip_fraction"]
+    found["train/entropy"] = statistics.fmean(token.entropy for token in tokens)
+    names = ["clip_fraction"]
     names += ["correction"] if algorithm.bound is not None else []
     names += ["kl_reference"] if algorithm.kl is not None else []
     return found | {f"train/{name}": statistics.fmean(sums[name]) for name in names}
