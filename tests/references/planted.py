@@ -1,8 +1,8 @@
 """Plants errors in a copy of agentrl, one at a time, and says which reference tests notice.
 
 ``python -m tests.references.planted [PART OF A NAME]`` prints for each error the tests that failed; the exit status is
-1 if some error went unnoticed. ``make test-long`` runs it. A planted error replaces a text that must be in its file
-exactly once: one that is not there any more must be planted anew.
+1 if some error went unnoticed. ``make test-long`` runs it. A planted error replaces a text that must be in
+its package exactly once: one that is not there any more must be planted anew.
 """
 
 import contextlib
@@ -23,203 +23,164 @@ ENOUGH = 3  # failed tests after which no more are run
 
 @dataclass(frozen=True)
 class Planted:
-    """An error: in ``agentrl/FILE``, ``right`` becomes ``wrong``; ``ranks``: only a run on two ranks can show it."""
+    """An error: in ``agentrl/PACKAGE``, ``right`` becomes ``wrong``; ``ranks``: only a run on two ranks can show it."""
 
     name: str
-    file: str
+    package: str
     right: str
     wrong: str
     ranks: bool = False
 
+    def file(self, root: Path) -> Path:
+        """Finds the file with the text.
+
+        Raises:
+            LookupError: The text is not in the package exactly once.
+        """
+        files = sorted((root / "agentrl" / self.package).glob("*.py"))
+        found = [file for file in files for _ in range(file.read_text().count(self.right))]
+        if len(found) != 1:
+            raise LookupError(
+                f"{self.name}: agentrl/{self.package} has {len(found)} times {self.right!r}: plant it anew"
+            )
+        return found[0]
+
 
 ERRORS = (
+    Planted("sign of the advantage", "train", "unclipped = -advantage * ratio\n", "unclipped = advantage * ratio\n"),
+    Planted("epsilon", "train", "EPSILON = 1e-6", "EPSILON = 1e-5"),
     Planted(
-        "sign of the advantage", "train/loss.py", "unclipped = -advantage * ratio\n", "unclipped = advantage * ratio\n"
-    ),
-    Planted("epsilon", "train/advantages.py", "EPSILON = 1e-6", "EPSILON = 1e-5"),
-    Planted(
-        "upper clip bound", "train/loss.py", "1 + (config.clip_eps_high or config.clip_eps)", "1 + config.clip_eps"
-    ),
-    Planted(
-        "clip takes the other side",
-        "train/loss.py",
-        "return unclipped.maximum(clipped)",
-        "return unclipped.minimum(clipped)",
+        "upper clip bound",
+        "train",
+        "return 1 - config.clip_eps, 1 + (config.clip_eps_high or config.clip_eps)",
+        "return 1 - config.clip_eps, 1 + config.clip_eps",
     ),
     Planted(
-        "group key without the role",
-        "train/batch.py",
-        "Scored((record.group_id, trajectory.role)",
-        'Scored((record.group_id, "")',
+        "clip takes the other side", "train", "return unclipped.maximum(clipped)", "return unclipped.minimum(clipped)"
     ),
-    Planted(
-        "group key without the group",
-        "train/batch.py",
-        "Scored((record.group_id, trajectory.role)",
-        'Scored(("", trajectory.role)',
-    ),
+    Planted("group key without the role", "train", "members[key].append(index)", "members[key[:1]].append(index)"),
+    Planted("group key without the group", "train", "members[key].append(index)", "members[key[1:]].append(index)"),
     Planted(
         "holes of the loss mask",
-        "train/branches.py",
+        "train",
         "here = np.flatnonzero(tokens.loss_mask[first:end])",
         "here = np.arange(tokens.loss_mask[first:end].sum())",
     ),
     Planted(
         "second-moment mask is lost",
-        "train/learner.py",
+        "train",
         "if kept is None else kept[places]",
         "if kept is None else kept[places] | True",
     ),
     Planted(
-        "second moment keeps one more",
-        "train/loss.py",
-        "(means <= threshold).sum())]",
-        "(means <= threshold).sum()) + 1]",
+        "second moment keeps one more", "train", "(means <= threshold).sum())]", "(means <= threshold).sum()) + 1]"
     ),
     Planted(
         "shift of the targets",
-        "train/rows.py",
+        "train",
         "sources.append(path[found.positions - 1])",
         "sources.append(path[found.positions - 2])",
     ),
-    Planted("length of an answer", "train/loss.py", "return 1.0 / tokens if", "return 1.0 / (tokens + 1) if"),
-    Planted("constant length", "train/loss.py", "(length if config.aggregation", "(length + 1 if config.aggregation"),
-    Planted(
-        "sign of the KL", "train/loss.py", "loss = loss + config.kl_coef * kl", "loss = loss - config.kl_coef * kl"
-    ),
+    Planted("length of an answer", "train", "return 1.0 / tokens if", "return 1.0 / (tokens + 1) if"),
+    Planted("constant length", "train", "(length if config.aggregation", "(length + 1 if config.aggregation"),
+    Planted("sign of the KL", "train", "loss = loss + config.kl_coef * kl", "loss = loss - config.kl_coef * kl"),
     Planted(
         "k3 of the other direction",
-        "train/loss.py",
+        "train",
         "value = (-difference).exp() - 1 + difference",
         "value = difference.exp() - 1 - difference",
     ),
-    Planted("gradient of the KL", "train/loss.py", 'value if gradient != "unbiased"', 'value if gradient != "biased"'),
-    Planted(
-        "KL without its ratio", "train/loss.py", "kl = kl * (tokens.logprobs - tokens.behavior).exp()", "kl = kl * 1"
-    ),
-    Planted(
-        "sign of the entropy", "train/loss.py", "loss = loss - config.entropy_coef", "loss = loss + config.entropy_coef"
-    ),
-    Planted("whitening by the biased deviation", "train/advantages.py", "values.std(ddof=1)", "values.std(ddof=0)"),
-    Planted(
-        "whitening without the mean",
-        "train/advantages.py",
-        "(values - values.mean()) / (values.std",
-        "values / (values.std",
-    ),
-    Planted(
-        "biased deviation of a group", "train/advantages.py", "/ (len(values) - 1)) ** 0.5", "/ len(values)) ** 0.5"
-    ),
-    Planted("leave-one-out divisor", "train/advantages.py", "max(sizes[key] - 1, 1)", "max(sizes[key], 1)"),
-    Planted("group's mean as divisor", "train/advantages.py", "        return mean\n", "        return mean * 2\n"),
+    Planted("gradient of the KL", "train", 'value if gradient != "unbiased"', 'value if gradient != "biased"'),
+    Planted("KL without its ratio", "train", "kl = kl * (tokens.logprobs - tokens.behavior).exp()", "kl = kl * 1"),
+    Planted("sign of the entropy", "train", "loss = loss - config.entropy_coef", "loss = loss + config.entropy_coef"),
+    Planted("whitening by the biased deviation", "train", "values.std(ddof=1)", "values.std(ddof=0)"),
+    Planted("whitening without the mean", "train", "(values - values.mean()) / (values.std", "values / (values.std"),
+    Planted("biased deviation of a group", "train", "/ (len(values) - 1)) ** 0.5", "/ len(values)) ** 0.5"),
+    Planted("leave-one-out divisor", "train", "max(sizes[key] - 1, 1)", "max(sizes[key], 1)"),
+    Planted("group's mean as divisor", "train", "        return mean\n", "        return mean * 2\n"),
     Planted(
         "deviation of the batch",
-        "train/advantages.py",
+        "train",
         'divisor = of_batch if scale == "batch"',
         'divisor = of_batch if scale == "epoch"',
     ),
-    Planted(
-        "discount of the next value",
-        "train/advantages.py",
-        "earned + discount * value - before",
-        "earned + value - before",
-    ),
-    Planted("lambda", "train/advantages.py", "discount * decay * carry", "discount * carry"),
-    Planted("discount of turns", "train/advantages.py", "rewards[index] + discount * _mean", "rewards[index] + _mean"),
+    Planted("discount of the next value", "train", "earned + discount * value - before", "earned + value - before"),
+    Planted("lambda", "train", "discount * decay * carry", "discount * carry"),
+    Planted("discount of turns", "train", "rewards[index] + discount * _mean", "rewards[index] + _mean"),
     Planted(
         "a reward that no step gave is lost",
-        "train/advantages.py",
+        "train",
         "(turn.reward or 0.0) + rest * end",
         "(turn.reward or 0.0) + 0 * end",
     ),
-    Planted(
-        "bootstrap of a cut episode",
-        "train/batch.py",
-        "if values is not None and cut else 0.0",
-        "if values is not None and not cut else 0.0",
-    ),
+    Planted("bootstrap of a cut episode", "train", "else turn.after", "else 0.0"),
     Planted(
         "branches have a weight each",
-        "train/batch.py",
+        "train",
         "weight=token_weight(counts[branch.trajectory], config)",
         "weight=token_weight(sum(branch.trained), config)",
     ),
-    Planted("shared turns are trained in each branch", "train/branches.py", "and message not in seen", "and True"),
-    Planted(
-        "credit in reverse",
-        "train/batch.py",
-        "[self._sampled(number)] = credit",
-        "[self._sampled(number)] = credit[::-1]",
-    ),
+    Planted("shared turns are trained in each branch", "train", "and message not in seen", "and True"),
+    Planted("credit in reverse", "train", "[self._sampled(number)] = credit", "[self._sampled(number)] = credit[::-1]"),
     Planted(
         "roles mixed up",
-        "core/columns.py",
+        "core",
         "for role, count in record.roles.items()",
         "for role, count in reversed(record.roles.items())",
     ),
     Planted(
         "cut episodes are kept, others dropped",
-        "train/batch.py",
+        "train",
         "config.mask_truncated and not one.terminated",
         "config.mask_truncated and one.terminated",
     ),
-    Planted("age in the log-linear estimate", "train/loss.py", "(version + 1 - versions)", "(version + 2 - versions)"),
+    Planted("age in the log-linear estimate", "train", "(version + 1 - versions)", "(version + 2 - versions)"),
     Planted(
         "correction's cap",
-        "train/loss.py",
+        "train",
         "weights.clamp(max=config.correction_cap)",
         "weights.clamp(max=config.correction_cap + 1)",
     ),
     Planted(
         "correction's mask",
-        "train/loss.py",
+        "train",
         "weights.masked_fill(weights > config.correction_cap",
         "weights.masked_fill(weights < config.correction_cap",
     ),
     Planted(
         "correction upside down",
-        "train/loss.py",
+        "train",
         "(tokens.proximal - tokens.behavior).detach()",
         "(tokens.behavior - tokens.proximal).detach()",
     ),
     Planted(
         "denominator leaves out what has no advantage",
-        "train/batch.py",
+        "train",
         "normalizer([counts[number] for number in kept], config)",
         "normalizer([counts[n] for n in kept if advantages[self._sampled(n)].any()], config)",
     ),
     Planted(
         "sequence ratio as a product",
-        "train/loss.py",
+        "train",
         "return sequence_means(values, self.sequences) if",
         "return sequence_sums(values, self.sequences) if",
     ),
     Planted(
-        "reference is the policy",
-        "train/learner.py",
-        "reference, _ = self.reference(batch)",
-        "reference, _ = self.policy(batch)",
+        "reference is the policy", "train", "reference, _ = self.reference(batch)", "reference, _ = self.policy(batch)"
     ),
-    Planted(
-        "sign of the teacher", "train/batch.py", "advantages - config.distill_coef", "advantages + config.distill_coef"
-    ),
-    Planted("temperature", "train/policy.py", '"temperature": self.temperature', '"temperature": 1.0'),
-    Planted("smaller error of the critic", "train/critic.py", "torch.maximum(error,", "torch.minimum(error,"),
-    Planted(
-        "critic's target is whitened",
-        "train/batch.py",
-        '(sampled["values"] + plain)',
-        '(sampled["values"] + advantages)',
-    ),
-    Planted("factor of several updates", "train/update_loop.py", "(updates * ranks)", "(ranks)"),
-    Planted("factor of several ranks", "train/update_loop.py", "(updates * ranks)", "(updates)", ranks=True),
+    Planted("sign of the teacher", "train", "advantages - config.distill_coef", "advantages + config.distill_coef"),
+    Planted("temperature", "train", '"temperature": self.temperature', '"temperature": 1.0'),
+    Planted("smaller error of the critic", "train", "torch.maximum(error,", "torch.minimum(error,"),
+    Planted("critic's target is whitened", "train", '(sampled["values"] + plain)', '(sampled["values"] + advantages)'),
+    Planted("factor of several updates", "train", "(updates * ranks)", "(ranks)"),
+    Planted("factor of several ranks", "train", "(updates * ranks)", "(updates)", ranks=True),
     Planted(
         "a preset's number",
-        "train/loss.py",
+        "train",
         'clip_eps_high=0.28, aggregation="token"',
         'clip_eps_high=0.25, aggregation="token"',
     ),
-    Planted("a metric's divisor", "train/token_sums.py", 'sums["entropy"] / count', 'sums["entropy"] / normalizer'),
+    Planted("a metric's divisor", "train", 'sums["clipped"] / count', 'sums["clipped"] / normalizer'),
 )
 
 
@@ -240,15 +201,9 @@ class Failures:
 
 @contextlib.contextmanager
 def planted(copy: Path, error: Planted) -> Iterator[None]:
-    """Changes the file of a copy, and restores it.
-
-    Raises:
-        LookupError: The text to change is not in the file exactly once.
-    """
-    file = copy / "agentrl" / error.file
+    """Changes a file of a copy, and restores it."""
+    file = error.file(copy)
     before = file.read_text()
-    if before.count(error.right) != 1:
-        raise LookupError(f"{error.name}: agentrl/{error.file} has {before.count(error.right)} times: {error.right!r}")
     file.write_text(before.replace(error.right, error.wrong))
     try:
         yield
