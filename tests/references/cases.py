@@ -63,7 +63,7 @@ class Groups:
         prompt = self._prompts.setdefault(key, [self.rng.randrange(3, 250) for _ in range(4)])
         return Talk(self.rng, prompt)
 
-    def add(self, group: str, reward: float | None, stop: StopReason = StopReason.TERMINATED, **roles: Talk) -> None:
+    def add(self, group: str, reward: float | None, stop: StopReason = StopReason.TERMINATED, /, **roles: Talk) -> None:
         self.episodes.append(
             Episode(
                 group_id=f"{self._name}/{group}", task_id="t", index=len(self.episodes), seed=0, reward=reward,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
 from agentrl.train.__main__ import make_critic, make_policy
@@ -55,7 +55,7 @@ def recipe_of(given: Setting, choices: dict[str, Any]) -> Recipe:
         "learning_rate": given.rate, "max_grad_norm": 1e9, "dtype": "float32", "tokens_per_microbatch": 150,
         "logprob_chunk": 16, **choices,
     }  # fmt: skip
-    if "metric_share" in Recipe.model_fields["trainer"].annotation.model_fields:
+    if "metric_share" in TrainerConfig.model_fields:
         trainer["metric_share"] = 1.0  # metrics of all tokens
     if choices.get("preset") == "ppo":
         trainer["critic_learning_rate"] = given.rate
