@@ -93,11 +93,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The change of every parameter by the step, and its metrics under agentrl's names."""
+    """What a step does.
+
+    Attributes:
+        policy: Change of each of the policy's parameters.
+        critic: Change of each of the critic's parameters; empty without one.
+        metrics: Metrics of the updates under agentrl's names.
+        measured: Means over all trained tokens before the first update, under agentrl's names.
+        complete: Whether each trained token has a gradient.
+    """
 
     policy: dict[str, Tensor]
     critic: dict[str, Tensor]
     metrics: dict[str, float]
+    measured: dict[str, float]
+    complete: bool
 
 
 def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setting) -> Outcome:
@@ -135,7 +145,9 @@ def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setti
         chosen, policy, algorithm, setting, metrics, "train",
         lambda answer: _policy_loss(answer, policy, shape, algorithm, setting, sums) / max(normalizer, 1),
     )  # fmt: skip
-    return Outcome(of_policy, of_critic, metrics | _means(chosen, algorithm, sums))
+    complete = _dense(algorithm) or all(token.advantage for token in tokens)
+    metrics |= _of_updates(chosen, algorithm, sums if complete else {})
+    return Outcome(of_policy, of_critic, metrics, _measured(tokens), complete)
 
 
 # --- Before the update ---------------------------------------------------------------------------------------------
@@ -167,10 +179,10 @@ def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str
         if algorithm.critic and answer.cut and answer.last is not None:
             after = _values(critic, shape, answer.last.ids)[max(answer.last.trained)].item()
         rest = answer.reward - sum(answer.steps)  # what no step gave was earned by the end
-        rewards = [step + rest * (not after) for step, after in zip(answer.steps, answer.followers, strict=True)]
+        rewards = [step + rest * (not later) for step, later in zip(answer.steps, answer.followers, strict=True)]
         turns = [
-            Turn(reward, [token.value for token in turn], after)
-            for reward, turn, after in zip(rewards, answer.turns, answer.followers, strict=True)
+            Turn(reward, [token.value for token in turn], later)
+            for reward, turn, later in zip(rewards, answer.turns, answer.followers, strict=True)
         ]
         entries.append(Entry(answer.group, answer.reward, turns, after))
     for answer, credit in zip(answers, algorithm.credit(entries), strict=True):
@@ -317,23 +329,32 @@ def _critic_metrics(tokens: list[Sampled]) -> dict[str, float]:
     return {"critic/explained": 1 - statistics.pvariance(left) / statistics.pvariance(goals)}
 
 
-def _means(chosen: list[Answer], algorithm: Algorithm, sums: dict[str, list[float]]) -> dict[str, float]:
-    """Means over all trained tokens of the batch; those of the mismatch are before the first update."""
-    tokens = [token for answer in chosen for token in answer.tokens]
+def _dense(algorithm: Algorithm) -> bool:
+    return algorithm.kl is not None or algorithm.entropy > 0 or algorithm.second_moment is not None
+
+
+def _of_updates(chosen: list[Answer], algorithm: Algorithm, sums: dict[str, list[float]]) -> dict[str, float]:
+    """Means over the tokens that the updates train, if these are all of the batch."""
     paths = [path for answer in chosen for path in answer.paths]
     useful = [path for path in paths if any(token.advantage for token in path.trained.values())]
     found = {"train/signal": len(useful) / max(len(paths), 1)}
-    dense = algorithm.kl is not None or algorithm.entropy > 0 or algorithm.second_moment is not None
-    if not tokens or not (dense or all(token.advantage for token in tokens)):
+    if not sums:
         return found
+    tokens = [token for answer in chosen for token in answer.tokens]
+    found["train/tokens"] = float(len(tokens))
     if algorithm.second_moment is not None:
         found["train/masked"] = statistics.fmean(not token.kept for token in tokens)
-    ratios = [token.start - token.behavior for token in tokens]
-    found["train/kl_behavior"] = statistics.fmean(math.expm1(one) - one for one in ratios)
-    found["train/ratio_deviation_max"] = max(abs(math.expm1(one)) for one in ratios)
-    found["train/tokens"] = float(len(tokens))
-    found["train/entropy"] = statistics.fmean(token.entropy for token in tokens)
     names = ["clip_fraction"]
     names += ["correction"] if algorithm.bound is not None else []
     names += ["kl_reference"] if algorithm.kl is not None else []
     return found | {f"train/{name}": statistics.fmean(sums[name]) for name in names}
+
+
+def _measured(tokens: list[Sampled]) -> dict[str, float]:
+    """Means over all trained tokens of the batch, before the first update."""
+    log_ratios = [token.start - token.behavior for token in tokens]
+    return {
+        "train/entropy": statistics.fmean(token.entropy for token in tokens),
+        "mismatch/kl": statistics.fmean(math.expm1(one) - one for one in log_ratios),
+        "mismatch/ratio_max": max(abs(math.expm1(one)) for one in log_ratios),
+    }
