@@ -4,6 +4,7 @@ A surrogate takes a token's importance ratio, its advantage and its logprob unde
 loss to minimise, and whether a bound acted.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +53,19 @@ def soft_gate(positive: float, negative: float) -> Surrogate:
     def surrogate(ratio: Tensor, advantage: float, logprob: Tensor) -> tuple[Tensor, bool]:
         temperature = positive if advantage > 0 else negative
         return -4 / temperature / (1 + torch.exp(-temperature * (ratio - 1))) * advantage, False
+
+    return surrogate
+
+
+def trust_region(most: float) -> Surrogate:
+    """``-r A``, 0 where policies differ by more than ``most`` and would move on: DPPO, total variation of a token."""
+
+    def surrogate(ratio: Tensor, advantage: float, logprob: Tensor) -> tuple[Tensor, bool]:
+        now = math.exp(logprob.item())
+        moves_on = (advantage > 0 and ratio.item() > 1) or (advantage < 0 and ratio.item() < 1)
+        if moves_on and abs(now - now / ratio.item()) > most:
+            return ratio * 0, True
+        return -ratio * advantage, False
 
     return surrogate
 

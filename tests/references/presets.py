@@ -5,7 +5,7 @@ A new preset needs its entry here, with its numbers from its source and not from
 """
 
 from tests.references.credit import generalised, group_relative, leave_one_out, nothing, plain_reward
-from tests.references.losses import bounded_weight, clipped, soft_gate, unbounded
+from tests.references.losses import bounded_weight, clipped, soft_gate, trust_region, unbounded
 from tests.references.step import Algorithm
 
 GROUP, CENTERED = group_relative("group"), group_relative("none")
@@ -29,5 +29,9 @@ PRESETS: dict[str, Algorithm] = {
     "decoupled": Algorithm(
         GROUP, PPO_CLIP, "token", denominator="start", bound=lambda ratio: min(ratio, 5.0), updates=4
     ),
+    "dppo": Algorithm(GROUP, trust_region(0.15), "token"),
+    "icepop": Algorithm(GROUP, PPO_CLIP, "sequence", denominator="start", bound=lambda ratio: ratio, inside=(0.5, 5.0)),
+    "clip_cov": Algorithm(GROUP, PPO_CLIP, "token", clip_cov=(2e-4, 1.0, 5.0)),
+    "kl_cov": Algorithm(GROUP, unbounded, "token", kl_cov=(2e-3, 1.0)),
     "distill": Algorithm(nothing, unbounded, "token", distill=1.0),
 }

@@ -30,7 +30,8 @@ class Sampled:
     entropy: float = 0.0  # of that policy
     reference: float = 0.0
     weight: float = 1.0
-    kept: bool = True
+    kept: bool = True  # has a surrogate loss
+    held: bool = False  # has the penalty of KL-Cov
 
 
 @dataclass(eq=False)

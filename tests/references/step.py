@@ -5,6 +5,7 @@ loss. Nothing is packed or shared, nothing is left out because its advantage is 
 """
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,11 @@ class Algorithm:
         denominator: Policy below the ratio: ``behavior``, ``start`` of the step, or ``log_linear`` between them.
         bound: Function of ``start / behavior`` that gives the factor on a token's loss; ``None``: 1.
         bound_by_sequence: Whether that ratio is the product over the sequence.
+        inside: Bounds of ``start / behavior`` outside of which a token has no surrogate loss (IcePop).
         second_moment: Largest mean squared log ratio (M2PO).
+        clip_cov: Share of tokens without surrogate loss, and bounds of the covariance that they are drawn from.
+        kl_cov: Share of tokens, those with the largest covariance, that are held near the ratio's denominator, and
+            the coefficient.
         updates: Gradient steps, each over a part of the groups.
         kl: KL term of the loss.
         kl_reward: Coefficient of the KL that is taken off the reward.
@@ -55,7 +60,10 @@ class Algorithm:
     denominator: str = "behavior"
     bound: Callable[[float], float] | None = None
     bound_by_sequence: bool = False
+    inside: tuple[float, float] | None = None
     second_moment: float | None = None
+    clip_cov: tuple[float, float, float] | None = None
+    kl_cov: tuple[float, float] | None = None
     updates: int = 1
     kl: Kl | None = None
     kl_reward: float = 0.0
@@ -130,7 +138,7 @@ def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setti
                     token.value = values[position - 1].item()
     _assign_credit(answers, algorithm, critic, shape)
     chosen = [answer for answer in answers if answer.turns and not (algorithm.drop_cut and answer.cut)]
-    _weigh(chosen, algorithm)
+    _weigh(chosen, algorithm, setting)
     tokens = [token for answer in chosen for token in answer.tokens]
     metrics = _critic_metrics(tokens) if algorithm.critic else {}
     of_critic: dict[str, Tensor] = {}
@@ -191,8 +199,8 @@ def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str
             token.advantage -= algorithm.distill * (token.behavior - token.teacher)
 
 
-def _weigh(chosen: list[Answer], algorithm: Algorithm) -> None:
-    """Whitens the advantages, gives each token its weight, and leaves out what M2PO leaves out."""
+def _weigh(chosen: list[Answer], algorithm: Algorithm, setting: Setting) -> None:
+    """Whitens the advantages, gives each token its weight, and selects tokens by statistics of the batch."""
     tokens = [token for answer in chosen for token in answer.tokens]
     if algorithm.whiten:
         for token, value in zip(tokens, whitened([token.advantage for token in tokens]), strict=True):
@@ -205,6 +213,26 @@ def _weigh(chosen: list[Answer], algorithm: Algorithm) -> None:
         squares = [(token.start - token.behavior) ** 2 for token in tokens]
         for token, stays in zip(tokens, most_stable(squares, algorithm.second_moment), strict=True):
             token.kept = stays
+    _select_by_covariance(tokens, algorithm, setting)
+
+
+def _select_by_covariance(tokens: list[Sampled], algorithm: Algorithm, setting: Setting) -> None:
+    """Marks the tokens of Clip-Cov and KL-Cov (Cui et al. 2025), by ``(log pi - mean) (A - mean)``."""
+    if not tokens or (algorithm.clip_cov is None and algorithm.kl_cov is None):
+        return
+    logprob = statistics.fmean(token.start for token in tokens)
+    advantage = statistics.fmean(token.advantage for token in tokens)
+    covariances = [(token.start - logprob) * (token.advantage - advantage) for token in tokens]
+    if algorithm.clip_cov is not None:
+        share, low, high = algorithm.clip_cov
+        between = [token for token, value in zip(tokens, covariances, strict=True) if low < value < high]
+        count = min(max(1, int(share * len(tokens))), len(between))
+        for number in random.Random(setting.version).sample(range(len(between)), count):  # as it is documented
+            between[number].kept = False
+    if algorithm.kl_cov is not None:
+        count = max(1, int(algorithm.kl_cov[0] * len(tokens)))
+        for number in sorted(range(len(tokens)), key=covariances.__getitem__, reverse=True)[:count]:
+            tokens[number].held = True
 
 
 # --- Updates -------------------------------------------------------------------------------------------------------
@@ -285,7 +313,9 @@ def _policy_loss(
         for number, token in enumerate(tokens):
             surrogate, acted = algorithm.surrogate(log_ratios[number].exp(), advantages[number], logprobs[number])
             factor = 1.0 if algorithm.bound is None else algorithm.bound(math.exp(factors[number]))
-            loss = surrogate * factor if token.kept else surrogate * 0
+            loss = surrogate * factor if token.kept and _is_inside(token, algorithm) else surrogate * 0
+            if algorithm.kl_cov is not None and token.held:  # k3 of denominator and current policy
+                loss = loss + algorithm.kl_cov[1] * (log_ratios[number].exp() - 1 - log_ratios[number])
             if algorithm.kl is not None:
                 term, seen = algorithm.kl.term(logprobs[number], token.reference, token.behavior)
                 loss = loss + term
@@ -295,6 +325,13 @@ def _policy_loss(
             sums.setdefault("clip_fraction", []).append(float(acted))
             sums.setdefault("correction", []).append(factor)
     return total
+
+
+def _is_inside(token: Sampled, algorithm: Algorithm) -> bool:
+    if algorithm.inside is None:
+        return True
+    low, high = algorithm.inside
+    return low <= math.exp(token.start - token.behavior) <= high
 
 
 def _denominator(token: Sampled, now: float, algorithm: Algorithm, setting: Setting) -> float:
