@@ -104,7 +104,7 @@ ERRORS = (
         'divisor = of_batch if scale == "batch"',
         'divisor = of_batch if scale == "epoch"',
     ),
-    Planted("discount of the next value", "train", "earned + discount * value - before", "earned + value - before"),
+    Planted("discount of the next value", "train", "discount * value - before", "value - before"),
     Planted("lambda", "train", "discount * decay * carry", "discount * carry"),
     Planted("discount of turns", "train", "rewards[index] + discount * _mean", "rewards[index] + _mean"),
     Planted(
