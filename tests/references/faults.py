@@ -11,11 +11,11 @@ import pytest
 
 from tests.references.cases import CASES
 
-CRITICS = {"ppo", "gae", "critic without a bound"}
+CRITICS = {"ppo", "gae", "critic without a bound", "critic held near"}
 CUTS = {"dapo", "means, cut ones left out", "rewards whitened, cut ones left out"}
 TURNS = {"turns", "turns, centered"}
 WITHOUT_REWARDS = {"distill", "teacher, whitened"}
-SEVERAL_UPDATES = {"decoupled", "two updates", "critic without a bound"}
+SEVERAL_UPDATES = {"decoupled", "two updates", "critic without a bound", "critic held near"}
 
 
 @dataclass(frozen=True)

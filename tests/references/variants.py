@@ -96,6 +96,10 @@ VARIANTS: dict[str, Variant] = {
         {"preset": "ppo", "critic_clip": None, "gae_lambda": 0.5, "minibatches": 2},
         Algorithm(generalised(1.0, 0.5), PPO_CLIP, "token", whiten=True, critic=True, value_clip=None, updates=2),
     ),
+    "critic held near": (
+        {"preset": "ppo", "critic_clip": 0.02, "minibatches": 2},
+        Algorithm(generalised(1.0, 1.0), PPO_CLIP, "token", whiten=True, critic=True, value_clip=0.02, updates=2),
+    ),
     "leave one out, whitened": (
         {"preset": "rloo", "whiten": "batch"}, Algorithm(leave_one_out, unbounded, "sum", whiten=True),
     ),
