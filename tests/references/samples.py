@@ -1,0 +1,158 @@
+"""What a batch of episodes gives to learn from, token by token, as the issue and docs say it.
+
+Failed episodes give nothing. A role's sampled tokens lie on the paths from its roots to its leaves; one that several
+paths share is trained on the first of them only. An episode is cut if the environment or the context ended it, or if
+its last sampled message ended at its length limit.
+
+A turn is followed by the turns that continue it on its path; where its role first speaks below another root, by the
+turn there. Several such turns are a fork: samples of one call, whose returns are averaged.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.core.episode import Episode, StopReason, Trajectory
+
+WITHOUT_REWARD = ("timeout", "environment_error", "agent_error", "inference_error")
+
+
+@dataclass(eq=False)
+class Sampled:
+    """One sampled token; what is computed for it is filled in on the way."""
+
+    behavior: float
+    version: int
+    teacher: float
+    advantage: float = 0.0
+    value: float = 0.0
+    goal: float = 0.0
+    start: float = 0.0  # logprob under the policy that the step starts from
+    entropy: float = 0.0  # of that policy
+    reference: float = 0.0
+    weight: float = 1.0
+    kept: bool = True  # has a surrogate loss
+    held: bool = False  # has the penalty of KL-Cov
+
+
+@dataclass(eq=False)
+class Path:
+    """All tokens from a root to a leaf, and the sampled ones that are trained here, by position."""
+
+    ids: list[int]
+    trained: dict[int, Sampled] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Answer:
+    """One role's part of an episode.
+
+    Attributes:
+        group: Group and role.
+        reward: The role's reward, as the trainer sees it.
+        steps: Step reward of each sampled message, in the order of time.
+        followers: Numbers of the turns that follow each turn.
+        turns: Tokens of each sampled message, in the order of time.
+        paths: Paths in the order of their leaves.
+        last: Path of the last sampled message.
+        cut: Whether the episode was cut off.
+    """
+
+    group: tuple[str, str]
+    reward: float
+    steps: list[float]
+    followers: list[list[int]]
+    turns: list[list[Sampled]]
+    paths: list[Path]
+    last: Path | None
+    cut: bool
+
+    @property
+    def tokens(self) -> list[Sampled]:
+        return [token for turn in self.turns for token in turn]
+
+
+def answers_of(episodes: Sequence[Episode], scale: float, seen: Callable[[float], float]) -> list[Answer]:
+    """Lists every role of every episode that did not fail.
+
+    Args:
+        episodes: Whole groups.
+        scale: Factor on step rewards.
+        seen: Function of a reward that returns what the trainer sees of it.
+    """
+    usable = [one for one in episodes if one.stop_reason not in WITHOUT_REWARD and one.reward is not None]
+    return [
+        _answer(one, role, trajectory, rewards_of(one)[role], scale, seen)
+        for one in usable
+        for role, trajectory in one.trajectories.items()
+    ]
+
+
+def rewards_of(episode: Episode) -> dict[str, float]:
+    """Returns each role's reward: its own where it has one, else the episode's."""
+    assert episode.reward is not None
+    steps = {role: [n.reward for n in t.nodes if n.reward is not None] for role, t in episode.trajectories.items()}
+    by_steps = {role: sum(given) for role, given in steps.items() if given and len(steps) > 1}
+    own: dict[str, float] = getattr(episode, "role_rewards", by_steps)  # the field comes with the mended fault 10
+    return {role: own.get(role, episode.reward) for role in episode.trajectories}
+
+
+def _answer(
+    episode: Episode, role: str, trajectory: Trajectory, reward: float, scale: float, seen: Callable[[float], float]
+) -> Answer:
+    nodes = trajectory.nodes
+    tokens: dict[int, dict[int, Sampled]] = {}  # node -> place in it -> token
+    for index, node in enumerate(nodes):
+        teacher = node.teacher_logprobs or [0.0] * len(node.token_ids)
+        own = {
+            place: Sampled(node.logprobs[place], node.versions[place], teacher[place])
+            for place in range(len(node.token_ids))
+            if node.loss_mask[place]
+        }
+        if own:
+            tokens[index] = own
+    paths, last, seen_nodes = [], None, set()
+    for leaf in range(len(nodes)):
+        if any(node.parent == leaf for node in nodes):
+            continue
+        path = Path([])
+        for index in _upwards(trajectory, leaf):
+            start = len(path.ids)
+            path.ids += nodes[index].token_ids
+            if index in tokens and index not in seen_nodes:
+                path.trained |= {start + place: token for place, token in tokens[index].items()}
+            if index in tokens and index == max(tokens):
+                last = path
+            seen_nodes.add(index)
+        if path.trained:
+            paths.append(path)
+    ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW)
+    cut = ended or (bool(tokens) and nodes[max(tokens)].finish_reason == "length")
+    steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
+    turns = [list(own.values()) for own in tokens.values()]
+    return Answer(
+        (episode.group_id, role), seen(reward), steps, _followers(trajectory, tokens), turns, paths, last, cut
+    )
+
+
+def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]:
+    messages = list(tokens)
+    chains = [_upwards(trajectory, message) for message in messages]
+    place = [(chain[0], max((m for m in chain[:-1] if m in messages), default=None)) for chain in chains]
+    found = []
+    for now, message in enumerate(messages):
+        later = range(now + 1, len(messages))
+        own = [turn for turn in later if place[turn] == (place[now][0], message)]
+        other = next((turn for turn in later if place[turn][0] != place[now][0]), None)
+        if other is not None and (not own or other < own[0]):
+            own = [turn for turn in later if turn >= other and place[turn] == place[other]]
+        found.append(own)
+    return found
+
+
+def _upwards(trajectory: Trajectory, leaf: int) -> list[int]:
+    found: list[int] = []
+    at: int | None = leaf
+    while at is not None:
+        found.insert(0, at)
+        at = trajectory.nodes[at].parent
+    return found
