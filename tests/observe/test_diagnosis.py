@@ -79,7 +79,9 @@ def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> 
 
     assert [finding.kind for finding in diagnose(run(0.0))] == ["length"]
     assert diagnose(run(0.01)) == []
-    assert diagnose([{**step, "reward/white/mean": 0.1} for step in run(0.0)]) == [], "a zero-sum game: no sum grows"
+    assert diagnose([{**step, "reward/white/mean_drawn": 0.1} for step in run(0.0)]) == [], (
+        "a zero-sum game: no sum grows"
+    )
 
 
 def test_what_two_types_round_differently_is_no_fault() -> None:

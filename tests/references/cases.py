@@ -166,8 +166,7 @@ def own_rewards() -> Groups:
         talks["white"].say(0, "xxx", white)
         talks["black"].say(0, "xxxx", black)
         made.add("a", white + black, **talks)
-        if "role_rewards" in Episode.model_fields:
-            made.episodes[-1] = made.episodes[-1].model_copy(update={"role_rewards": {"white": white, "black": black}})
+        made.episodes[-1] = made.episodes[-1].model_copy(update={"role_rewards": {"white": white, "black": black}})
     return made
 
 

@@ -7,21 +7,12 @@ from tests.references.learning import Learned
 from tests.references.step import Outcome
 
 RELATIVE = 2e-4  # of float32 sums over tokens, and of a ratio's exponent
-# Until faults 6 and 7 of issue 15 are mended: earlier names of what is measured, of which some tokens are missing.
-EARLIER = {"mismatch/kl": "train/kl_behavior", "mismatch/ratio_max": "train/ratio_deviation_max"}
 ROUNDING = 5e-5  # of the largest gradient
 
 
-def assert_same(found: Learned, expected: Outcome, *, without: frozenset[str] = frozenset()) -> None:
-    """Fails if a gradient or a metric is another, and names the first one; ``without`` some metrics."""
-    metrics = dict(expected.metrics)
-    if "mismatch/kl" in found.metrics:
-        metrics |= expected.measured
-    elif expected.complete:
-        metrics |= {EARLIER.get(key, key): value for key, value in expected.measured.items()}
-    for key, value in metrics.items():
-        if key in without:
-            continue
+def assert_same(found: Learned, expected: Outcome) -> None:
+    """Fails if a gradient or a metric is another, and names the first one."""
+    for key, value in (expected.metrics | expected.measured).items():
         assert key in found.metrics, f"the metric {key} is missing"
         assert found.metrics[key] == pytest.approx(value, rel=RELATIVE, abs=2e-6), key
     for kind in ("policy", "critic"):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentrl.config.recipe import Recipe, TrainerConfig
+from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
 from agentrl.train.__main__ import make_critic, make_policy
@@ -55,8 +55,7 @@ def recipe_of(given: Setting, choices: dict[str, Any]) -> Recipe:
         "learning_rate": given.rate, "max_grad_norm": 1e9, "dtype": "float32", "tokens_per_microbatch": 150,
         "logprob_chunk": 16, **choices,
     }  # fmt: skip
-    if "metric_share" in TrainerConfig.model_fields:
-        trainer["metric_share"] = 1.0  # metrics of all tokens
+    trainer["metric_share"] = 1.0  # metrics of all tokens
     if choices.get("preset") == "ppo":
         trainer["critic_learning_rate"] = given.rate
     taught = choices.get("preset") == "distill" or "distill_coef" in choices
@@ -129,9 +128,10 @@ def _named(critic: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def main(folder: str, store: str, rank: str, ranks: str) -> None:
+    from tests.references.faults import cases_that_hold
+
     from agentrl.config.declarations import preset_names
     from tests.references.cases import episodes_of
-    from tests.references.faults import cases_that_hold
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))

@@ -90,10 +90,7 @@ def answers_of(episodes: Sequence[Episode], scale: float, seen: Callable[[float]
 def rewards_of(episode: Episode) -> dict[str, float]:
     """Returns each role's reward: its own where it has one, else the episode's."""
     assert episode.reward is not None
-    steps = {role: [n.reward for n in t.nodes if n.reward is not None] for role, t in episode.trajectories.items()}
-    by_steps = {role: sum(given) for role, given in steps.items() if given and len(steps) > 1}
-    own: dict[str, float] = getattr(episode, "role_rewards", by_steps)  # the field comes with the mended fault 10
-    return {role: own.get(role, episode.reward) for role in episode.trajectories}
+    return {role: episode.role_rewards.get(role, episode.reward) for role in episode.trajectories}
 
 
 def _answer(

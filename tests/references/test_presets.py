@@ -11,9 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.config.declarations import preset_names
-from tests.references.cases import episodes_of
+from tests.references.cases import CASES, episodes_of
 from tests.references.comparing import assert_same
-from tests.references.faults import all_cases, each_case, faulty_cases, wrong_metrics
 from tests.references.learning import Learned, learned, setting
 from tests.references.presets import PRESETS
 from tests.references.step import Outcome, train_step
@@ -35,21 +34,18 @@ def test_every_preset_has_a_reference() -> None:
     assert not without, f"tests/references/presets.py has no reference for {without}"
 
 
-# "complete": each token has an advantage, so that the metrics are means over all tokens
-COMPLETE = each_case(preset_names(), ["complete"])
-
-
-@pytest.mark.parametrize(("name", "cases"), [*COMPLETE, *all_cases(preset_names()), *faulty_cases(preset_names())])
-def test_a_step_is_the_references(name: str, cases: list[str], models: Path, mesh: "DeviceMesh") -> None:
+# In "complete" each token has an advantage; a batch of all cases has everything at once.
+@pytest.mark.parametrize("cases", [("complete",), tuple(CASES)], ids=["complete", "all"])
+@pytest.mark.parametrize("name", preset_names())
+def test_a_step_is_the_references(name: str, cases: tuple[str, ...], models: Path, mesh: "DeviceMesh") -> None:
     given = setting(models)
     found = learned(episodes_of(cases, given.policy), {"preset": name}, given, mesh, models)
-    without = wrong_metrics(name) if len(cases) > 1 else frozenset()
-    assert_same(found, reference(name, tuple(cases), models), without=without)
+    assert_same(found, reference(name, cases, models))
 
 
 @pytest.fixture(scope="module")
 def on_ranks(models: Path) -> Path:
-    """Folder of the steps of every preset over all cases that hold, taken on two ranks."""
+    """Folder of the steps of every preset over all cases, taken on two ranks."""
     command = [sys.executable, "-m", "tests.references.learning", str(models), str(models / "rendezvous")]
     started = [subprocess.Popen([*command, str(rank), str(RANKS)]) for rank in range(RANKS)]
     try:
@@ -60,12 +56,12 @@ def on_ranks(models: Path) -> Path:
     return models
 
 
-@pytest.mark.parametrize(("name", "cases"), all_cases(preset_names()))
-def test_a_step_on_two_ranks_is_the_references(name: str, cases: list[str], on_ranks: Path) -> None:
+@pytest.mark.parametrize("name", preset_names())
+def test_a_step_on_two_ranks_is_the_references(name: str, on_ranks: Path) -> None:
     tensors = load_file(on_ranks / f"{name}.safetensors")
     policy, critic = (
         {key.removeprefix(f"{kind}/"): w for key, w in tensors.items() if key.startswith(f"{kind}/")}
         for kind in ("policy", "critic")
     )
     metrics = json.loads((on_ranks / f"{name}.json").read_text())
-    assert_same(Learned(policy, critic, metrics), reference(name, tuple(cases), on_ranks), without=wrong_metrics(name))
+    assert_same(Learned(policy, critic, metrics), reference(name, tuple(CASES), on_ranks))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.recipe import RewardConfig, TrainerConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason
 from agentrl.envkit.agent_env import AgentEnvWorkflow
@@ -13,6 +14,7 @@ from agentrl.evaluate.metrics import summarize
 from agentrl.inference.backend import Generation, SamplingParams
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.group_account import judge, step_metrics
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.train.batch import Batch
 from tests.inference.fakes import Script, answer
@@ -93,7 +95,7 @@ async def test_a_cut_answer_is_judged_and_counts_as_cut_everywhere(template: Cha
     assert not lost.failed and (lost.reward, lost.metrics) == (0.0, {"accuracy": 0.0})
     assert json.loads(lost.model_dump_json())["stop_reason"] == "length"
     columns = Columns.of([said, lost])
-    metrics = batch_metrics([Group(0, columns, failed=0)], 0, RewardConfig())
+    metrics = batch_metrics([Group(0, columns)], 0, RewardConfig())
     assert (metrics["rollout/truncated"], metrics["tokens/truncated"]) == (0.5, 0.5)
     assert (metrics["rollout/ended_length"], metrics["rollout/ended_terminated"]) == (0.5, 0.5)
     assert summarize([said, lost]).as_metrics()["eval/truncated"] == 0.5
@@ -114,8 +116,10 @@ async def test_out_of_context_keeps_what_the_steps_earned(template: ChatTemplate
     assert sum(node.reward or 0.0 for node in nodes) == episode.reward
     assert not any(nodes[-1].loss_mask), "the prompt that did not fit stays in the record"
     solved = episode.model_copy(update={"metrics": {"accuracy": 1.0}, "stop_reason": StopReason.TERMINATED})
-    metrics = batch_metrics([Group(0, Columns.of([episode, solved]), failed=0)], 0, RewardConfig())
-    assert (metrics["metrics/accuracy"], metrics["rollout/ended_context_overflow"]) == (0.5, 0.5)
+    metrics = batch_metrics([Group(0, Columns.of([episode, solved]))], 0, RewardConfig())
+    assert metrics["rollout/ended_context_overflow"] == 0.5
+    tally = judge([episode, solved], RolloutConfig(group_size=2), RewardConfig())
+    assert (step_metrics([tally])["metrics/accuracy"], tally.solve_rate) == (0.5, 0.5), "wrong, not missing"
 
 
 async def test_the_environment_judges_what_is_unfinished(template: ChatTemplate, file: Path) -> None:

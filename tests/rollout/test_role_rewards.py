@@ -7,6 +7,7 @@ import pytest
 
 from agentrl.config.baseline import check_tags
 from agentrl.config.recipe import RewardConfig, TrainerConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason, Task, Trajectory
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
@@ -15,8 +16,9 @@ from agentrl.evaluate.metrics import summarize
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.buffer import Group
 from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.group_account import is_uniform, judge, step_metrics
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.rollout_metrics import batch_metrics, is_uniform
+from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.train.batch import Batch
 from tests.inference.fakes import answer
 from tests.rollout.test_controller import Harness, episodes_of
@@ -161,11 +163,15 @@ def test_metrics_show_each_roles_reward_and_groups_with_signal_by_role() -> None
         Group(0, Columns.of([game("g", 1.0), game("g", -0.5)])),
         Group(1, Columns.of([game("h", 1.0), game("h", 1.0)])),
     ]
-    metrics = batch_metrics(groups, 0, SEEN)
-    assert (metrics["reward/white/mean"], metrics["reward/black/mean"], metrics["reward/mean"]) == (0.625, -0.625, 0.0)
-    assert metrics["rollout/groups_with_signal"] == 0.5
-    plain = batch_metrics([Group(0, Columns.of([episode("g", 1.0, [5])]))], 0, SEEN)
-    assert [name for name in plain if name.startswith("reward/")] == ["reward/mean"]
+    assert batch_metrics(groups, 0, SEEN)["rollout/groups_with_signal"] == 0.5
+    config = RolloutConfig(skip_uniform_groups=True, group_size=2)
+    games = ([game("g", 1.0), game("g", -0.5)], [game("h", 1.0), game("h", 1.0)])
+    metrics = step_metrics([judge(one, config, SEEN) for one in games])
+    assert [metrics[f"reward/{role}/mean_drawn"] for role in ("white", "black")] == [0.625, -0.625]
+    assert [metrics[f"reward/{role}/mean_kept"] for role in ("white", "black")] == [0.25, -0.25], "one is filtered"
+    assert metrics["reward/mean_drawn"] == 0.0
+    plain = step_metrics([judge([episode("g", 1.0, [5])], RolloutConfig(group_size=1), SEEN)])
+    assert [name for name in plain if name.startswith("reward/")] == ["reward/mean_drawn", "reward/mean_kept"]
     tagged = [
         Group(0, Columns.of([game("g", 1.0, tag="a")])),
         Group(1, Columns.of([game("h", 0.0, tag="a")])),
@@ -194,5 +200,5 @@ async def test_groups_of_a_zero_sum_game_are_not_dropped_as_uniform(tiny_model: 
     assert len(found) == 6 and {one.reward for one in found} == {0.0}
     assert [one.role_rewards["white"] + one.role_rewards["black"] for one in found] == [0.0] * 6
     await harness.publish(1)
-    assert "reward/white/mean" in harness.written[-1][1]
+    assert "reward/white/mean_kept" in harness.written[-1][1]
     await harness.controller.close()
