@@ -71,7 +71,7 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         outcome, reason = "filtered", "uniform rewards"
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
-    solves = [solved(one, found, config.solved_reward) for one, found in zip(good, counted, strict=True)]
+    solves = [solved(one.reward, found, config.solved_reward) for one, found in zip(good, counted, strict=True)]
     return Tally(
         outcome,
         reason,
@@ -106,17 +106,17 @@ def compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, ba
     return found
 
 
-def solved(episode: EpisodeBase, metrics: Mapping[str, float], solved_reward: float) -> bool:
+def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float) -> bool:
     """Whether an episode that did not fail solved its task: its accuracy is 1, or else its reward is high enough.
 
     Args:
-        episode: The episode.
+        reward: Reward of the episode.
         metrics: Metrics that it counts with, see :func:`~agentrl.core.ending.counted_metrics`.
         solved_reward: The recipe's ``rollout.solved_reward``.
     """
     if SUCCESS in metrics:
         return metrics[SUCCESS] >= 1
-    return episode.reward is not None and episode.reward >= solved_reward
+    return reward is not None and reward >= solved_reward
 
 
 def failure_kind(episode: EpisodeBase) -> str:

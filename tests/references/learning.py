@@ -128,16 +128,14 @@ def _named(critic: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def main(folder: str, store: str, rank: str, ranks: str) -> None:
-    from tests.references.faults import cases_that_hold
-
     from agentrl.config.declarations import preset_names
-    from tests.references.cases import episodes_of
+    from tests.references.cases import CASES, episodes_of
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     mesh, given = init_device_mesh("cpu", (int(ranks),)), setting(Path(folder))
     for name in preset_names():
-        episodes = episodes_of(cases_that_hold(name), given.policy) if int(rank) == 0 else []
+        episodes = episodes_of(tuple(CASES), given.policy) if int(rank) == 0 else []
         found = learned(episodes, {"preset": name}, given, mesh, Path(folder))
         if int(rank) == 0:
             tensors = {f"{kind}/{key}": w for kind in ("policy", "critic") for key, w in getattr(found, kind).items()}

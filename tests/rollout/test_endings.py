@@ -14,7 +14,7 @@ from agentrl.evaluate.metrics import summarize
 from agentrl.inference.backend import Generation, SamplingParams
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.buffer import Group
-from agentrl.rollout.group_account import judge, step_metrics
+from agentrl.rollout.group_account import Tally, judge, step_metrics
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.train.batch import Batch
 from tests.inference.fakes import Script, answer
@@ -95,7 +95,7 @@ async def test_a_cut_answer_is_judged_and_counts_as_cut_everywhere(template: Cha
     assert not lost.failed and (lost.reward, lost.metrics) == (0.0, {"accuracy": 0.0})
     assert json.loads(lost.model_dump_json())["stop_reason"] == "length"
     columns = Columns.of([said, lost])
-    metrics = batch_metrics([Group(0, columns)], 0, RewardConfig())
+    metrics = batch_metrics([Group(0, columns, Tally("kept"))], 0, RewardConfig())
     assert (metrics["rollout/truncated"], metrics["tokens/truncated"]) == (0.5, 0.5)
     assert (metrics["rollout/ended_length"], metrics["rollout/ended_terminated"]) == (0.5, 0.5)
     assert summarize([said, lost]).as_metrics()["eval/truncated"] == 0.5
@@ -116,7 +116,7 @@ async def test_out_of_context_keeps_what_the_steps_earned(template: ChatTemplate
     assert sum(node.reward or 0.0 for node in nodes) == episode.reward
     assert not any(nodes[-1].loss_mask), "the prompt that did not fit stays in the record"
     solved = episode.model_copy(update={"metrics": {"accuracy": 1.0}, "stop_reason": StopReason.TERMINATED})
-    metrics = batch_metrics([Group(0, Columns.of([episode, solved]))], 0, RewardConfig())
+    metrics = batch_metrics([Group(0, Columns.of([episode, solved]), Tally("kept"))], 0, RewardConfig())
     assert metrics["rollout/ended_context_overflow"] == 0.5
     tally = judge([episode, solved], RolloutConfig(group_size=2), RewardConfig())
     assert (step_metrics([tally])["metrics/accuracy"], tally.solve_rate) == (0.5, 0.5), "wrong, not missing"

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.episode import Episode, StopReason
+from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.rollout.group_account import GroupAccount, Tally, failure_kind, judge, solved
 from agentrl.rollout.stop_rules import StopRules
 
@@ -16,9 +16,11 @@ CONFIG = RolloutConfig(group_size=4, skip_uniform_groups=True)
 def episode(
     reward: float | None, stop: StopReason = StopReason.TERMINATED, error: str | None = None, **metrics: float
 ) -> Episode:
+    node = Node(parent=None, message={}, token_ids=[5], loss_mask=[1], logprobs=[-1.0], versions=[0])
     return Episode(
-        group_id="g", task_id="t", index=0, seed=0, reward=reward, stop_reason=stop, error=error, metrics=metrics
-    )
+        group_id="g", task_id="t", index=0, seed=0, reward=reward, stop_reason=stop, error=error, metrics=metrics,
+        trajectories={"assistant": Trajectory(nodes=[node])},
+    )  # fmt: skip
 
 
 def failed(stop: StopReason) -> Episode:
@@ -77,9 +79,9 @@ def test_a_mean_of_nothing_is_left_out() -> None:
 
 
 def test_solved_is_the_environments_accuracy_or_else_a_high_reward() -> None:
-    assert solved(episode(0.1, accuracy=1.0), 1.0)
-    assert not solved(episode(5.0, accuracy=0.5), 1.0)
-    assert solved(episode(1.0), 1.0) and not solved(episode(0.9), 1.0) and solved(episode(0.9), 0.9)
+    assert solved(0.1, {"accuracy": 1.0}, 1.0)
+    assert not solved(5.0, {"accuracy": 0.5}, 1.0)
+    assert solved(1.0, {}, 1.0) and not solved(0.9, {}, 1.0) and solved(0.9, {}, 0.9)
 
 
 def test_a_failure_without_an_error_is_a_missing_reward() -> None:

@@ -16,7 +16,7 @@ from agentrl.evaluate.metrics import summarize
 from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.buffer import Group
 from agentrl.rollout.episode_runner import run_episode
-from agentrl.rollout.group_account import is_uniform, judge, step_metrics
+from agentrl.rollout.group_account import Tally, is_uniform, judge, step_metrics
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.train.batch import Batch
@@ -160,8 +160,8 @@ def test_a_zero_sum_game_is_uniform_by_role_and_not_by_its_sum() -> None:
 
 def test_metrics_show_each_roles_reward_and_groups_with_signal_by_role() -> None:
     groups = [
-        Group(0, Columns.of([game("g", 1.0), game("g", -0.5)])),
-        Group(1, Columns.of([game("h", 1.0), game("h", 1.0)])),
+        Group(0, Columns.of([game("g", 1.0), game("g", -0.5)]), Tally("kept")),
+        Group(1, Columns.of([game("h", 1.0), game("h", 1.0)]), Tally("kept")),
     ]
     assert batch_metrics(groups, 0, SEEN)["rollout/groups_with_signal"] == 0.5
     config = RolloutConfig(skip_uniform_groups=True, group_size=2)
@@ -173,9 +173,9 @@ def test_metrics_show_each_roles_reward_and_groups_with_signal_by_role() -> None
     plain = step_metrics([judge([episode("g", 1.0, [5])], RolloutConfig(group_size=1), SEEN)])
     assert [name for name in plain if name.startswith("reward/")] == ["reward/mean_drawn", "reward/mean_kept"]
     tagged = [
-        Group(0, Columns.of([game("g", 1.0, tag="a")])),
-        Group(1, Columns.of([game("h", 0.0, tag="a")])),
-        Group(2, Columns.of([game("i", 0.0, tag="b")])),
+        Group(0, Columns.of([game("g", 1.0, tag="a")]), Tally("kept")),
+        Group(1, Columns.of([game("h", 0.0, tag="a")]), Tally("kept")),
+        Group(2, Columns.of([game("i", 0.0, tag="b")]), Tally("kept")),
     ]
     assert batch_metrics(tagged, 0, SEEN, "tag")["rollout/groups_with_signal"] == pytest.approx(2 / 3)
     assert batch_metrics(tagged, 0, SEEN)["rollout/groups_with_signal"] == 0.0
