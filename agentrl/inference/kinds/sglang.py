@@ -13,7 +13,7 @@ from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
-FLUSH_SECONDS = 10.0
+FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -127,7 +127,7 @@ class SGLangBackend(Backend):
 
     async def load(self, path: str, version: int) -> None:
         """Load the safetensors files of a folder."""
-        body = {"model_path": path, "weight_version": str(version), "flush_cache": self._may_flush}
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": False}
         await self._update("/update_weights_from_disk", body, repeatable=True)
         await self._flush()
 
@@ -163,7 +163,7 @@ class SGLangBackend(Backend):
             "dtypes": [_TORCH_NAMES[manifest.dtype]] * len(bucket),
             "shapes": [list(tensor.shape) for tensor in bucket],
             "group_name": group,
-            "flush_cache": last and self._may_flush,
+            "flush_cache": False,  # after the last one, see :meth:`_flush`
         }
         if last:
             body["weight_version"] = str(manifest.version)
@@ -188,15 +188,22 @@ class SGLangBackend(Backend):
             held = held[0]
         return held[:SAMPLED] if held else []
 
-    @property
-    def _may_flush(self) -> bool:
-        """Whether a load may flush the cache; after an ``in_place`` pause, paused requests make such a load fail."""
-        return self._mode != "in_place"
-
     async def _flush(self) -> None:
-        """After an ``in_place`` load, try to flush the prefixes of old weights; paused requests may prevent it."""
-        if not self._may_flush:
+        """Flush the prefixes of old weights; requests that an ``in_place`` pause keeps may prevent it.
+
+        It is a call of its own: a load that is asked to flush does not wait, and fails while a request that its client
+        gave up is still in the scheduler.
+
+        Raises:
+            InferenceError: The server has requests although it was paused otherwise.
+        """
+        if self._mode == "in_place":
             await self._http.answers("/flush_cache", FLUSH_SECONDS)
+        elif not await self._http.answers(f"/flush_cache?timeout={FLUSH_SECONDS}", 2 * FLUSH_SECONDS):
+            raise InferenceError(
+                f"{self.url}/flush_cache: requests are still running {FLUSH_SECONDS} s after the pause, so the server "
+                "keeps prefixes of old weights"
+            )
 
     async def _begin_update(self) -> bool:
         """Open an update; returns False if the server is older than 0.5.21 and has no such call."""

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
-from agentrl.inference.backend import InferenceError, SamplingParams, ServerUnreachable
+from agentrl.inference.backend import InferenceError, PauseMode, SamplingParams, ServerUnreachable
 from agentrl.inference.kinds.sglang import SGLangBackend
 from tests.inference.scripted import Handler, scripted
 
@@ -127,21 +127,26 @@ async def test_a_control_call_that_may_be_carried_out_twice_is_repeated_when_the
     assert seen == ["/continue_generation"] * 2
 
 
-async def test_a_load_in_place_flushes_by_itself_because_a_flush_that_fails_would_be_a_failed_load() -> None:
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+@pytest.mark.parametrize("flushed", [200, 400])
+async def test_a_load_is_followed_by_a_flush_that_waits_and_may_fail_in_place_alone(
+    mode: PauseMode, flushed: int
+) -> None:
     seen: list[tuple[str, Any]] = []
 
     def handler(path: str, body: bytes) -> web.Response:
         seen.append((path, json.loads(body or b"{}")))
-        return web.json_response({"success": True})
+        return web.json_response({"success": True}, status=flushed if path == "/flush_cache" else 200)
 
     async with backend(handler) as server:
-        for mode, flushes in (("retract", True), ("in_place", False)):
-            seen.clear()
-            await server.pause(mode)  # type: ignore[arg-type]
+        await server.pause(mode)
+        if flushed == 400 and mode != "in_place":
+            with pytest.raises(InferenceError, match="prefixes of old weights"):
+                await server.load("/x", 2)
+        else:
             await server.load("/x", 2)
-            paths = [path for path, _ in seen]
-            assert dict(seen)["/update_weights_from_disk"]["flush_cache"] is flushes
-            assert ("/flush_cache" in paths) is not flushes
+    assert dict(seen)["/update_weights_from_disk"]["flush_cache"] is False
+    assert [path for path, _ in seen] == ["/pause_generation", "/update_weights_from_disk", "/flush_cache"]
 
 
 PLAN = BroadcastPlan(
@@ -155,7 +160,7 @@ async def test_a_broadcast_is_taken_bucket_by_bucket_and_the_last_one_carries_th
     seen: list[tuple[str, Any]] = []
 
     def handler(path: str, body: bytes) -> web.Response:
-        seen.append((path, json.loads(body)))
+        seen.append((path, json.loads(body or b"{}")))
         return web.json_response({"success": True}, status=begin if path == "/begin_weight_update" else 200)
 
     async with backend(handler) as server:
@@ -171,12 +176,13 @@ async def test_a_broadcast_is_taken_bucket_by_bucket_and_the_last_one_carries_th
         "begin_weight_update",
         *["update_weights_from_distributed"] * 2,
         *around,
+        "flush_cache",
     ]
     assert seen[0][1]["rank_offset"] == 2 and seen[0][1]["master_port"] == 5
     first, last = seen[2][1], seen[3][1]
     assert (first["names"], first["dtypes"], first["shapes"]) == (["a"], ["bfloat16"], [[2, 3]])
     assert "weight_version" not in first and first["flush_cache"] is False
-    assert last["weight_version"] == "7" and last["flush_cache"] is True
+    assert last["weight_version"] == "7" and last["flush_cache"] is False
 
 
 async def test_a_group_that_was_never_joined_is_no_hindrance() -> None:
