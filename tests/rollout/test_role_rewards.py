@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.baseline import check_tags
+from agentrl.config.errors import DataError
 from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
@@ -134,7 +135,7 @@ async def test_the_tag_is_the_text_of_the_tasks_row(template: ChatTemplate) -> N
         assert found.tag == expected
     check_tags([Task(id="t", data={})], "role")
     check_tags([Task(id="t", data={"tag": "easy"})], "tag")
-    with pytest.raises(ValueError, match=r"trainer\.baseline=tag .* task train/3 has none"):
+    with pytest.raises(DataError, match=r"trainer\.baseline=tag .* task train/3 has none"):
         check_tags([Task(id="train/3", data={"tag": 3})], "tag")
 
 
