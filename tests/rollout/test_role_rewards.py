@@ -111,6 +111,19 @@ class Rewording(Choosing):
 """
 
 
+async def test_of_equal_answers_to_the_same_prompt_the_latest_is_credited(template: ChatTemplate) -> None:
+    async def play(llm: LLM) -> Outcome:
+        ask = [{"role": "user", "content": "your move"}]
+        for reward in (0.25, 0.75):
+            reply = await llm.session().chat.completions.create(messages=ask)
+            llm.reward(reward, message=reply.choices[0].message.model_dump(exclude_none=True))
+        return Outcome(reward=1.0)
+
+    found = await episode_of(template, Scripted(play))
+    nodes = found.trajectories["assistant"].nodes
+    assert nodes[1].message == nodes[2].message and [node.reward for node in nodes] == [None, 0.25, 0.75]
+
+
 async def test_a_plain_episode_has_no_role_rewards(template: ChatTemplate, tmp_path: Path) -> None:
     async def play(llm: LLM) -> Outcome:
         await speak(llm, "assistant")
