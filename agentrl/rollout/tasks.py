@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.config.errors import ConfigError
 from agentrl.core.episode import Task
 from agentrl.rollout.curriculum import Curriculum
 
@@ -123,11 +124,11 @@ class TaskStream:
         """Continue from a :meth:`state`; with a curriculum, draws of tasks that no longer exist are left out.
 
         Raises:
-            ValueError: The state is of a run with a curriculum and this one has none, or the reverse.
+            ConfigError: The state is of a run with a curriculum and this one has none, or the reverse.
         """
         if ("curriculum" in state) != (self.curriculum is not None):
             with_one, without = ("checkpoint", "recipe") if self.curriculum is None else ("recipe", "checkpoint")
-            raise ValueError(
+            raise ConfigError(
                 f"the {with_one} has a rollout.curriculum and the {without} has none: resume with the run's "
                 "own settings"
             )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.rollout import CurriculumConfig
 from agentrl.core.episode import Task
 from agentrl.rollout.curriculum import Curriculum
@@ -87,3 +88,10 @@ def test_a_curriculum_resumes_without_the_owed_tasks_that_are_gone() -> None:
     second.restore(json.loads(json.dumps(first.state())))
     assert [second.draw() for _ in range(2)] == [drawn[0], drawn[2]]
     assert second.draw()[0] == 3
+
+
+def test_a_run_is_not_resumed_with_a_curriculum_that_it_did_not_have() -> None:
+    plain = TaskStream(TASKS, seed=1)
+    chosen = TaskStream(TASKS, seed=1, curriculum=Curriculum(TASKS, CurriculumConfig(hard_at=0.0), seed=1))
+    with pytest.raises(ConfigError, match=r"the recipe has a rollout\.curriculum and the checkpoint has none"):
+        chosen.restore(plain.state())
