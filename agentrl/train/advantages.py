@@ -5,7 +5,6 @@ episode's own turns and values; never on order, position or padding. A group who
 one episode, gives 0, never NaN.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from agentrl.config.declarations import advantage, preset
 from agentrl.train.returns import Scored, advantage_estimates, returns_to_go
-from agentrl.train.token_penalties import along_turn, penalty_returns
+from agentrl.train.token_penalties import along_turn, penalty_returns, return_divisors
 
 if TYPE_CHECKING:
     from agentrl.config.algorithm import RewardScale
@@ -152,7 +151,7 @@ def turns(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit
     flat = [value for one in returns for value in one]
     keys = [one.group for one in scored for _ in one.turns]
     values = iter(group_advantages(flat, keys, scale=config.scale_rewards))
-    divisors = _divisors(flat, keys, config.scale_rewards, EPSILON)
+    divisors = return_divisors(flat, keys, config.scale_rewards, EPSILON)
     spread = [[along_turn(next(values), turn, divisors[one.group]) for turn in one.turns] for one in scored]
     return [[0.0] * len(v) if alone[one.group] < 2 else v for one, v in zip(scored, spread, strict=True)]
 
@@ -252,42 +251,28 @@ def group_advantages(
     for index, key in enumerate(groups):
         members[key].append(index)
     advantages = [0.0] * len(rewards)
-    divisors = _divisors(rewards, groups, scale, epsilon)
+    of_batch = _deviation(rewards) + epsilon
     for indices in members.values():
         values = [rewards[i] for i in indices]
-        if not _differ(values):
+        if len(values) < 2 or max(values) == min(values):
             continue
         mean = sum(values) / len(values)
         for i in indices:
-            advantages[i] = (rewards[i] - mean) / divisors[groups[i]]
+            divisor = of_batch if scale == "batch" else _divisor(values, mean, scale, epsilon)
+            advantages[i] = (rewards[i] - mean) / divisor
     return advantages
 
 
-def _divisors(
-    values: Sequence[float], groups: Sequence[Hashable], scale: "RewardScale", epsilon: float
-) -> dict[Hashable, float]:
-    """Returns each group's divisor of centered values; infinite where a standard deviation or a mean is 0.
-
-    Raises:
-        ValueError: A value is negative with ``mean``, in a group whose values differ.
-    """
-    members: dict[Hashable, list[float]] = {}
-    for value, key in zip(values, groups, strict=True):
-        members.setdefault(key, []).append(value)
+def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon: float) -> float:
     if scale == "none":
-        return dict.fromkeys(members, 1.0)
-    if scale == "batch":
-        return dict.fromkeys(members, _deviation(values) + epsilon if _differ(values) else math.inf)
-    if scale == "group":
-        return {key: _deviation(own) + epsilon if _differ(own) else math.inf for key, own in members.items()}
-    lowest = min((min(own) for own in members.values() if _differ(own)), default=0.0)
-    if lowest < 0:
-        raise ValueError(f"trainer.scale_rewards=mean needs rewards of at least 0, but one reward is {lowest:g}")
-    return {key: sum(own) / len(own) or math.inf for key, own in members.items()}
-
-
-def _differ(values: Sequence[float]) -> bool:
-    return len(values) > 0 and max(values) > min(values)
+        return 1.0
+    if scale == "mean":
+        if min(values) < 0:
+            raise ValueError(
+                f"trainer.scale_rewards=mean needs rewards of at least 0, but one reward is {min(values):g}"
+            )
+        return mean
+    return _deviation(values) + epsilon
 
 
 def _deviation(values: Sequence[float]) -> float:

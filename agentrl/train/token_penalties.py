@@ -4,10 +4,15 @@ Guarantees: the penalty of a token lowers the returns of that token and of the t
 later one; without penalties credit is unchanged. At a fork the penalties of the branches are averaged, like returns.
 """
 
+import math
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from agentrl.config.algorithm import RewardScale
     from agentrl.train.returns import Scored, Turn
 
 
@@ -33,3 +38,32 @@ def along_turn(value: float, turn: "Turn", divisor: float) -> float | list[float
     if not turn.penalties:
         return value
     return [value + passed / divisor for passed in accumulate(turn.penalties[:-1], initial=0.0)]
+
+
+def return_divisors(
+    returns: Sequence[float], groups: Sequence[Hashable], scale: "RewardScale", epsilon: float
+) -> dict[Hashable, float]:
+    """Returns each group's divisor in :func:`~agentrl.train.advantages.group_advantages`; infinite for equal returns.
+
+    Args:
+        returns: ``[entries]`` returns.
+        groups: ``[entries]`` group keys.
+        scale: ``trainer.scale_rewards``.
+        epsilon: Number added to a standard deviation.
+    """
+    members: dict[Hashable, list[float]] = {}
+    for value, key in zip(returns, groups, strict=True):
+        members.setdefault(key, []).append(value)
+    if scale == "none":
+        return dict.fromkeys(members, 1.0)
+    if scale == "mean":
+        return {key: float(np.mean(values)) or math.inf for key, values in members.items()}
+    if scale == "batch":
+        return dict.fromkeys(members, _deviation(returns, epsilon))
+    return {key: _deviation(values, epsilon) for key, values in members.items()}
+
+
+def _deviation(values: Sequence[float], epsilon: float) -> float:
+    if len(values) < 2 or max(values) == min(values):
+        return math.inf
+    return float(np.std(values, ddof=1)) + epsilon
