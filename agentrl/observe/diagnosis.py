@@ -57,7 +57,7 @@ def diagnose(records: Sequence[Record], dtype: str = "float32", pause_mode: str 
     if not steps:
         return []
     pure = [step for step in steps if pause_mode != "in_place" or step.get("staleness/max") == 0]
-    found = [_ratio(pure, dtype), _other_policy(pure), *(rule(steps) for rule in _RULES)]
+    found = [_ratio(pure, dtype), *(rule(pure if rule is _other_policy else steps) for rule in _RULES)]
     return [finding for finding in found if finding is not None]
 
 
@@ -311,7 +311,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy, _truncation,
+    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy, _truncation,
     _overflow, _creep,
     _clipped, _overhead, _critic,
 )  # fmt: skip

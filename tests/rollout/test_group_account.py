@@ -94,6 +94,17 @@ def uniform(rate: float, reward: float) -> Tally:
     return Tally("filtered", episodes=2, rewards=(reward, reward), solve_rate=rate)
 
 
+def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() -> None:
+    rules = StopRules(RolloutConfig(group_size=1, batch_size=500, max_failure_rate=1))
+    often = episode(None, StopReason.AGENT_ERROR, "often")
+    found = None
+    for number in range(500):
+        one = episode(None, StopReason.AGENT_ERROR, f"{number} " + "x" * 9999) if number % 2 else often
+        found = rules.check([one], judge([one], CONFIG, RewardConfig()))
+    assert len(rules._failures) <= MOST_REASONS
+    assert found is not None and "250 times" in found and found.endswith("agent_error: often")
+
+
 @pytest.mark.parametrize(
     ("tallies", "said"),
     [
@@ -112,14 +123,3 @@ def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: l
     reason = rules.check([], third)
     assert reason is not None
     assert re.search(said, reason), reason
-
-
-def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() -> None:
-    rules = StopRules(RolloutConfig(group_size=1, batch_size=500, max_failure_rate=1))
-    often = episode(None, StopReason.AGENT_ERROR, "often")
-    found = None
-    for number in range(500):
-        one = episode(None, StopReason.AGENT_ERROR, f"{number} " + "x" * 9999) if number % 2 else often
-        found = rules.check([one], judge([one], CONFIG, RewardConfig()))
-    assert len(rules._failures) <= MOST_REASONS
-    assert found is not None and "250 times" in found and found.endswith("agent_error: often")
