@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from agentrl.config.errors import DataError
 from agentrl.core.episode import EpisodeBase, Task
 
 Baseline = Literal["role", "group", "tag"]
@@ -39,13 +40,13 @@ def check_tags(tasks: Iterable[Task], baseline: Baseline) -> None:
     """Checks that each task has a tag if the baseline needs one.
 
     Raises:
-        ValueError: A task has none.
+        DataError: A task has none.
     """
     if baseline != "tag":
         return
     for task in tasks:
         if not isinstance(task.data.get("tag"), str):
-            raise ValueError(missing_tag(task.id))
+            raise DataError(missing_tag(task.id))
 
 
 def missing_tag(task_id: str) -> str:

@@ -52,12 +52,11 @@ def last_answers(parents: Sequence[int], sampled: Sequence[bool]) -> list[int]:
 def role_cut(reason: StopReason, trajectory: Trajectory) -> bool:
     """Whether a role was cut in an episode that ended for ``reason``."""
     nodes = trajectory.nodes
-    return _cut(
-        reason,
+    last = last_answers(
         [-1 if node.parent is None else node.parent for node in nodes],
         [node.finish_reason is not None or any(node.loss_mask) for node in nodes],
-        [node.finish_reason for node in nodes],
     )
+    return _cut(reason, [nodes[index].finish_reason for index in last])
 
 
 def episode_cut(episode: Episode) -> bool:
@@ -86,10 +85,10 @@ def trajectory_ends(columns: Columns) -> tuple[list[bool], list[list[int]]]:
     ends: list[list[int]] = []
     for found in columns.trajectories():
         own = slice(found.first, found.end)
-        parents, answered = columns.parents[own].tolist(), sampled[own].tolist()
-        finishes = [FINISH_REASONS[index] for index in columns.finish[own].tolist()]
-        cut.append(_cut(columns.episodes[found.episode].stop_reason, parents, answered, finishes))
-        ends.append([found.first + index for index in last_answers(parents, answered)])
+        last = last_answers(columns.parents[own].tolist(), sampled[own].tolist())
+        finishes = [FINISH_REASONS[columns.finish[found.first + index]] for index in last]
+        cut.append(_cut(columns.episodes[found.episode].stop_reason, finishes))
+        ends.append([found.first + index for index in last])
     return cut, ends
 
 
@@ -116,8 +115,6 @@ def counted_metrics(metrics: Sequence[Mapping[str, float]], cut: Sequence[bool])
     return [(unsolved if one else {}) | dict(found) for found, one in zip(metrics, cut, strict=True)]
 
 
-def _cut(reason: StopReason, parents: Sequence[int], sampled: Sequence[bool], finishes: Sequence[str | None]) -> bool:
-    if reason in LIMITS:
-        return True
-    last = last_answers(parents, sampled)
-    return bool(last) and all(finishes[index] in CUT_ANSWERS for index in last)
+def _cut(reason: StopReason, last: Sequence[str | None]) -> bool:
+    """Whether a limit ended the episode, or cut all of a role's last answers, given their finish reasons."""
+    return reason in LIMITS or (bool(last) and all(finish in CUT_ANSWERS for finish in last))

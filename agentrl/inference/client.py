@@ -136,7 +136,7 @@ def _acted_on(nodes: Sequence[Node], last: int, message: Message | None) -> Node
     if message is None or first == last:
         return nodes[last]
     key = essence(plain(message))
-    return next((node for node in nodes[first:last] if essence(node.message) == key), nodes[last])
+    return next((node for node in reversed(nodes[first : last + 1]) if essence(node.message) == key), nodes[last])
 
 
 class Client(Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from agentrl.config.baseline import check_tags
-from agentrl.config.errors import DataError
+from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         return asyncio.run(work)
-    except (InferenceError, DataError) as error:
+    except (InferenceError, UserError) as error:
         print(error, file=sys.stderr)
         return 1
 

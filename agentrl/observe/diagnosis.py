@@ -44,18 +44,21 @@ class Finding:
         return f"{self.symptom}. {self.cause} {self.remedy}"
 
 
-def diagnose(records: Sequence[Record], dtype: str = "float32") -> list[Finding]:
+def diagnose(records: Sequence[Record], dtype: str = "float32", pause_mode: str = "retract") -> list[Finding]:
     """Returns all findings of a run so far.
 
     Args:
         records: Metrics of the training steps, in order.
         dtype: Compute dtype of the trainer.
+        pause_mode: The recipe's ``weights.pause_mode``. With ``in_place`` a token of the current version may be sampled
+            over the key/value cache of an older one: the server is judged by steps without older tokens alone.
     """
     steps = [record for record in records if is_step(record) and not record.get("critic/warmup")]
     if not steps:
         return []
-    found = [rule(steps) for rule in _RULES]
-    return [finding for finding in [_ratio(steps, dtype), *found] if finding is not None]
+    pure = [step for step in steps if pause_mode != "in_place" or step.get("staleness/max") == 0]
+    found = [_ratio(pure, dtype), *(rule(pure if rule is _other_policy else steps) for rule in _RULES)]
+    return [finding for finding in found if finding is not None]
 
 
 def is_step(record: Mapping[str, object]) -> bool:

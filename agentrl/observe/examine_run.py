@@ -27,7 +27,8 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     config = json.loads((run_dir / CONFIG).read_text()) if (run_dir / CONFIG).is_file() else {}
     trainer = config.get("trainer") or {}
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
-    found = diagnose(numbers, trainer.get("dtype", "float32"))
+    pause_mode = (config.get("weights") or {}).get("pause_mode", "retract")
+    found = diagnose(numbers, trainer.get("dtype", "float32"), pause_mode)
     kind = trainer.get("type")
     nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
     unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]

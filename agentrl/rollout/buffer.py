@@ -41,11 +41,6 @@ class GroupBuffer:
     def __len__(self) -> int:
         return len(self._groups)
 
-    @property
-    def closed(self) -> bool:
-        """Whether no more groups will come."""
-        return self._closed
-
     async def put(self, group: Group) -> None:
         """Add a finished group."""
         async with self._changed:

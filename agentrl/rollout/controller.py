@@ -105,6 +105,7 @@ class Controller:
         if self.gate.version == 0:
             self._records.add(0, {}, evaluate=True)
         self._admission = asyncio.create_task(self._admit(), name="admission")
+        self._admission.add_done_callback(self._admission_ended)
 
     def restore(self, step: int, state: dict[str, Any], *, recorded: bool = False) -> None:
         """Continue from the checkpoint after ``step``; call before :meth:`start`.
@@ -139,8 +140,15 @@ class Controller:
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
         self._groups.discard(job)
+        self._fail_with(job, "a group failed as a whole")
+
+    def _admission_ended(self, job: "asyncio.Task[None]") -> None:
+        """End the run if no more tasks can be drawn because of an exception: it would otherwise hang."""
+        self._fail_with(job, "the next task could not be drawn")
+
+    def _fail_with(self, job: "asyncio.Task[None]", what: str) -> None:
         if not job.cancelled() and (error := job.exception()) is not None:
-            self._fail(RolloutError("a group failed as a whole:\n" + "".join(traceback.format_exception(error))))
+            self._fail(RolloutError(f"{what}:\n" + "".join(traceback.format_exception(error))))
 
     def _fail(self, error: RolloutError) -> None:
         """Make waiting and later calls of :meth:`next_batch` fail."""
@@ -195,34 +203,39 @@ class Controller:
         return self._consumed[step]
 
     def _count(self, step: int, groups: list[Group]) -> dict[str, Any]:
-        """Settles the groups of a step, and those that were left out before it; returns what the trainer is told.
+        """Counts the groups of a step, and those that were left out before it; returns what the trainer is told.
 
         Raises:
             RolloutError: The tasks are exhausted and no group was ever kept.
         """
         done = self._tasks.done
         draws = [*self._account.uncounted, *(group.draw for group in groups)]
-        if not groups and step == 0:
-            raise RolloutError(
-                f"nothing to train on: all {len(draws)} groups were filtered or failed; {self._account.outcomes()}"
-            )
-        counts = self._account.count(group.tally for group in groups)
         if groups:
+            counts = self._account.count(group.tally for group in groups)
             seen, baseline = self.recipe.reward, self.recipe.trainer.baseline
             self._pending_metrics |= counts | batch_metrics(groups, self.gate.version, seen, baseline)
             if self._tasks.curriculum is not None:
                 self._pending_metrics |= self._tasks.curriculum.metrics()
-        else:
+            self._settle(step, groups, draws)
+        elif step == 0:
+            raise RolloutError(
+                f"nothing to train on: all {len(draws)} groups were filtered or failed; {self._account.outcomes()}"
+            )
+        else:  # not settled: a resumed run draws them again
             log.warning("the tasks are exhausted: no group was kept of the last %d, which no step counts", len(draws))
+            self._pending_metrics["rollout/groups_cancelled"] = float(len(draws))
+        before, self._told_epochs = self._told_epochs, self._tasks.ended_epochs
+        last = self._tasks.exhausted and self.gate.running == 0 and not len(self._buffer)
+        return {"last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}
+
+    def _settle(self, step: int, groups: list[Group], draws: list[int]) -> None:
+        """Marks the draws that a step counts, and journals the groups that it trains."""
         for group in groups:
             task = group.columns.episodes[0].task_id
             self._journal.group("trained", draw=group.draw, task=task, step=step)
         for draw in draws:
             self._tasks.settle(draw)
         self._next_step = step + 1
-        before, self._told_epochs = self._told_epochs, self._tasks.ended_epochs
-        last = self._tasks.exhausted and self.gate.running == 0 and not len(self._buffer)
-        return {"step": step, "last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}
 
     async def ready(self, seconds: float) -> bool:
         """Wait up to ``seconds`` until a new version may be published; returns whether it may.
@@ -259,10 +272,12 @@ class Controller:
 
         A step that turns out to be the final one after it was recorded is evaluated if it was not.
         """
+        found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         if final and step == self._records.evaluated:
+            if found:
+                self._write_metrics(step, found)
             self.finished.set()
             return
-        found, self._pending_metrics = self._pending_metrics | dict(metrics), {}
         every = self.recipe.eval.every
         if final:
             self._final_step = step

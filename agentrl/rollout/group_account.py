@@ -10,7 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
@@ -171,14 +174,14 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
     }
     metrics |= {f"rollout/failed_{kind}": float(count) for kind, count in sorted(failures.items())}
     rates = [tally.solve_rate for tally in tallies if tally.solve_rate is not None]
-    _add_mean(metrics, "rollout/all_solved", [rate == 1 for rate in rates])
-    _add_mean(metrics, "rollout/none_solved", [rate == 0 for rate in rates])
-    _add_mean(metrics, "reward/mean_drawn", [reward for tally in tallies for reward in tally.rewards])
-    _add_mean(metrics, "reward/mean_kept", [reward for tally in kept for reward in tally.rewards])
+    add_mean(metrics, "rollout/all_solved", [rate == 1 for rate in rates])
+    add_mean(metrics, "rollout/none_solved", [rate == 0 for rate in rates])
+    add_mean(metrics, "reward/mean_drawn", [reward for tally in tallies for reward in tally.rewards])
+    add_mean(metrics, "reward/mean_kept", [reward for tally in kept for reward in tally.rewards])
     for role in sorted({role for tally in tallies for role in tally.own_roles}):
         for end, of in (("drawn", tallies), ("kept", kept)):
             own = [rewards[role] for tally in of for rewards in tally.role_rewards if role in rewards]
-            _add_mean(metrics, f"reward/{role}/mean_{end}", own)
+            add_mean(metrics, f"reward/{role}/mean_{end}", own)
     return metrics | _reported("metrics", tallies) | _reported("metrics_kept", kept)
 
 
@@ -194,6 +197,7 @@ def _reported(prefix: str, tallies: Sequence[Tally]) -> dict[str, float]:
     return {f"{prefix}/{name}": fmean(values) for name, values in sorted(found.items())}
 
 
-def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float]) -> None:
-    if values:
-        metrics[name] = fmean(values)
+def add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | NDArray[Any]) -> None:
+    """Adds the mean of ``values`` to ``metrics``; nothing without values."""
+    if len(values):
+        metrics[name] = float(np.mean(values))

@@ -7,10 +7,8 @@ answers, also those that the episode went on after.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
@@ -18,7 +16,7 @@ from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
 from agentrl.core.ending import cut_episodes
 from agentrl.core.episode import FAILURES, StopReason
 from agentrl.rollout.buffer import Group
-from agentrl.rollout.group_account import compared
+from agentrl.rollout.group_account import add_mean, compared
 
 ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
 
@@ -39,12 +37,12 @@ def batch_metrics(
     metrics: dict[str, float] = {"rollout/episodes": float(len(episodes))}
     if groups:
         metrics["rollout/groups_with_signal"] = _share_with_signal(groups, seen, baseline)
-    _add_mean(metrics, "rollout/truncated", cut_episodes(columns))
+    add_mean(metrics, "rollout/truncated", cut_episodes(columns))
     for reason in ENDINGS:
-        _add_mean(metrics, f"rollout/ended_{reason}", [e.stop_reason is reason for e in episodes])
+        add_mean(metrics, f"rollout/ended_{reason}", [e.stop_reason is reason for e in episodes])
     for name in ("special", "text"):
-        _add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
-    _add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])
+        add_mean(metrics, f"drift/{name}", [e.drift[name] for e in episodes if name in e.drift])
+    add_mean(metrics, "rollout/episode_seconds", [e.seconds for e in episodes])
     return metrics | _token_metrics(columns, version)
 
 
@@ -52,30 +50,25 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     answered = columns.finish != FINISH_REASONS.index(None)
     lengths = columns.sizes[answered].astype(float)
-    _add_mean(metrics, "tokens/completion_mean", lengths)
+    add_mean(metrics, "tokens/completion_mean", lengths)
     if len(lengths):
         metrics["tokens/completion_max"] = float(lengths.max())
     metrics["tokens/completion_total"] = float(lengths.sum())
-    _add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
+    add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
     starts = columns.sampled_starts()
     if len(columns.teacher_logprobs):
         scored = np.repeat(columns.scored, columns.sampled_counts())
-        _add_mean(metrics, "distill/reverse_kl", (columns.logprobs.astype(float) - columns.teacher_logprobs)[scored])
+        add_mean(metrics, "distill/reverse_kl", (columns.logprobs.astype(float) - columns.teacher_logprobs)[scored])
     oldest: dict[int, int] = {}
     for found in columns.trajectories():
         versions = columns.versions[starts[found.first] : starts[found.end]]
         if len(versions):
             oldest[found.episode] = min(int(versions.min()), oldest.get(found.episode, version))
     ages = [float(version - old) for old in oldest.values()]
-    _add_mean(metrics, "staleness/mean", ages)
+    add_mean(metrics, "staleness/mean", ages)
     if ages:
         metrics["staleness/max"] = max(ages)
     return metrics
-
-
-def _add_mean(metrics: dict[str, float], name: str, values: Sequence[float] | NDArray[Any]) -> None:
-    if len(values):
-        metrics[name] = float(np.mean(values))
 
 
 def _share_with_signal(groups: Sequence[Group], seen: RewardConfig, baseline: Baseline) -> float:

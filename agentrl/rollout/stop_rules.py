@@ -14,6 +14,7 @@ from agentrl.rollout.group_account import Tally
 
 MOST_KINDS = 20  # distinct kinds of failures that are logged
 LONGEST = 3000  # characters of a reason that are shown
+MOST_REASONS = 200  # different reasons that are counted: texts may all differ, and a run may be long
 log = logging.getLogger(__name__)
 
 
@@ -40,12 +41,7 @@ class StopRules:
         for episode in episodes:
             self._recent.append(episode.failed)
             if episode.failed:
-                reason = f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"
-                kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
-                if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
-                    self._kinds.add(kind)
-                    log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason[-LONGEST:])
-                self._failures[reason] += 1
+                self._note(episode)
         window = self._config.batch_size * self._config.group_size
         del self._recent[:-window]
         share = sum(self._recent) / window
@@ -55,8 +51,20 @@ class StopRules:
         return (
             f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
             f"{self._config.max_failure_rate:g}); the most frequent reason of the run, {count} times:\n"
-            f"{text[-LONGEST:]}"
+            f"{text}"
         )
+
+    def _note(self, episode: EpisodeBase) -> None:
+        """Counts the reason of a failed episode, and logs it if it is the first of its kind."""
+        reason = f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"
+        kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
+        reason = reason[-LONGEST:]
+        if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
+            self._kinds.add(kind)
+            log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason)
+        self._failures[reason] += 1
+        if len(self._failures) > MOST_REASONS:
+            self._failures = Counter(dict(self._failures.most_common(MOST_REASONS // 2)))
 
     def _without_signal(self, tally: Tally) -> str | None:
         """Returns the reason if too many groups in a row were filtered; failed ones do not count."""

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.config.errors import ConfigError
 from agentrl.core.episode import Task
 from agentrl.rollout.curriculum import Curriculum
 
@@ -66,9 +67,9 @@ class TaskStream:
 
     @property
     def done(self) -> float:
-        """Share of the draws of all epochs that are settled; 0 in an endless stream."""
+        """Share of the draws of all epochs that are settled, at most 1; 0 in an endless stream."""
         owed = len(self._open) + len(self._again)
-        return (self._next - owed) / self._end if self._end else 0.0
+        return min(1.0, (self._next - owed) / self._end) if self._end else 0.0  # epochs may be fewer after a resume
 
     def draw(self) -> tuple[int, Task]:
         """Returns the next draw index and its task.
@@ -120,14 +121,14 @@ class TaskStream:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a :meth:`state`.
+        """Continue from a :meth:`state`; with a curriculum, draws of tasks that no longer exist are left out.
 
         Raises:
-            ValueError: The state is of a run with a curriculum and this one has none, or the reverse.
+            ConfigError: The state is of a run with a curriculum and this one has none, or the reverse.
         """
         if ("curriculum" in state) != (self.curriculum is not None):
             with_one, without = ("checkpoint", "recipe") if self.curriculum is None else ("recipe", "checkpoint")
-            raise ValueError(
+            raise ConfigError(
                 f"the {with_one} has a rollout.curriculum and the {without} has none: resume with the run's "
                 "own settings"
             )
@@ -135,7 +136,8 @@ class TaskStream:
         self._again = list(state["owed"])
         self._open.clear()
         if self.curriculum is not None:
-            self._chosen = dict(state["chosen"])
+            self._chosen = {number: task for number, task in state["chosen"] if task in self._by_id}
+            self._again = [number for number in self._again if number in self._chosen]
             self.curriculum.restore(state["curriculum"])
 
 

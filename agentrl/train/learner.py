@@ -155,17 +155,13 @@ class PolicyLearner:
         """
         if batch is None:
             return None
-        branches = self._updated(batch)
-        every = [*batch.branches, *batch.idle]
-        trained, sampled = (float(trained_mask(some, batch.tokens).sum()) for some in (branches, every))
         notes = {
             "signal": batch.signal,
             "warmup": float(self._warms_up(batch)),
-            "trained": trained,
-            "sampled": sampled,
+            "sampled": float(trained_mask([*batch.branches, *batch.idle], batch.tokens).sum()),
             "drawn": float(drawn),
         }
-        return Work(branches, batch.tokens, batch.normalizer, batch.version, notes)
+        return Work(self._updated(batch), batch.tokens, batch.normalizer, batch.version, notes)
 
     def _warms_up(self, batch: TrainBatch) -> bool:
         return self.critic is not None and batch.version < self.config.critic_warmup

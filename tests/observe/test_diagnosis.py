@@ -98,6 +98,15 @@ def test_the_server_is_not_blamed_for_old_tokens_or_for_the_updates_of_the_step(
     assert diagnose([{**HEALTHY, "train/update_ratio_max": 1.4, "train/update_ratio_mean": 0.3}] * 5) == []
 
 
+def test_tokens_over_the_cache_of_an_older_version_do_not_accuse_the_server() -> None:
+    """With ``weights.pause_mode=in_place`` the current version goes on over keys and values of the one before."""
+    mixed = {**HEALTHY, "staleness/max": 1.0, "mismatch/ratio_max/age_0": 0.4, "mismatch/kl/age_0": 0.5}
+    assert diagnose([mixed] * 5, pause_mode="in_place") == []
+    assert {f.kind for f in diagnose([mixed] * 5, pause_mode="retract")} == {"ratio", "kl"}
+    fresh = {**mixed, "staleness/max": 0.0}
+    assert {f.kind for f in diagnose([fresh] * 5, pause_mode="in_place")} == {"ratio", "kl"}
+
+
 def test_a_kl_of_a_few_tokens_is_not_judged() -> None:
     assert diagnose([{**HEALTHY, "mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 3.0}]) == []
 

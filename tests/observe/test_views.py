@@ -69,7 +69,7 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     with shown:
         shown.update({**STEP, "mismatch/kl": 0.5, "mismatch/kl/age_1": 0.5})
         assert "warning" not in out.getvalue()
-        fresh = {"mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 500.0}
+        fresh = {"mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 500.0, "staleness/max": 0.0}
         for step in (4, 5):
             shown.update({**STEP, "step": step, **fresh, "drift/special": 0.25})
     text = out.getvalue()

@@ -26,6 +26,7 @@ from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal, valid_outcomes
 from agentrl.rollout.server_pool import ServerPool
+from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import Committed, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
 
@@ -276,6 +277,48 @@ async def test_epochs_without_a_kept_group_end_without_a_wait(tiny_model: Path, 
     harness.controller.record(1, {}, final=True)
     assert await harness.controller.ready(30)
     assert harness.controller.finished.is_set() and harness.evaluated == [0, 1]
+    await harness.controller.close()
+
+
+async def test_groups_after_the_last_kept_one_are_cancelled_and_drawn_again_by_a_resume(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = ("trainer.epochs=1", "rollout.skip_uniform_groups=true", "rollout.max_staleness=0", "eval.every=1")
+    first = Harness(tmp_path, tiny_model, *settings)
+    first.controller.start()
+    await first.controller.next_batch(0)
+    first.workflow.uniform = True
+    await first.publish(1)
+    await asyncio.wait_for(first.controller.next_batch(1), 30)
+    first.controller.record(1, {}, final=True)
+    assert first.controller.finished.is_set() and first.evaluated == [0, 1]
+    merged = {name: value for step, metrics in first.written if step == 1 for name, value in metrics.items()}
+    assert merged["rollout/groups_cancelled"] == 4.0 and merged["rollout/groups_kept"] == 2.0
+    state = json.loads(json.dumps(first.controller.checkpoint()))
+    await first.controller.close()
+
+    second = Harness(tmp_path, tiny_model, *settings)
+    second.controller.restore(1, state, recorded=True)
+    second.controller.start()
+    await second.controller.publish(second.manifest(1))
+    batches = [episodes_of(await asyncio.wait_for(second.controller.next_batch(step), 30)) for step in (1,)]
+    assert len(batches[0]) == 6 and {f["draw"] for f in valid_outcomes(tmp_path)} >= {0, 1, 2, 3}
+    valid = [f["draw"] for f in valid_outcomes(tmp_path)]
+    assert len(set(valid)) == len(valid)
+    await second.controller.close()
+
+
+async def test_a_draw_that_raises_ends_the_run_and_does_not_hang_it(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: TaskStream) -> None:
+        raise KeyError("train/7")
+
+    monkeypatch.setattr(TaskStream, "draw", broken)
+    harness = Harness(tmp_path, tiny_model)
+    harness.controller.start()
+    with pytest.raises(RolloutError, match=r"(?s)the next task could not be drawn.*train/7"):
+        await asyncio.wait_for(harness.controller.next_batch(0), 30)
     await harness.controller.close()
 
 

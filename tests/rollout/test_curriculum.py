@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agentrl.config.errors import DataError
+from agentrl.config.errors import ConfigError, DataError
 from agentrl.config.rollout import CurriculumConfig
 from agentrl.core.episode import Task
 from agentrl.rollout.curriculum import Curriculum, pools_of
@@ -153,5 +153,5 @@ def test_an_owed_draw_is_the_same_task_and_its_solve_rate_does_not_count_twice()
     }
     assert [resumed.draw(), resumed.draw()] == [second, third]
     plain = TaskStream(TASKS[:4], 0)
-    with pytest.raises(ValueError, match=r"the checkpoint has a rollout\.curriculum and the recipe has none"):
+    with pytest.raises(ConfigError, match=r"the checkpoint has a rollout\.curriculum and the recipe has none"):
         plain.restore(stream.state())

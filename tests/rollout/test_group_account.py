@@ -8,7 +8,7 @@ from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.rollout.group_account import GroupAccount, Tally, failure_kind, judge, solved
-from agentrl.rollout.stop_rules import StopRules
+from agentrl.rollout.stop_rules import MOST_REASONS, StopRules
 
 CONFIG = RolloutConfig(group_size=4, skip_uniform_groups=True)
 
@@ -92,6 +92,17 @@ def test_a_failure_without_an_error_is_a_missing_reward() -> None:
 
 def uniform(rate: float, reward: float) -> Tally:
     return Tally("filtered", episodes=2, rewards=(reward, reward), solve_rate=rate)
+
+
+def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() -> None:
+    rules = StopRules(RolloutConfig(group_size=1, batch_size=500, max_failure_rate=1))
+    often = episode(None, StopReason.AGENT_ERROR, "often")
+    found = None
+    for number in range(500):
+        one = episode(None, StopReason.AGENT_ERROR, f"{number} " + "x" * 9999) if number % 2 else often
+        found = rules.check([one], judge([one], CONFIG, RewardConfig()))
+    assert len(rules._failures) <= MOST_REASONS
+    assert found is not None and "250 times" in found and found.endswith("agent_error: often")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.baseline import check_tags
+from agentrl.config.errors import DataError
 from agentrl.config.recipe import RewardConfig, TrainerConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
@@ -110,6 +111,19 @@ class Rewording(Choosing):
 """
 
 
+async def test_of_equal_answers_to_the_same_prompt_the_latest_is_credited(template: ChatTemplate) -> None:
+    async def play(llm: LLM) -> Outcome:
+        ask = [{"role": "user", "content": "your move"}]
+        for reward in (0.25, 0.75):
+            reply = await llm.session().chat.completions.create(messages=ask)
+            llm.reward(reward, message=reply.choices[0].message.model_dump(exclude_none=True))
+        return Outcome(reward=1.0)
+
+    found = await episode_of(template, Scripted(play))
+    nodes = found.trajectories["assistant"].nodes
+    assert nodes[1].message == nodes[2].message and [node.reward for node in nodes] == [None, 0.25, 0.75]
+
+
 async def test_a_plain_episode_has_no_role_rewards(template: ChatTemplate, tmp_path: Path) -> None:
     async def play(llm: LLM) -> Outcome:
         await speak(llm, "assistant")
@@ -134,7 +148,7 @@ async def test_the_tag_is_the_text_of_the_tasks_row(template: ChatTemplate) -> N
         assert found.tag == expected
     check_tags([Task(id="t", data={})], "role")
     check_tags([Task(id="t", data={"tag": "easy"})], "tag")
-    with pytest.raises(ValueError, match=r"trainer\.baseline=tag .* task train/3 has none"):
+    with pytest.raises(DataError, match=r"trainer\.baseline=tag .* task train/3 has none"):
         check_tags([Task(id="train/3", data={"tag": 3})], "tag")
 
 

@@ -1,8 +1,13 @@
 """The order of tasks, and resuming in the middle of it."""
 
+import json
+
 import pytest
 
+from agentrl.config.errors import ConfigError
+from agentrl.config.rollout import CurriculumConfig
 from agentrl.core.episode import Task
+from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.tasks import TaskStream, about_batches
 
 TASKS = [Task(id=f"t{i}", data={}) for i in range(5)]
@@ -61,3 +66,32 @@ def test_batches_that_do_not_fit_the_tasks_are_said() -> None:
     assert (
         about_batches(3, 8, None) == "3 tasks are fewer than rollout.batch_size=8, so a batch draws some of them twice"
     )
+
+
+def test_no_more_than_all_draws_are_done_where_a_resumed_run_has_fewer_epochs() -> None:
+    stream = TaskStream(TASKS, seed=1, epochs=3)
+    for _ in range(12):
+        stream.settle(stream.draw()[0])
+    shorter = TaskStream(TASKS, seed=1, epochs=1)
+    shorter.restore(stream.state())
+    assert shorter.exhausted and shorter.done == 1.0
+
+
+def test_a_curriculum_resumes_without_the_owed_tasks_that_are_gone() -> None:
+    def stream(tasks: list[Task]) -> TaskStream:
+        return TaskStream(tasks, seed=1, curriculum=Curriculum(tasks, CurriculumConfig(hard_at=0.0), seed=1))
+
+    first = stream(TASKS)
+    drawn = [first.draw() for _ in range(3)]
+    gone = drawn[1][1]
+    second = stream([task for task in TASKS if task != gone])
+    second.restore(json.loads(json.dumps(first.state())))
+    assert [second.draw() for _ in range(2)] == [drawn[0], drawn[2]]
+    assert second.draw()[0] == 3
+
+
+def test_a_run_is_not_resumed_with_a_curriculum_that_it_did_not_have() -> None:
+    plain = TaskStream(TASKS, seed=1)
+    chosen = TaskStream(TASKS, seed=1, curriculum=Curriculum(TASKS, CurriculumConfig(hard_at=0.0), seed=1))
+    with pytest.raises(ConfigError, match=r"the recipe has a rollout\.curriculum and the checkpoint has none"):
+        chosen.restore(plain.state())
