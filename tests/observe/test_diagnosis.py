@@ -150,6 +150,13 @@ def test_tasks_that_are_trained_on_and_evaluated_are_found(run_dir: Path) -> Non
     assert "remedy" in result.output
 
 
+def test_a_prompt_with_brackets_is_shown_as_it_is(run_dir: Path) -> None:
+    for name in ("episodes", "eval-episodes"):
+        (run_dir / f"{name}.jsonl").write_text(episode("Close [/b], then [red]") + "\n")
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 1 and "Close [/b], then [red]" in result.output
+
+
 def test_what_cannot_be_judged_is_said(run_dir: Path) -> None:
     (run_dir / "eval-episodes.jsonl").unlink()
     (run_dir / "metrics.jsonl").write_text("")
