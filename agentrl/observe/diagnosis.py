@@ -135,6 +135,9 @@ def _signal(steps: Sequence[Record]) -> Finding | None:
     share = _recent(steps, "rollout/groups_with_signal")
     if share is None or share >= FEW_SIGNALS or "distill/reverse_kl" in steps[-1]:  # a teacher teaches every token
         return None
+    taught = _recent(steps, "train/signal")
+    if taught is not None and taught >= FEW_SIGNALS:  # a critic, each turn or the reward itself teaches such groups
+        return None
     return Finding(
         "signal",
         f"only {share:.0%} of the groups have answers with different rewards",

@@ -39,9 +39,10 @@ def test_recipes_are_listed(capsys):
 
 def test_brackets_in_a_list_are_shown_as_they_are(capsys, tmp_path, monkeypatch):
     (tmp_path / "envs").mkdir()
-    (tmp_path / "envs" / "tagged.py").write_text(
-        'from agentrl import LanguageEnvironment\n\n\nclass Tagged(LanguageEnvironment):\n    """Writes [b] and [/i]."""\n'
+    source = (
+        'from agentrl import LanguageEnvironment\n\n\nclass Tagged(LanguageEnvironment):\n    "Writes [b] and [/i]."\n'
     )
+    (tmp_path / "envs" / "tagged.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     assert run("env", "list") == 0

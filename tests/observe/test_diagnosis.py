@@ -38,7 +38,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("drift", {"drift/special": 0.25}, "25.0%"),
     ("weights", {"weights/unchanged": 0.9}, "90%"),
     ("skipped", {"train/nonfinite": 1.0}, "not finite"),
-    ("signal", {"rollout/groups_with_signal": 0.05}, "5% of the groups"),
+    ("signal", {"rollout/groups_with_signal": 0.05, "train/signal": 0.05}, "5% of the groups"),
     ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
     ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),
     ("truncation", {"rollout/ended_length": 0.8}, "80% of the last answers of episodes"),
@@ -69,6 +69,10 @@ def test_steps_in_which_the_critic_alone_learns_are_not_judged() -> None:
 
 def test_a_slow_symptom_must_last() -> None:
     assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
+
+
+def test_groups_with_equal_rewards_are_no_finding_where_their_tokens_have_advantages() -> None:
+    assert diagnose([{**HEALTHY, "rollout/groups_with_signal": 0.0}] * 5) == [], "PPO in groups of one, say"
 
 
 def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> None:
