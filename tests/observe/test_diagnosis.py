@@ -67,6 +67,17 @@ def test_steps_in_which_the_critic_alone_learns_are_not_judged() -> None:
     assert diagnose([warm] * 20) == [] and diagnose([warm] * 20 + [HEALTHY] * 3) == []
 
 
+def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
+    """``preset=dapo`` with answers that all reach their limit makes no update, and masking is not the remedy."""
+    cut = {"train/tokens": 0.0, "train/signal": 0.0, "train/skipped": 1.0, "rollout/truncated": 1.0}
+    (found,) = diagnose([{**HEALTHY, **cut, "tokens/truncated": 1.0}] * 3)
+    assert found.kind == "all_cut" and "mask_truncated=false" in found.remedy
+    (found,) = diagnose([{**HEALTHY, **cut, "tokens/truncated": 0.0}] * 3)
+    assert found.kind == "all_cut", "the environment's limit cut them"
+    idle = {**HEALTHY, **cut, "rollout/groups_with_signal": 0.0}
+    assert [finding.kind for finding in diagnose([idle] * 3)] == ["signal"]
+
+
 def test_a_slow_symptom_must_last() -> None:
     assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
 
