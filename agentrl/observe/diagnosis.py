@@ -327,7 +327,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy, _truncation,
-    _overflow, _creep,
+    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy,
+    _truncation, _overflow, _creep,
     _clipped, _overhead, _critic,
 )  # fmt: skip
