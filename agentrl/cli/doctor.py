@@ -14,6 +14,7 @@ def doctor(
     The exit code is 1 if something was found.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from agentrl.observe.examine_run import examine
 
@@ -21,7 +22,7 @@ def doctor(
     found, unjudged = examine(folder)
     console = Console(highlight=False)
     for finding in found:
-        console.print(f"[bold yellow]{finding.kind}[/]  {finding.symptom}", soft_wrap=True)
+        console.print(f"[bold yellow]{finding.kind}[/]  {escape(finding.symptom)}", soft_wrap=True)
         console.print(f"  cause   {finding.cause}", markup=False, soft_wrap=True)
         console.print(f"  remedy  {finding.remedy}", markup=False, soft_wrap=True)
     for text in unjudged:

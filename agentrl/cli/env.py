@@ -20,6 +20,7 @@ Settings = Annotated[
 def list_environments() -> None:
     """List registered environments, and those in ./envs."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from agentrl.core.local_envs import classes_in, local_files
@@ -29,14 +30,15 @@ def list_environments() -> None:
     for column in ("id", "from", "what it is"):
         table.add_column(column, overflow="fold")
     for id in registered("env"):
-        table.add_row(id, spec_of("env", id).entry_point, first_line(id))
+        table.add_row(*map(escape, (id, spec_of("env", id).entry_point, first_line(id))))
     shipped = Path(__file__).parent.parent / "envs"
     for file in local_files():
         if file.parent.resolve() == shipped.resolve():
             continue  # in a checkout of agentrl, ./envs has the registered environments
         names = classes_in(file)
         for name in names:
-            table.add_row(file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))
+            shown = (file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))
+            table.add_row(*map(escape, shown))
     Console().print(table)
 
 

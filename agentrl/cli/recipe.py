@@ -45,6 +45,7 @@ ConfigFile = Annotated[
 def list_recipes() -> None:
     """List all recipes that can be run by name."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from agentrl.config.load import find_recipe, recipe_names
@@ -55,7 +56,7 @@ def list_recipes() -> None:
         table.add_column(column, overflow="fold")
     for name in recipe_names():
         path = find_recipe(name)
-        table.add_row(name, str(read_file(path).get("description", "")), str(path))
+        table.add_row(*map(escape, (name, str(read_file(path).get("description", "")), str(path))))
     Console().print(table)
 
 

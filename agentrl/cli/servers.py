@@ -73,10 +73,11 @@ def _call(run_dir: Path, run: str | None, method: str, url: str | None) -> list[
 
 def _show(servers: list[dict[str, Any]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("server", "state", "weights", "sessions", "error")
     for server in servers:
         version = "" if server["version"] is None else str(server["version"])
-        table.add_row(server["url"], server["state"], version, str(server["sessions"]), server["error"])
+        table.add_row(server["url"], server["state"], version, str(server["sessions"]), escape(server["error"]))
     Console().print(table)

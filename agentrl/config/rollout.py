@@ -96,6 +96,11 @@ def rollout_contradictions(recipe: "Recipe") -> Iterator[str]:
                 "rollout.skip_uniform_groups=true compares rewards before trainer.kl_in=reward makes them differ; use "
                 "trainer.kl_in=loss, or false"
             )
+        if trainer.distill_coef > 0 and trainer.advantage != "none":
+            yield (
+                "rollout.skip_uniform_groups=true compares rewards, and drops groups whose tokens "
+                f"trainer.distill_coef={trainer.distill_coef:g} gives advantages; use one of the two"
+            )
         if rollout.group_size == 1:
             yield "rollout.skip_uniform_groups=true drops every group of rollout.group_size=1"
     elif _changed(rollout, "max_uniform_groups"):

@@ -134,9 +134,26 @@ def _masks(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _all_cut(steps: Sequence[Record]) -> Finding | None:
+    recent = steps[-RECENT:]
+    untrained = all(step.get("train/tokens") == 0 and step.get("rollout/groups_with_signal") for step in recent)
+    if len(recent) < RECENT or not untrained or _recent(steps, "rollout/truncated") != 1:
+        return None
+    return Finding(
+        "all_cut",
+        f"no token was trained in the last {RECENT} steps, although groups have answers with different rewards",
+        "All episodes were cut, and trainer.mask_truncated leaves these out.",
+        "Raise the limit that cuts them (sampling.max_new_tokens, inference.context_length, or the environment's), or "
+        "set trainer.mask_truncated=false.",
+    )
+
+
 def _signal(steps: Sequence[Record]) -> Finding | None:
     share = _recent(steps, "rollout/groups_with_signal")
     if share is None or share >= FEW_SIGNALS or "distill/reverse_kl" in steps[-1]:  # a teacher teaches every token
+        return None
+    taught = _recent(steps, "train/signal")
+    if taught is not None and taught >= FEW_SIGNALS:  # a critic, each turn or the reward itself teaches such groups
         return None
     return Finding(
         "signal",
@@ -163,6 +180,8 @@ def _filtered(steps: Sequence[Record]) -> Finding | None:
 
 
 def _truncation(steps: Sequence[Record]) -> Finding | None:
+    if _all_cut(steps) is not None:  # whose remedy is another
+        return None
     answers, episodes = _recent(steps, "tokens/truncated") or 0.0, _recent(steps, "rollout/ended_length") or 0.0
     share = max(answers, episodes)
     if share <= MANY_CUT:
@@ -311,7 +330,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy, _truncation,
-    _overflow, _creep,
+    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy,
+    _truncation, _overflow, _creep,
     _clipped, _overhead, _critic,
 )  # fmt: skip

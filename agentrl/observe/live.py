@@ -182,7 +182,8 @@ def step_line(record: Mapping[str, float], total: int) -> str:
     if record.get("rollout/groups_filtered"):
         parts.append(f"filtered {record['rollout/groups_filtered']:.0f}/{record['rollout/groups_drawn']:.0f}")
     if "curriculum/pool" in record:
-        parts.append(f"pool {record['curriculum/pool']:.0f}, retired {record.get('curriculum/retired', 0):.0f}")
+        retired = f", retired {record['curriculum/retired']:.0f}" if "curriculum/retired" in record else ""
+        parts.append(f"pool {record['curriculum/pool']:.0f}{retired}")
     if "time/step" in record:
         inner = [f"{label} {record[key]:.1f}" for key, label in _TIMES if key in record]
         parts.append(f"{record['time/step']:.1f} s" + (f" ({', '.join(inner)})" if inner else ""))

@@ -20,7 +20,7 @@ from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import EpisodeRecord
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
-from agentrl.core.episode import FAILURES, Episode, EpisodeBase
+from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
 
 Outcome = Literal["kept", "filtered", "failed"]
 Compared = dict[tuple[str, ...], set[float]]
@@ -74,7 +74,10 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         outcome, reason = "filtered", "uniform rewards"
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
-    solves = [solved(one.reward, found, config.solved_reward) for one, found in zip(good, counted, strict=True)]
+    solves = [
+        solved(one.reward, found, config.solved_reward, full=one.stop_reason is StopReason.CONTEXT_OVERFLOW)
+        for one, found in zip(good, counted, strict=True)
+    ]
     return Tally(
         outcome,
         reason,
@@ -109,17 +112,18 @@ def compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, ba
     return found
 
 
-def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float) -> bool:
+def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float, *, full: bool = False) -> bool:
     """Whether an episode that did not fail solved its task: its accuracy is 1, or else its reward is high enough.
 
     Args:
         reward: Reward of the episode.
         metrics: Metrics that it counts with, see :func:`~agentrl.core.ending.counted_metrics`.
         solved_reward: The recipe's ``rollout.solved_reward``.
+        full: Whether the episode ran out of context; then what its steps earned does not make it solved.
     """
     if SUCCESS in metrics:
         return metrics[SUCCESS] >= 1
-    return reward is not None and reward >= solved_reward
+    return not full and reward is not None and reward >= solved_reward
 
 
 def failure_kind(episode: EpisodeBase) -> str:

@@ -150,7 +150,7 @@ def about_batches(tasks: int, batch_size: int, epochs: int | None) -> str:
         epochs: Passes over the tasks; ``None`` for no limit.
     """
     found = []
-    if tasks < batch_size:
+    if tasks < batch_size and epochs != 1:
         found.append(
             f"{tasks} tasks are fewer than rollout.batch_size={batch_size}, so a batch draws some of them twice"
         )

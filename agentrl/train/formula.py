@@ -113,10 +113,8 @@ def _weights(trainer: AlgorithmConfig) -> list[str]:
         )
     lines += _masks(trainer)
     if trainer.mask_truncated:
-        lines.append(
-            "episodes that were cut (last answer at its length limit, truncated, or out of context) count only in "
-            "their group's mean"
-        )
+        left = "count only in their group's mean" if trainer.advantage in COMPARING else "are not trained on"
+        lines.append(f"episodes that were cut (last answer at its length limit, truncated, or out of context) {left}")
     if trainer.kl_coef:
         kind = {
             "frozen": "the starting policy",

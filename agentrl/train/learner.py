@@ -117,7 +117,7 @@ class PolicyLearner:
         metrics |= selection.shares
         if share.notes["warmup"]:
             metrics["critic/warmup"] = 1.0
-            del metrics["train/loss"]  # of no token
+            metrics.pop("train/loss", None)  # of no token
         return metrics
 
     def _run_updates(

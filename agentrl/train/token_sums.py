@@ -52,9 +52,9 @@ class TokenSums:
         sums = dict(zip(SUMS, values[0].tolist(), strict=True))
         deviation, token = worst[0].tolist()
         count = sums["tokens"]
-        found = {"train/loss": sums["loss"] / normalizer, "train/tokens": count}
+        found = {"train/tokens": count}
         if sampled:
-            found["train/tokens_share"] = count / sampled
+            found |= {"train/loss": sums["loss"] / normalizer, "train/tokens_share": count / sampled}
         if not count:
             return found
         found |= {

@@ -155,7 +155,10 @@ class Trainer:
             values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
         if batch is not None:
             made = batch.train_batch(version=self.step, penalties=penalties, values=values)
-        return engine.update(made, plan["learning_rate"])
+        metrics = engine.update(made, plan["learning_rate"])
+        if penalties is not None and len(penalties):
+            metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef
+        return metrics
 
     def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
         """Saves a batch whose gradient was not finite, and stops training after several such steps in a row.

@@ -37,6 +37,18 @@ def test_recipes_are_listed(capsys):
     assert "gsm8k_grpo" in capsys.readouterr().out
 
 
+def test_brackets_in_a_list_are_shown_as_they_are(capsys, tmp_path, monkeypatch):
+    (tmp_path / "envs").mkdir()
+    source = (
+        'from agentrl import LanguageEnvironment\n\n\nclass Tagged(LanguageEnvironment):\n    "Writes [b] and [/i]."\n'
+    )
+    (tmp_path / "envs" / "tagged.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("env", "list") == 0
+    assert "Writes [b] and [/i]." in capsys.readouterr().out
+
+
 def test_a_shown_recipe_loads_again(capsys):
     assert run("recipe", "show", "arithmetic_grpo", "seed=3") == 0
     shown = validate(read_yaml(capsys.readouterr().out, "output"))

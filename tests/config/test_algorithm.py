@@ -146,6 +146,25 @@ def test_the_formula_names_masks_rejections_and_selections() -> None:
     assert not any(letter in formula(TrainerConfig())[0] for letter in ("m_t *", "a_i", "c_t"))
 
 
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"preset": "dapo"}, "count only in their group's mean"),
+        ({"advantage": "turns"}, "count only in their group's mean"),
+        ({"preset": "ppo"}, "are not trained on"),
+        ({"preset": "reinforce"}, "are not trained on"),
+        ({"preset": "distill"}, "are not trained on"),
+    ],
+)
+def test_cut_episodes_count_in_a_group_only_where_there_is_one(choices: dict[str, str], words: str) -> None:
+    (line,) = (
+        line
+        for line in formula(TrainerConfig.model_validate({"mask_truncated": True, **choices}))
+        if line.startswith("episodes")
+    )
+    assert line.endswith(words)
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_has_a_formula(name: str) -> None:
     lines = formula(TrainerConfig(preset=name))

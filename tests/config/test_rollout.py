@@ -36,6 +36,10 @@ def test_skipped_uniform_groups_are_refused_without_rewards_and_in_groups_of_one
     recipe(**distill)
     with pytest.raises(ValidationError, match=r"rollout\.skip_uniform_groups .*trainer\.advantage=none"):
         recipe(**SKIP, **distill)
+    beside = {"teacher": {"model": "y"}, "trainer": {"distill_coef": 0.1}}
+    recipe(**beside)
+    with pytest.raises(ValidationError, match=r"rollout\.skip_uniform_groups=true .*trainer\.distill_coef=0\.1"):
+        recipe(**SKIP, **beside)
     one = {"skip_uniform_groups": True, "group_size": 1}
     with pytest.raises(ValidationError, match=r"drops every group of rollout\.group_size=1"):
         recipe(rollout=one, trainer={"advantage": "own.py:f", "scale_rewards": "none"})

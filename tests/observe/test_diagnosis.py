@@ -38,7 +38,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("drift", {"drift/special": 0.25}, "25.0%"),
     ("weights", {"weights/unchanged": 0.9}, "90%"),
     ("skipped", {"train/nonfinite": 1.0}, "not finite"),
-    ("signal", {"rollout/groups_with_signal": 0.05}, "5% of the groups"),
+    ("signal", {"rollout/groups_with_signal": 0.05, "train/signal": 0.05}, "5% of the groups"),
     ("entropy", {"train/entropy": 0.001, "rollout/groups_with_signal": 0.1}, "0.001 nats"),
     ("truncation", {"tokens/truncated": 0.9}, "90% of the answers"),
     ("truncation", {"rollout/ended_length": 0.8}, "80% of the last answers of episodes"),
@@ -67,8 +67,23 @@ def test_steps_in_which_the_critic_alone_learns_are_not_judged() -> None:
     assert diagnose([warm] * 20) == [] and diagnose([warm] * 20 + [HEALTHY] * 3) == []
 
 
+def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
+    """``preset=dapo`` with answers that all reach their limit makes no update, and masking is not the remedy."""
+    cut = {"train/tokens": 0.0, "train/signal": 0.0, "train/skipped": 1.0, "rollout/truncated": 1.0}
+    (found,) = diagnose([{**HEALTHY, **cut, "tokens/truncated": 1.0}] * 3)
+    assert found.kind == "all_cut" and "mask_truncated=false" in found.remedy
+    (found,) = diagnose([{**HEALTHY, **cut, "tokens/truncated": 0.0}] * 3)
+    assert found.kind == "all_cut", "the environment's limit cut them"
+    idle = {**HEALTHY, **cut, "rollout/groups_with_signal": 0.0}
+    assert [finding.kind for finding in diagnose([idle] * 3)] == ["signal"]
+
+
 def test_a_slow_symptom_must_last() -> None:
     assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
+
+
+def test_groups_with_equal_rewards_are_no_finding_where_their_tokens_have_advantages() -> None:
+    assert diagnose([{**HEALTHY, "rollout/groups_with_signal": 0.0}] * 5) == [], "PPO in groups of one, say"
 
 
 def test_growing_answers_are_a_finding_only_where_the_reward_does_not_grow() -> None:
@@ -157,6 +172,13 @@ def test_tasks_that_are_trained_on_and_evaluated_are_found(run_dir: Path) -> Non
     result = CliRunner().invoke(app, ["doctor", str(run_dir)])
     assert result.exit_code == 1 and "overlap" in result.output and "3+3" in result.output
     assert "remedy" in result.output
+
+
+def test_a_prompt_with_brackets_is_shown_as_it_is(run_dir: Path) -> None:
+    for name in ("episodes", "eval-episodes"):
+        (run_dir / f"{name}.jsonl").write_text(episode("Close [/b], then [red]") + "\n")
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 1 and "Close [/b], then [red]" in result.output
 
 
 def test_what_cannot_be_judged_is_said(run_dir: Path) -> None:

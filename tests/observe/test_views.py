@@ -8,7 +8,7 @@ from rich.console import Console
 
 from agentrl.config.load import load_recipe
 from agentrl.observe.curve import draw_curve, moving_average
-from agentrl.observe.live import LiveView, evaluation_line, sparkline
+from agentrl.observe.live import LiveView, evaluation_line, sparkline, step_line
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.observe.summary import evaluation_table, summary_table
 
@@ -85,6 +85,7 @@ def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_th
     with shown:
         shown.update({**STEP, **counts, **groups, "curriculum/pool": 2.0, "curriculum/retired": 7.0})
     assert "failed 3/40  filtered 2/5  pool 2, retired 7" in out.getvalue()
+    assert "retired" not in step_line({**STEP, "curriculum/pool": 2.0}, 9), "no task can retire"
 
 
 def test_a_sparkline_spans_its_own_range():

@@ -82,6 +82,10 @@ def test_solved_is_the_environments_accuracy_or_else_a_high_reward() -> None:
     assert solved(0.1, {"accuracy": 1.0}, 1.0)
     assert not solved(5.0, {"accuracy": 0.5}, 1.0)
     assert solved(1.0, {}, 1.0) and not solved(0.9, {}, 1.0) and solved(0.9, {}, 0.9)
+    full = [episode(1.5, StopReason.CONTEXT_OVERFLOW)] * 4
+    assert judge(full, CONFIG, RewardConfig()).solve_rate == 0.0, "the steps' rewards alone, and no accuracy"
+    judged = [episode(1.5, StopReason.CONTEXT_OVERFLOW, accuracy=1.0)] * 4
+    assert judge(judged, CONFIG, RewardConfig()).solve_rate == 1.0
 
 
 def test_a_failure_without_an_error_is_a_missing_reward() -> None:

@@ -63,6 +63,7 @@ def test_batches_that_do_not_fit_the_tasks_are_said() -> None:
         "trainer.epochs=1 makes 10 groups, no multiple of rollout.batch_size=4: the last batch has 2, or fewer where "
         "groups are filtered or fail"
     )
+    assert about_batches(3, 8, 1).startswith("trainer.epochs=1 makes 3 groups"), "no task is drawn twice"
     assert (
         about_batches(3, 8, None) == "3 tasks are fewer than rollout.batch_size=8, so a batch draws some of them twice"
     )

@@ -24,7 +24,9 @@ def make_engine(folder: Path, choices: dict[str, Any]) -> PolicyLearner:
     """Makes a learner that is not sharded, because its model also samples."""
     config = TrainerConfig.model_validate({"aggregation_length": ANSWER, "logprob_chunk": 64, **choices})
     critic = ValueLearner(Critic(load_model(folder).get_decoder()), config, CPU) if config.advantage == "gae" else None
-    return PolicyLearner(Policy(load_model(folder), 1.0, config.logprob_chunk), None, config, CPU, critic)
+    policy, frozen = (Policy(load_model(folder), 1.0, config.logprob_chunk) for _ in range(2))
+    reference = frozen.requires_grad_(False) if config.kl_coef > 0 else None
+    return PolicyLearner(policy, reference, config, CPU, critic)
 
 
 @torch.no_grad()
