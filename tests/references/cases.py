@@ -67,7 +67,8 @@ class Groups:
         self.episodes.append(
             Episode(
                 group_id=f"{self._name}/{group}", task_id="t", index=len(self.episodes), seed=0, reward=reward,
-                stop_reason=stop, trajectories={role: Trajectory(nodes=talk.nodes) for role, talk in roles.items()},
+                stop_reason=stop, tag=f"tag {ord(group[0]) % 2}",
+                trajectories={role: Trajectory(nodes=talk.nodes) for role, talk in roles.items()},
             )
         )  # fmt: skip
 

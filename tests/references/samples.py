@@ -32,6 +32,7 @@ class Sampled:
     weight: float = 1.0
     kept: bool = True  # has a surrogate loss
     held: bool = False  # has the penalty of KL-Cov
+    cuts: dict[str, bool] = field(default_factory=dict)  # whether a bound cuts it, by the bound's name
 
 
 @dataclass(eq=False)
@@ -48,6 +49,7 @@ class Answer:
 
     Attributes:
         group: Group and role.
+        tag: Tag of the task.
         reward: The role's reward, as the trainer sees it.
         steps: Step reward of each sampled message, in the order of time.
         followers: Numbers of the turns that follow each turn.
@@ -58,6 +60,7 @@ class Answer:
     """
 
     group: tuple[str, str]
+    tag: str | None
     reward: float
     steps: list[float]
     followers: list[list[int]]
@@ -127,8 +130,9 @@ def _answer(
     steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
     turns = [list(own.values()) for own in tokens.values()]
     return Answer(
-        (episode.group_id, role), seen(reward), steps, _followers(trajectory, tokens), turns, paths, last, cut
-    )
+        (episode.group_id, role), episode.tag, seen(reward), steps, _followers(trajectory, tokens), turns, paths, last,
+        cut,
+    )  # fmt: skip
 
 
 def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]:
