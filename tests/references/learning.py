@@ -1,7 +1,7 @@
 """The same step by agentrl: episodes through columns, batch and learner, as the trainer takes them.
 
-``python -m tests.references.learning FOLDER STORE RANK RANKS`` takes the steps of all presets, and of some variants, on one of several ranks;
-rank 0 writes them to ``FOLDER/NAME.safetensors`` and ``FOLDER/NAME.json``.
+``python -m tests.references.learning FOLDER STORE RANK RANKS`` takes the steps of all presets, and of some variants, on
+one of several ranks; rank 0 writes them to ``FOLDER/NAME.safetensors`` and ``FOLDER/NAME.json``.
 """
 
 import json

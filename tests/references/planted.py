@@ -282,7 +282,7 @@ def _run(copy: Path, ranks: bool, found: Any) -> None:
         os.dup2(nowhere.fileno(), 2)
     failures = Failures()
     only = ["-k", "two_ranks" if ranks else "not two_ranks"]
-    names = ("test_moving_reference.py", "test_variants.py", "test_presets.py")  # the quicker ones first
+    names = ("test_variants.py", "test_presets.py", "test_moving_reference.py")  # the quickest first
     files = [f"tests/references/{name}" for name in names]
     status = pytest.main(["-q", "-p", "no:cacheprovider", f"--maxfail={ENOUGH}", *only, *files], plugins=[failures])
     found.put((int(status), failures.names))

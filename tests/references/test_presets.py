@@ -1,4 +1,4 @@
-"""Holds every preset to its float64 reference, on one rank and (with some variants) on two: change of all parameters, and metrics."""
+"""Holds every preset, and on two ranks some variants, to float64 references: change of all parameters, and metrics."""
 
 import functools
 import json
