@@ -398,6 +398,8 @@ def _critic_loss(
 def _critic_metrics(tokens: list[Sampled]) -> dict[str, float]:
     goals = [token.goal for token in tokens]
     left = [token.goal - token.value for token in tokens]
+    if statistics.pvariance(goals) < 1e-12:
+        return {}
     return {"critic/explained": 1 - statistics.pvariance(left) / statistics.pvariance(goals)}
 
 
