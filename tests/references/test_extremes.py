@@ -137,5 +137,5 @@ def _learns(name: str, made: Callable[[Groups], None], found: Learned) -> bool:
     compared = {only_cut} | ({one_token} if name in ("grpo", "rloo") else set())
     return tokens and {
         "grpo": made in compared, "dapo": made is one_token, "rloo": made in compared, "reinforce_pp": made is only_cut,
-        "ppo": made is not one_token,  # values differ "reward over the batch's deviation": made in (one_token, only_cut),
+        "ppo": made is not one_token, "reward over the batch's deviation": made in (one_token, only_cut),
     }[name]  # fmt: skip
