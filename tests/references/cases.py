@@ -195,8 +195,30 @@ def cut_by_length() -> Groups:
     return made
 
 
+def cut_forks() -> Groups:
+    """Several answers to the last prompt: all of them cut, one of them, aborted ones; and a prompt that did not fit."""
+    made = Groups("cut_forks")
+    for reward, finishes in (
+        (1.0, ("length", "length")),
+        (0.25, ("length", "stop")),
+        (0.5, ("stop", "abort", "length")),
+    ):
+        talk = made.talk("a")
+        heard = talk.read(talk.say(0, "xx", 0.125, finish="length"), 2)
+        for number, finish in enumerate(finishes):
+            talk.say(heard, "xxx"[: number + 1], finish=finish)
+        made.add("a", reward, assistant=talk)
+    talk = made.talk("a")
+    heard = talk.read(talk.say(0, "xxx"), 2)
+    talk.say(heard, "x", finish="abort")
+    talk.read(talk.say(heard, "xx"), 4)
+    made.add("a", 0.0, StopReason.CONTEXT_OVERFLOW, assistant=talk)
+    return made
+
+
 CASES = {
-    make.__name__: make for make in (complete, small_groups, forks, roots, roles, own_rewards, truncated, cut_by_length)
+    make.__name__: make
+    for make in (complete, small_groups, forks, roots, roles, own_rewards, truncated, cut_by_length, cut_forks)
 }
 
 

@@ -22,6 +22,7 @@ class Turn:
         reward: Its reward, the episode's rest included.
         values: The critic's value before each of its tokens.
         followers: Numbers of the turns that follow it; several at a fork.
+        after: The critic's value of its end where the episode was cut there, else 0.
         penalties: What is taken off the reward at each of its tokens; empty for nothing.
     """
 
@@ -29,6 +30,7 @@ class Turn:
     values: list[float]
     followers: list[int]
     penalties: list[float] = field(default_factory=list)
+    after: float = 0.0
 
     def penalty(self, token: int) -> float:
         return self.penalties[token] if self.penalties else 0.0
@@ -42,13 +44,11 @@ class Entry:
         group: Key of the rewards that are compared: task's group and role, or what a baseline says.
         reward: The role's reward.
         turns: Sampled messages in the order of time, whatever their branch.
-        after: The critic's value of the end where the episode was cut, else 0.
     """
 
     group: tuple[str, ...]
     reward: float
     turns: list[Turn]
-    after: float
 
     @property
     def tokens(self) -> int:
@@ -171,8 +171,7 @@ def generalised(discount: float, decay: float) -> Credit:
         own = one.turns[turn]
         last = token + 1 == len(own.values)
         following = [(later, 0) for later in own.followers] if last else [(turn, token + 1)]
-        end = one.after if turn == len(one.turns) - 1 else 0.0
-        value = _mean([one.turns[t].values[place] for t, place in following]) if following else end
+        value = _mean([one.turns[t].values[place] for t, place in following]) if following else own.after
         error = own.reward * last - own.penalty(token) + discount * value - own.values[token]
         return error + discount * decay * _mean([at(one, t, place) for t, place in following])
 

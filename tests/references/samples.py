@@ -2,7 +2,7 @@
 
 Failed episodes give nothing. A role's sampled tokens lie on the paths from its roots to its leaves; one that several
 paths share is trained on the first of them only. An episode is cut if the environment or the context ended it, or if
-its last sampled message ended at its length limit.
+its last sampled message (where several answer one prompt: all of them) ended at its limit.
 
 A turn is followed by the turns that continue it on its path; where its role first speaks below another root, by the
 turn there. Several such turns are a fork: samples of one call, whose returns are averaged.
@@ -55,7 +55,8 @@ class Answer:
         followers: Numbers of the turns that follow each turn.
         turns: Tokens of each sampled message, in the order of time.
         paths: Paths in the order of their leaves.
-        last: Path of the last sampled message.
+        ends: Path of each turn that the answer ends with, by its number: the last one, and others that answer the
+            same prompt and are not followed.
         cut: Whether the episode was cut off.
     """
 
@@ -66,7 +67,7 @@ class Answer:
     followers: list[list[int]]
     turns: list[list[Sampled]]
     paths: list[Path]
-    last: Path | None
+    ends: dict[int, Path]
     cut: bool
 
     @property
@@ -110,7 +111,7 @@ def _answer(
         }
         if own:
             tokens[index] = own
-    paths, last, seen_nodes = [], None, set()
+    paths, found, seen_nodes = [], {}, set()
     for leaf in range(len(nodes)):
         if any(node.parent == leaf for node in nodes):
             continue
@@ -120,17 +121,20 @@ def _answer(
             path.ids += nodes[index].token_ids
             if index in tokens and index not in seen_nodes:
                 path.trained |= {start + place: token for place, token in tokens[index].items()}
-            if index in tokens and index == max(tokens):
-                last = path
+            if index in tokens:
+                found.setdefault(index, path)  # where it is trained
             seen_nodes.add(index)
         if path.trained:
             paths.append(path)
     ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW)
-    cut = ended or (bool(tokens) and nodes[max(tokens)].finish_reason == "length")
+    last = [one for one in tokens if nodes[one].parent == nodes[max(tokens)].parent]
+    last = [one for one in last if not any(one in _upwards(trajectory, other)[:-1] for other in tokens)]
+    cut = ended or (bool(last) and all(nodes[one].finish_reason in ("length", "abort") for one in last))
+    ends = {list(tokens).index(one): found[one] for one in last}
     steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
     turns = [list(own.values()) for own in tokens.values()]
     return Answer(
-        (episode.group_id, role), episode.tag, seen(reward), steps, _followers(trajectory, tokens), turns, paths, last,
+        (episode.group_id, role), episode.tag, seen(reward), steps, _followers(trajectory, tokens), turns, paths, ends,
         cut,
     )  # fmt: skip
 

@@ -199,9 +199,6 @@ def _values(critic: dict[str, Tensor], shape: Shape, ids: list[int]) -> Tensor:
 def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str, Tensor], shape: Shape) -> None:
     entries = []
     for answer in answers:
-        after = 0.0
-        if algorithm.critic and answer.cut and answer.last is not None:
-            after = _values(critic, shape, answer.last.ids)[max(answer.last.trained)].item()
         rest = answer.reward - sum(answer.steps)  # what no step gave was earned by the end
         rewards = [step + rest * (not later) for step, later in zip(answer.steps, answer.followers, strict=True)]
         turns = [
@@ -211,7 +208,12 @@ def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str
             )
             for reward, turn, later in zip(rewards, answer.turns, answer.followers, strict=True)
         ]  # fmt: skip
-        entries.append(Entry(_compared(answer, algorithm), answer.reward, turns, after))
+        if algorithm.critic and answer.cut:
+            for number, path in answer.ends.items():
+                own = answer.turns[number][-1]
+                place = next(position for position, token in path.trained.items() if token is own)
+                turns[number].after = _values(critic, shape, path.ids)[place].item()
+        entries.append(Entry(_compared(answer, algorithm), answer.reward, turns))
     for answer, credit in zip(answers, algorithm.credit(entries), strict=True):
         for token, value in zip(answer.tokens, credit, strict=True):
             token.advantage, token.goal = value, token.value + value
