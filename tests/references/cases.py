@@ -216,9 +216,34 @@ def cut_forks() -> Groups:
     return made
 
 
+def empty_answers() -> Groups:
+    """Episodes whose last answer has no token: the turn before it is where they were cut, or ended."""
+    made = Groups("empty_answers")
+    for reward, stop, finish in (
+        (1.0, StopReason.TRUNCATED, "stop"), (0.25, StopReason.TERMINATED, "length"),
+        (0.5, StopReason.CONTEXT_OVERFLOW, "stop"), (0.0, StopReason.TERMINATED, "stop"),
+    ):  # fmt: skip
+        talk = made.talk("a")
+        heard = talk.read(talk.say(0, "xx.x", 0.25), 2)
+        talk.say(heard, "", finish=finish)
+        made.add("a", reward, stop, assistant=talk)
+    return made
+
+
 CASES = {
     make.__name__: make
-    for make in (complete, small_groups, forks, roots, roles, own_rewards, truncated, cut_by_length, cut_forks)
+    for make in (
+        complete,
+        small_groups,
+        forks,
+        roots,
+        roles,
+        own_rewards,
+        truncated,
+        cut_by_length,
+        cut_forks,
+        empty_answers,
+    )
 }
 
 

@@ -127,10 +127,12 @@ def _answer(
         if path.trained:
             paths.append(path)
     ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW)
-    last = [one for one in tokens if nodes[one].parent == nodes[max(tokens)].parent]
-    last = [one for one in last if not any(one in _upwards(trajectory, other)[:-1] for other in tokens)]
+    answers = [index for index, node in enumerate(nodes) if index in tokens or node.finish_reason is not None]
+    last = [one for one in answers if nodes[one].parent == nodes[answers[-1]].parent]
+    last = [one for one in last if not any(one in _upwards(trajectory, other)[:-1] for other in answers)]
     cut = ended or (bool(last) and all(nodes[one].finish_reason in ("length", "abort") for one in last))
-    ends = {list(tokens).index(one): found[one] for one in last}
+    spoken = [[index for index in _upwards(trajectory, one) if index in tokens] for one in last]
+    ends = {list(tokens).index(one[-1]): found[one[-1]] for one in spoken if one}
     steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
     turns = [list(own.values()) for own in tokens.values()]
     return Answer(
