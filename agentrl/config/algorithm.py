@@ -209,10 +209,6 @@ class AlgorithmConfig(Section):
             for key in ("kl_in", "reference"):
                 if key in given and getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"trainer.{key}={getattr(self, key)} does nothing with trainer.kl_coef=0")
-        if self.kl_in == "reward" and self.advantage == "reward" and self.scale_rewards == "mean":
-            raise ValueError(
-                "trainer.scale_rewards=mean needs rewards of at least 0, and trainer.kl_in=reward lowers them"
-            )
         for problem in (*mask_problems(self, given), *self._idle(given)):
             raise ValueError(problem)
         if self.advantage == "gae" and self.scale_rewards != "none":
@@ -254,9 +250,11 @@ class AlgorithmConfig(Section):
             yield "trainer.advantage=none ignores rewards: trainer.kl_in=reward has no effect; use loss"
 
     def _without_effect(self) -> Iterator[str]:
-        """Yields estimators of the KL that another key ignores."""
+        """Yields keys of the KL that contradict others."""
         if self.kl_coef == 0:
             return
+        if self.kl_in == "reward" and self.scale_rewards == "mean":
+            yield "trainer.scale_rewards=mean needs rewards of at least 0, and trainer.kl_in=reward lowers them"
         if self.kl_in == "reward" and self.kl_estimator == "k2":
             yield "trainer.kl_estimator=k2 has no effect with trainer.kl_in=reward, which subtracts k1"
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_gradient == "plain":

@@ -9,6 +9,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-12  # relative error of sums and means
+
+
+def differ_by_rounding(values: Sequence[float], terms: Sequence[float]) -> bool:
+    """Returns whether values differ by no more than the rounding of the terms that they were computed from."""
+    return max(values) - min(values) <= _ROUNDING * max(map(abs, terms))
 
 
 def proportion_interval(successes: int, n: int) -> tuple[float, float]:
@@ -39,10 +45,10 @@ def mean_interval(values_per_task: Sequence[Sequence[float]]) -> tuple[float, fl
         values_per_task: One list of values per task; empty lists are left out.
 
     Returns:
-        Lower and upper bound; NaN for fewer than two tasks.
+        Lower and upper bound; NaN for fewer than two tasks, and for means that are equal up to rounding.
     """
     means = [fmean(values) for values in values_per_task if values]
-    if len(means) < 2:
+    if len(means) < 2 or differ_by_rounding(means, means):
         return math.nan, math.nan
     from scipy.stats import t
 

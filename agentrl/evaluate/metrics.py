@@ -13,7 +13,7 @@ from statistics import fmean
 
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import Episode
-from agentrl.evaluate.intervals import mean_interval, proportion_interval
+from agentrl.evaluate.intervals import differ_by_rounding, mean_interval, proportion_interval
 from agentrl.evaluate.pass_at_k import passes
 
 
@@ -113,7 +113,7 @@ def estimate(values_per_task: Sequence[Sequence[float]]) -> Estimate:
     flat = [value for values in values_per_task for value in values]
     within = all(0 <= value <= 1 for value in flat)
     single = all(len(values) == 1 for values in values_per_task)
-    if within and ((single and set(flat) <= {0.0, 1.0}) or len(set(means)) == 1):
+    if within and ((single and set(flat) <= {0.0, 1.0}) or differ_by_rounding(means, means)):
         # Without spread between tasks Student's interval has no width. Wilson's interval over tasks, which counts a
         # task's samples as one, is the cautious choice.
         low, high = proportion_interval(round(mean * len(means)), len(means))

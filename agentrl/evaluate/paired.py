@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from agentrl.evaluate.intervals import CONFIDENCE, mean_interval
+from agentrl.evaluate.intervals import CONFIDENCE, differ_by_rounding, mean_interval
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
     mean = fmean(differences)
     if {*before, *after} <= {0.0, 1.0}:
         low, high = _of_pairs(differences)
-    elif len(set(differences)) == 1:
+    elif differ_by_rounding(differences, (*before, *after)):
         low, high = math.nan, math.nan
     else:
         low, high = mean_interval([[value] for value in differences])

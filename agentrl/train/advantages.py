@@ -5,6 +5,7 @@ episode's own turns and values; never on order, position or padding. A group who
 one episode, gives 0, never NaN.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -81,11 +82,12 @@ RLOO = preset(
 def reward(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit]":
     """The advantage ``reward``: the reward itself, without a baseline (REINFORCE).
 
-    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch. With KL penalties a token's
+    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch; all are 0 where all rewards are
+    equal, which have none. With KL penalties a token's
     advantage is the reward minus the penalties from that token on (REINFORCE++, Hu et al. 2025, arXiv:2501.03262).
     """
     rewards = [s.reward for s in scored]
-    divisor = _deviation(rewards) + EPSILON if config.scale_rewards == "batch" else 1.0
+    divisor = _scale_of(rewards) if config.scale_rewards == "batch" else 1.0
     if not any(turn.penalties for one in scored for turn in one.turns):
         return [value / divisor for value in rewards]
     return [
@@ -273,6 +275,13 @@ def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon
             )
         return mean
     return _deviation(values) + epsilon
+
+
+def _scale_of(values: Sequence[float]) -> float:
+    """Returns a divisor that brings values to one scale; infinite where all are equal."""
+    if not values or min(values) == max(values):
+        return math.inf
+    return _deviation(values) + EPSILON
 
 
 def _deviation(values: Sequence[float]) -> float:

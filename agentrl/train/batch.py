@@ -68,13 +68,26 @@ class Batch:
         self.tokens = TokenColumns.of(columns)
         self.branches = [branch for branch in branches_of(columns) if self._usable[branch.trajectory]]
         self._cut, ends = trajectory_ends(columns)
-        last = {message for cut, found in zip(self._cut, ends, strict=True) if cut for message in found}
-        self._cut_ends = {  # number of the branch -> its last sampled message
-            branch.number: message
+        self._cut_ends = self._bootstrapped(ends)  # number of the branch -> its last sampled message
+
+    def _bootstrapped(self, ends: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Returns the message after which each branch that was cut has a bootstrap value.
+
+        Args:
+            ends: Last answers of each trajectory; after one without tokens, the turn before it counts.
+        """
+        counts, parents = np.diff(self.tokens.sampled_starts), self._columns.parents
+        last: set[int] = set()
+        for cut, found, answers in zip(self._cut, self._ranges, ends, strict=True):
+            for message in answers if cut else ():
+                while not counts[message] and parents[message] >= 0:
+                    message = found.first + int(parents[message])
+                last.add(message)
+        trained = {
+            branch.number: [message for message, own in zip(branch.messages, branch.trained, strict=True) if own]
             for branch in self.branches
-            for message, trained in zip(branch.messages, branch.trained, strict=True)
-            if trained and message in last
         }
+        return {number: own[-1] for number, own in trained.items() if own[-1] in last}
 
     def asked_values(self) -> list[Branch]:
         """Returns the branches whose trained tokens need values of the critic.

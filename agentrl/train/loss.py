@@ -353,7 +353,7 @@ def kl_divergence(logprobs: "Tensor", reference: "Tensor", estimator: str, gradi
     elif estimator == "k2":
         value = half
     else:
-        value = (-difference).exp() - 1 + difference
+        value = (-difference).expm1() + difference  # never negative, in float32 as well
     return value if gradient != "unbiased" else half + (value - half).detach()
 
 

@@ -54,16 +54,15 @@ def return_divisors(
     members: dict[Hashable, list[float]] = {}
     for value, key in zip(returns, groups, strict=True):
         members.setdefault(key, []).append(value)
+    return {
+        key: _divisor(values, returns, scale, epsilon) if max(values) > min(values) else math.inf
+        for key, values in members.items()
+    }
+
+
+def _divisor(values: Sequence[float], returns: Sequence[float], scale: "RewardScale", epsilon: float) -> float:
     if scale == "none":
-        return dict.fromkeys(members, 1.0)
+        return 1.0
     if scale == "mean":
-        return {key: float(np.mean(values)) or math.inf for key, values in members.items()}
-    if scale == "batch":
-        return dict.fromkeys(members, _deviation(returns, epsilon))
-    return {key: _deviation(values, epsilon) for key, values in members.items()}
-
-
-def _deviation(values: Sequence[float], epsilon: float) -> float:
-    if len(values) < 2 or max(values) == min(values):
-        return math.inf
-    return float(np.std(values, ddof=1)) + epsilon
+        return float(np.mean(values))
+    return float(np.std(returns if scale == "batch" else values, ddof=1)) + epsilon

@@ -62,6 +62,11 @@ def test_a_preset_fills_in_what_is_not_set_and_no_more(name: str) -> None:
             {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k2"},
             ["trainer.kl_estimator", "trainer.kl_in"],
         ),
+        ({"scale_rewards": "mean", "kl_coef": 0.1, "kl_in": "reward"}, ["trainer.scale_rewards", "trainer.kl_in"]),
+        (
+            {"advantage": "turns", "scale_rewards": "mean", "kl_coef": 0.1, "kl_in": "reward"},
+            ["trainer.scale_rewards", "trainer.kl_in"],
+        ),
     ],
 )
 def test_contradictions_are_refused_with_both_keys(choices: dict, named: list[str]) -> None:

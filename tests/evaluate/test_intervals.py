@@ -27,5 +27,10 @@ def test_means_get_students_interval_over_tasks():
     assert mean_interval([[1, 0], [1, 1], [0, 0]]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-9)
 
 
+def test_equal_means_give_no_interval():
+    for values in ([[2.5]] * 3, [[0.3], [0.1 + 0.2]], [[0.0]] * 4):
+        assert all(math.isnan(bound) for bound in mean_interval(values))
+
+
 def test_more_samples_of_the_same_tasks_do_not_narrow_the_interval():
     assert mean_interval([[1.0], [0.0], [1.0]]) == mean_interval([[1.0] * 9, [0.0] * 9, [1.0] * 9])

@@ -42,6 +42,13 @@ def test_nothing_changed_is_no_certainty() -> None:
     assert math.isnan(change([0.5], [0.75]).low)
 
 
+def test_rounding_is_no_spread() -> None:
+    assert 0.4 - 0.2 != 0.3 - 0.1 and 0.1 + 0.2 != 0.3
+    assert math.isnan(change([0.1, 0.2], [0.3, 0.4]).low)
+    assert math.isnan(change([0.3, 0.3], [0.3, 0.1 + 0.2]).low)
+    assert math.isnan(change([-1.0, -1.0, 2.5], [-1.0, -1.0, 2.5]).low)
+
+
 @pytest.mark.parametrize("samples", [1, 4])
 def test_it_covers_the_true_change_about_as_often_as_it_says(samples: int) -> None:
     rng = random.Random(0)

@@ -67,7 +67,8 @@ class Groups:
         self.episodes.append(
             Episode(
                 group_id=f"{self._name}/{group}", task_id="t", index=len(self.episodes), seed=0, reward=reward,
-                stop_reason=stop, trajectories={role: Trajectory(nodes=talk.nodes) for role, talk in roles.items()},
+                stop_reason=stop, tag=f"tag {ord(group[0]) % 2}",
+                trajectories={role: Trajectory(nodes=talk.nodes) for role, talk in roles.items()},
             )
         )  # fmt: skip
 
@@ -194,8 +195,55 @@ def cut_by_length() -> Groups:
     return made
 
 
+def cut_forks() -> Groups:
+    """Several answers to the last prompt: all of them cut, one of them, aborted ones; and a prompt that did not fit."""
+    made = Groups("cut_forks")
+    for reward, finishes in (
+        (1.0, ("length", "length")),
+        (0.25, ("length", "stop")),
+        (0.5, ("stop", "abort", "length")),
+    ):
+        talk = made.talk("a")
+        heard = talk.read(talk.say(0, "xx", 0.125, finish="length"), 2)
+        for number, finish in enumerate(finishes):
+            talk.say(heard, "xxx"[: number + 1], finish=finish)
+        made.add("a", reward, assistant=talk)
+    talk = made.talk("a")
+    heard = talk.read(talk.say(0, "xxx"), 2)
+    talk.say(heard, "x", finish="abort")
+    talk.read(talk.say(heard, "xx"), 4)
+    made.add("a", 0.0, StopReason.CONTEXT_OVERFLOW, assistant=talk)
+    return made
+
+
+def empty_answers() -> Groups:
+    """Episodes whose last answer has no token: the turn before it is where they were cut, or ended."""
+    made = Groups("empty_answers")
+    for reward, stop, finish in (
+        (1.0, StopReason.TRUNCATED, "stop"), (0.25, StopReason.TERMINATED, "length"),
+        (0.5, StopReason.CONTEXT_OVERFLOW, "stop"), (0.0, StopReason.TERMINATED, "stop"),
+    ):  # fmt: skip
+        talk = made.talk("a")
+        heard = talk.read(talk.say(0, "xx.x", 0.25), 2)
+        talk.say(heard, "", finish=finish)
+        made.add("a", reward, stop, assistant=talk)
+    return made
+
+
 CASES = {
-    make.__name__: make for make in (complete, small_groups, forks, roots, roles, own_rewards, truncated, cut_by_length)
+    make.__name__: make
+    for make in (
+        complete,
+        small_groups,
+        forks,
+        roots,
+        roles,
+        own_rewards,
+        truncated,
+        cut_by_length,
+        cut_forks,
+        empty_answers,
+    )
 }
 
 

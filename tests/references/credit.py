@@ -4,9 +4,10 @@ Every function takes the :class:`Entry` of each role of each episode, and return
 number for each sampled token, in the order of time.
 """
 
+import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 EPSILON = 1e-6  # what docs and docstrings say is added to a standard deviation
 
@@ -21,11 +22,18 @@ class Turn:
         reward: Its reward, the episode's rest included.
         values: The critic's value before each of its tokens.
         followers: Numbers of the turns that follow it; several at a fork.
+        after: The critic's value of its end where the episode was cut there, else 0.
+        penalties: What is taken off the reward at each of its tokens; empty for nothing.
     """
 
     reward: float
     values: list[float]
     followers: list[int]
+    penalties: list[float] = field(default_factory=list)
+    after: float = 0.0
+
+    def penalty(self, token: int) -> float:
+        return self.penalties[token] if self.penalties else 0.0
 
 
 @dataclass
@@ -33,16 +41,14 @@ class Entry:
     """One role of one episode.
 
     Attributes:
-        group: Key of the episodes that are compared: task's group and role.
+        group: Key of the rewards that are compared: task's group and role, or what a baseline says.
         reward: The role's reward.
         turns: Sampled messages in the order of time, whatever their branch.
-        after: The critic's value of the end where the episode was cut, else 0.
     """
 
-    group: tuple[str, str]
+    group: tuple[str, ...]
     reward: float
     turns: list[Turn]
-    after: float
 
     @property
     def tokens(self) -> int:
@@ -59,21 +65,42 @@ def group_relative(divisor: str) -> Credit:
     return credit
 
 
+def others_relative(divisor: str) -> Credit:
+    """Reward minus the mean reward of the group's others, divided by a deviation of all of them."""
+
+    def credit(entries: list[Entry]) -> list[list[float]]:
+        found = []
+        for one, (_, by) in zip(entries, scales([[one.reward] for one in entries], entries, divisor), strict=True):
+            others = [o.reward for o in entries if o.group == one.group and o is not one]
+            found.append([(one.reward - statistics.fmean(others)) / by if others else 0.0] * one.tokens)
+        return found
+
+    return credit
+
+
 def centered(numbers: list[list[float]], entries: list[Entry], divisor: str) -> list[list[float]]:
     """Takes the mean over the group's numbers off each number, and divides; 0 in a group of one episode."""
+    return [
+        [(value - mean) / by for value in own]
+        for own, (mean, by) in zip(numbers, scales(numbers, entries, divisor), strict=True)
+    ]
+
+
+def scales(numbers: list[list[float]], entries: list[Entry], divisor: str) -> list[tuple[float, float]]:
+    """Returns for each entry the mean of its group's numbers and their divisor; infinite where nothing is compared."""
     every = [value for of_one in numbers for value in of_one]
     found = []
-    for own, one in zip(numbers, entries, strict=True):
+    for one in entries:
         members = [of_one for of_one, other in zip(numbers, entries, strict=True) if other.group == one.group]
         group = [value for of_one in members for value in of_one]
         if len(members) < 2 or max(group) == min(group):
-            found.append([0.0] * len(own))
+            found.append((0.0, math.inf))
             continue
         mean = statistics.fmean(group)
         by = {"none": 1.0, "mean": mean}.get(divisor) or statistics.stdev(group if divisor == "group" else every)
         if divisor in ("group", "batch"):
             by += EPSILON
-        found.append([(value - mean) / by for value in own])
+        found.append((mean, by))
     return found
 
 
@@ -87,14 +114,26 @@ def leave_one_out(entries: list[Entry]) -> list[list[float]]:
 
 
 def plain_reward(entries: list[Entry]) -> list[list[float]]:
-    """The reward itself (Williams 1992)."""
-    return [[one.reward] * one.tokens for one in entries]
+    """The reward itself (Williams 1992), less the penalties from each token on (REINFORCE++, eq. 3)."""
+    return [[one.reward - cost for cost in _costs(one)] for one in entries]
+
+
+def _costs(one: Entry) -> list[float]:
+    """Returns for each token the penalties from it to the end; those of alternatives are averaged."""
+
+    def from_token(turn: int, token: int) -> float:
+        own = one.turns[turn]
+        later = _mean([from_token(follower, 0) for follower in own.followers])
+        return sum(own.penalty(place) for place in range(token, len(own.values))) + later
+
+    return [from_token(turn, token) for turn, own in enumerate(one.turns) for token in range(len(own.values))]
 
 
 def reward_over_deviation(entries: list[Entry]) -> list[list[float]]:
-    """The reward divided by the standard deviation over the batch."""
-    deviation = statistics.stdev(one.reward for one in entries) + EPSILON
-    return [[one.reward / deviation] * one.tokens for one in entries]
+    """The reward divided by the standard deviation over the batch; 0 where it has none."""
+    rewards = [one.reward for one in entries]
+    deviation = math.inf if len({*rewards}) == 1 else statistics.stdev(rewards) + EPSILON
+    return [[(one.reward - cost) / deviation for cost in _costs(one)] for one in entries]
 
 
 def nothing(entries: list[Entry]) -> list[list[float]]:
@@ -103,18 +142,22 @@ def nothing(entries: list[Entry]) -> list[list[float]]:
 
 
 def returns_of_turns(discount: float, divisor: str) -> Credit:
-    """Return of each turn minus the mean return of the group's turns."""
+    """Return of each token minus the mean return of the group's turns: penalties alone tell a turn's tokens apart."""
 
-    def from_turn(one: Entry, now: int) -> float:
+    def at(one: Entry, now: int, token: int) -> float:
         turn = one.turns[now]
-        return turn.reward + discount * _mean([from_turn(one, later) for later in turn.followers])
+        left = sum(turn.penalty(place) for place in range(token, len(turn.values)))
+        return turn.reward - left + discount * _mean([at(one, later, 0) for later in turn.followers])
 
     def credit(entries: list[Entry]) -> list[list[float]]:
-        returns = [[from_turn(one, now) for now in range(len(one.turns))] for one in entries]
-        values = centered(returns, entries, divisor)
+        returns = [[at(one, now, 0) for now in range(len(one.turns))] for one in entries]
         return [
-            [value for value, turn in zip(own, one.turns, strict=True) for _ in turn.values]
-            for own, one in zip(values, entries, strict=True)
+            [
+                (at(one, now, token) - mean) / by
+                for now, turn in enumerate(one.turns)
+                for token in range(len(turn.values))
+            ]
+            for one, (mean, by) in zip(entries, scales(returns, entries, divisor), strict=True)
         ]
 
     return credit
@@ -128,9 +171,8 @@ def generalised(discount: float, decay: float) -> Credit:
         own = one.turns[turn]
         last = token + 1 == len(own.values)
         following = [(later, 0) for later in own.followers] if last else [(turn, token + 1)]
-        end = one.after if turn == len(one.turns) - 1 else 0.0
-        value = _mean([one.turns[t].values[place] for t, place in following]) if following else end
-        error = own.reward * last + discount * value - own.values[token]
+        value = _mean([one.turns[t].values[place] for t, place in following]) if following else own.after
+        error = own.reward * last - own.penalty(token) + discount * value - own.values[token]
         return error + discount * decay * _mean([at(one, t, place) for t, place in following])
 
     def of_one(one: Entry) -> list[float]:

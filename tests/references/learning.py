@@ -1,7 +1,7 @@
 """The same step by agentrl: episodes through columns, batch and learner, as the trainer takes them.
 
-``python -m tests.references.learning FOLDER STORE RANK RANKS`` takes the steps of all presets on one of several ranks;
-rank 0 writes them to ``FOLDER/NAME.safetensors`` and ``FOLDER/NAME.json``.
+``python -m tests.references.learning FOLDER STORE RANK RANKS`` takes the steps of all presets, and of some variants, on
+one of several ranks; rank 0 writes them to ``FOLDER/NAME.safetensors`` and ``FOLDER/NAME.json``.
 """
 
 import json
@@ -76,7 +76,13 @@ def learned(
 ) -> Learned:
     """Takes one step with plain gradient descent instead of AdamW; a collective, with the episodes on rank 0."""
     recipe = recipe_of(given, choices)
-    engine = _engine(recipe, given, mesh)
+    return stepped(episodes, recipe, engine_of(recipe, given, mesh), given, folder)
+
+
+def stepped(
+    episodes: Sequence[Episode], recipe: Recipe, engine: PolicyLearner, given: Setting, folder: Path
+) -> Learned:
+    """Takes one step of an engine; a collective."""
     modules = {"policy": engine.policy.model} | ({"critic": engine.critic.critic} if engine.critic else {})
     before = {name: _weights(module) for name, module in modules.items()}
     trainer = Trainer(recipe, given.policy, folder, engine, None, None)  # type: ignore[arg-type]
@@ -90,7 +96,8 @@ def learned(
     return Learned(change["policy"], _named(change.get("critic", {})), metrics)
 
 
-def _engine(recipe: Recipe, given: Setting, mesh: DeviceMesh) -> PolicyLearner:
+def engine_of(recipe: Recipe, given: Setting, mesh: DeviceMesh) -> PolicyLearner:
+    """Makes an engine that descends its plain gradients."""
     config = recipe.trainer
     reference = make_policy(recipe, given.reference, mesh, CPU).requires_grad_(False) if config.kl_coef else None
     critic: ValueLearner | None = None
@@ -130,13 +137,15 @@ def _named(critic: dict[str, Tensor]) -> dict[str, Tensor]:
 def main(folder: str, store: str, rank: str, ranks: str) -> None:
     from agentrl.config.declarations import preset_names
     from tests.references.cases import CASES, episodes_of
+    from tests.references.variants import ON_RANKS, VARIANTS
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     mesh, given = init_device_mesh("cpu", (int(ranks),)), setting(Path(folder))
-    for name in preset_names():
+    presets = {name: {"preset": name} for name in preset_names()}
+    for name, choices in (presets | {name: VARIANTS[name][0] for name in ON_RANKS}).items():
         episodes = episodes_of(tuple(CASES), given.policy) if int(rank) == 0 else []
-        found = learned(episodes, {"preset": name}, given, mesh, Path(folder))
+        found = learned(episodes, choices, given, mesh, Path(folder))
         if int(rank) == 0:
             tensors = {f"{kind}/{key}": w for kind in ("policy", "critic") for key, w in getattr(found, kind).items()}
             save_file(tensors, Path(folder) / f"{name}.safetensors")

@@ -70,6 +70,20 @@ def trust_region(most: float) -> Surrogate:
     return surrogate
 
 
+def bernoulli_region(most: float) -> Surrogate:
+    """``-r A``, 0 where the KL of "this token or another" is above ``most`` and would grow: DPPO."""
+
+    def surrogate(ratio: Tensor, advantage: float, logprob: Tensor) -> tuple[Tensor, bool]:
+        now = math.exp(logprob.item())
+        before = now / ratio.item()
+        divergence = before * math.log(before / now) + (1 - before) * math.log((1 - before) / (1 - now))
+        if divergence > most and advantage * (now - before) > 0:
+            return ratio * 0, True
+        return -ratio * advantage, False
+
+    return surrogate
+
+
 def unbounded(ratio: Tensor, advantage: float, logprob: Tensor) -> tuple[Tensor, bool]:
     """``-r A``: the policy gradient of older samples."""
     return -ratio * advantage, False
@@ -88,6 +102,23 @@ def k2(logprob: Tensor, reference: float) -> Tensor:
 def k3(logprob: Tensor, reference: float) -> Tensor:
     """``r - 1 - log r`` with ``r = reference / policy``: GRPO eq. 4."""
     return torch.exp(reference - logprob) - (reference - logprob) - 1
+
+
+def rejected(log_ratios: list[float], measure: str, low: float | None, high: float | None) -> bool:
+    """Whether a sequence's mismatch is out of its bounds (Liu et al. 2025; verl's ``seq_mean_k1`` to ``seq_mean_k3``).
+
+    Args:
+        log_ratios: ``log(trainer / behavior)`` of its tokens; the samples are of the behavior policy.
+        measure: ``geometric``: mean ratio; ``k1``, ``k2``, ``k3``: estimates of KL(behavior || trainer).
+        low: Lower bound.
+        high: Upper bound.
+    """
+    logs = [torch.tensor(-one, dtype=torch.float64) for one in log_ratios]  # of behavior over trainer
+    if measure == "geometric":
+        value = math.prod(math.exp(one) for one in log_ratios) ** (1 / len(log_ratios))
+    else:
+        value = sum({"k1": k1, "k2": k2, "k3": k3}[measure](one, 0.0).item() for one in logs) / len(logs)
+    return (low is not None and value < low) or (high is not None and value > high)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ ERRORS = (
     Planted(
         "k3 of the other direction",
         "train",
-        "value = (-difference).exp() - 1 + difference",
-        "value = difference.exp() - 1 - difference",
+        "value = (-difference).expm1() + difference",
+        "value = difference.expm1() - difference",
     ),
     Planted("gradient of the KL", "train", 'value if gradient != "unbiased"', 'value if gradient != "biased"'),
     Planted("KL without its ratio", "train", "kl = kl * (tokens.logprobs - tokens.behavior).exp()", "kl = kl * 1"),
@@ -180,6 +180,63 @@ ERRORS = (
         'clip_eps_high=0.28, aggregation="token"',
         'clip_eps_high=0.25, aggregation="token"',
     ),
+    Planted("sign of k1 of a sequence", "train", "sequence_means(-log_ratios,", "sequence_means(log_ratios,"),
+    Planted("k3 of a sequence", "train", "log_ratios.expm1() - log_ratios", "log_ratios.expm1() + log_ratios"),
+    Planted("k2 of a sequence", "train", "log_ratios.square() / 2", "log_ratios.square()"),
+    Planted(
+        "geometric mean as a product",
+        "train",
+        "sequence_means(log_ratios, sequences).exp()",
+        "sequence_sums(log_ratios, sequences).exp()",
+    ),
+    Planted(
+        "rejected sequences have a loss",
+        "train",
+        "loss.masked_fill(rejected, 0.0)",
+        "loss.masked_fill(rejected & False, 0.0)",
+    ),
+    Planted("tokens masked on one side", "train", "found if high is None else found | (values > high)", "found"),
+    Planted(
+        "mismatch of another policy",
+        "train",
+        'tokens.proximal if tokens.config.proximal == "recomputed" else',
+        'tokens.logprobs if tokens.config.proximal == "recomputed" else',
+    ),
+    Planted("penalty of another token", "train", "accumulate(turn.penalties[:-1]", "accumulate(turn.penalties[1:]"),
+    Planted("penalties in a turn's return", "train", "found[index] -= sum(one.turns[index].penalties)", "pass"),
+    Planted("penalty of a token in its error", "train", "carry = earned - penalty +", "carry = earned +"),
+    Planted("penalties of a fork are summed", "train", "sum(after) / len(after) if after", "sum(after) if after"),
+    Planted(
+        "sign of a penalty",
+        "train",
+        'work.tokens.sampled["behavior"] - reference',
+        'reference - work.tokens.sampled["behavior"]',
+    ),
+    Planted(
+        "baseline of all roles has the role", "config", "return (episode.group_id,)", "return (episode.group_id, role)"
+    ),
+    Planted("baseline of a tag without the role", "config", "return (episode.tag, role)", "return (episode.tag,)"),
+    Planted("moving average the other way", "train", "1 - keep)", "keep)"),
+    Planted(
+        "reference copied too late",
+        "train",
+        "version % config.reference_every",
+        "(version - 1) % config.reference_every",
+    ),
+    Planted(
+        "age of a token",
+        "train",
+        "(version - tokens.versions).clamp(0, 2)",
+        "(version + 1 - tokens.versions).clamp(0, 2)",
+    ),
+    Planted("effective sample size of sums", "train", '/ (count * total["ratio_square"])', '/ total["ratio_square"]'),
+    Planted(
+        "chi-square without its centre",
+        "train",
+        '"deviation_square": deviations.square()',
+        '"deviation_square": ratios.square()',
+    ),
+    Planted("direction of a metric's kl", "train", '"k1": -log_ratios,', '"k1": log_ratios,'),
     Planted("a metric's divisor", "train", 'sums["clipped"] / count', 'sums["clipped"] / normalizer'),
 )
 
@@ -225,7 +282,8 @@ def _run(copy: Path, ranks: bool, found: Any) -> None:
         os.dup2(nowhere.fileno(), 2)
     failures = Failures()
     only = ["-k", "two_ranks" if ranks else "not two_ranks"]
-    files = [f"tests/references/{name}" for name in ("test_variants.py", "test_presets.py")]  # the quicker one first
+    names = ("test_variants.py", "test_presets.py", "test_moving_reference.py")  # the quickest first
+    files = [f"tests/references/{name}" for name in names]
     status = pytest.main(["-q", "-p", "no:cacheprovider", f"--maxfail={ENOUGH}", *only, *files], plugins=[failures])
     found.put((int(status), failures.names))
 

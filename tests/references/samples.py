@@ -2,7 +2,7 @@
 
 Failed episodes give nothing. A role's sampled tokens lie on the paths from its roots to its leaves; one that several
 paths share is trained on the first of them only. An episode is cut if the environment or the context ended it, or if
-its last sampled message ended at its length limit.
+its last sampled message (where several answer one prompt: all of them) ended at its limit.
 
 A turn is followed by the turns that continue it on its path; where its role first speaks below another root, by the
 turn there. Several such turns are a fork: samples of one call, whose returns are averaged.
@@ -32,6 +32,7 @@ class Sampled:
     weight: float = 1.0
     kept: bool = True  # has a surrogate loss
     held: bool = False  # has the penalty of KL-Cov
+    cuts: dict[str, bool] = field(default_factory=dict)  # whether a bound cuts it, by the bound's name
 
 
 @dataclass(eq=False)
@@ -48,22 +49,25 @@ class Answer:
 
     Attributes:
         group: Group and role.
+        tag: Tag of the task.
         reward: The role's reward, as the trainer sees it.
         steps: Step reward of each sampled message, in the order of time.
         followers: Numbers of the turns that follow each turn.
         turns: Tokens of each sampled message, in the order of time.
         paths: Paths in the order of their leaves.
-        last: Path of the last sampled message.
+        ends: Path of each turn that the answer ends with, by its number: the last one, and others that answer the
+            same prompt and are not followed.
         cut: Whether the episode was cut off.
     """
 
     group: tuple[str, str]
+    tag: str | None
     reward: float
     steps: list[float]
     followers: list[list[int]]
     turns: list[list[Sampled]]
     paths: list[Path]
-    last: Path | None
+    ends: dict[int, Path]
     cut: bool
 
     @property
@@ -107,7 +111,7 @@ def _answer(
         }
         if own:
             tokens[index] = own
-    paths, last, seen_nodes = [], None, set()
+    paths, found, seen_nodes = [], {}, set()
     for leaf in range(len(nodes)):
         if any(node.parent == leaf for node in nodes):
             continue
@@ -117,18 +121,24 @@ def _answer(
             path.ids += nodes[index].token_ids
             if index in tokens and index not in seen_nodes:
                 path.trained |= {start + place: token for place, token in tokens[index].items()}
-            if index in tokens and index == max(tokens):
-                last = path
+            if index in tokens:
+                found.setdefault(index, path)  # where it is trained
             seen_nodes.add(index)
         if path.trained:
             paths.append(path)
     ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW)
-    cut = ended or (bool(tokens) and nodes[max(tokens)].finish_reason == "length")
+    answers = [index for index, node in enumerate(nodes) if index in tokens or node.finish_reason is not None]
+    last = [one for one in answers if nodes[one].parent == nodes[answers[-1]].parent]
+    last = [one for one in last if not any(one in _upwards(trajectory, other)[:-1] for other in answers)]
+    cut = ended or (bool(last) and all(nodes[one].finish_reason in ("length", "abort") for one in last))
+    spoken = [[index for index in _upwards(trajectory, one) if index in tokens] for one in last]
+    ends = {list(tokens).index(one[-1]): found[one[-1]] for one in spoken if one}
     steps = [scale * (nodes[index].reward or 0.0) for index in tokens]
     turns = [list(own.values()) for own in tokens.values()]
     return Answer(
-        (episode.group_id, role), seen(reward), steps, _followers(trajectory, tokens), turns, paths, last, cut
-    )
+        (episode.group_id, role), episode.tag, seen(reward), steps, _followers(trajectory, tokens), turns, paths, ends,
+        cut,
+    )  # fmt: skip
 
 
 def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]:

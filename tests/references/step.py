@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.core.episode import Episode
 from tests.references.credit import Credit, Entry, Turn, whitened
 from tests.references.llama import Shape, distributions, shape_of, states, weights_of
-from tests.references.losses import Kl, Surrogate, most_stable, value_loss
+from tests.references.losses import Kl, Surrogate, most_stable, rejected, value_loss
 from tests.references.samples import Answer, Path, Sampled, answers_of
 
 
@@ -37,14 +37,19 @@ class Algorithm:
         denominator: Policy below the ratio: ``behavior``, ``start`` of the step, or ``log_linear`` between them.
         bound: Function of ``start / behavior`` that gives the factor on a token's loss; ``None``: 1.
         bound_by_sequence: Whether that ratio is the product over the sequence.
-        inside: Bounds of ``start / behavior`` outside of which a token has no surrogate loss (IcePop).
+        inside: Bounds of ``start / behavior`` outside of which a token has no surrogate loss (IcePop); of the current
+            policy's ratio if the denominator is not the start.
+        reject: Measure of that ratio over a sequence, and its bounds; a sequence outside has no loss.
+        baseline: Whose rewards are compared: those of one ``role`` of a group, of all of a ``group``, of a ``tag``.
+        clip: Clip range below and above, for the metrics.
         second_moment: Largest mean squared log ratio (M2PO).
         clip_cov: Share of tokens without surrogate loss, and bounds of the covariance that they are drawn from.
         kl_cov: Share of tokens, those with the largest covariance, that are held near the ratio's denominator, and
             the coefficient.
         updates: Gradient steps, each over a part of the groups.
         kl: KL term of the loss.
-        kl_reward: Coefficient of the KL that is taken off the reward.
+        kl_reward: Coefficient of the KL that is taken off the episode's reward.
+        kl_tokens: Coefficient of the KL that is taken off each token's reward.
         entropy: Coefficient of the entropy bonus.
         critic: Whether a critic learns the returns.
         value_clip: Clip range of the critic.
@@ -61,12 +66,16 @@ class Algorithm:
     bound: Callable[[float], float] | None = None
     bound_by_sequence: bool = False
     inside: tuple[float, float] | None = None
+    reject: tuple[str, float | None, float | None] | None = None
+    baseline: str = "role"
+    clip: tuple[float, float] = (0.2, 0.2)
     second_moment: float | None = None
     clip_cov: tuple[float, float, float] | None = None
     kl_cov: tuple[float, float] | None = None
     updates: int = 1
     kl: Kl | None = None
     kl_reward: float = 0.0
+    kl_tokens: float = 0.0
     entropy: float = 0.0
     critic: bool = False
     value_clip: float | None = 0.2
@@ -118,12 +127,19 @@ class Outcome:
     complete: bool
 
 
-def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setting) -> Outcome:
-    """Computes one step."""
-    shape, policy = shape_of(setting.policy), weights_of(setting.policy)
+def train_step(
+    episodes: Sequence[Episode],
+    algorithm: Algorithm,
+    setting: Setting,
+    policy: dict[str, Tensor] | None = None,
+    reference: dict[str, Tensor] | None = None,
+) -> Outcome:
+    """Computes one step; ``policy`` (changed in place) and ``reference`` are weights other than the setting's."""
+    shape, policy = shape_of(setting.policy), policy or weights_of(setting.policy)
     critic = weights_of(setting.policy) | {"head": setting.head.double().requires_grad_()}
     answers = answers_of(episodes, setting.scale, lambda reward: setting.scale * reward + setting.bias)
-    reference = weights_of(setting.reference) if algorithm.kl or algorithm.kl_reward else None
+    if algorithm.kl or algorithm.kl_reward or algorithm.kl_tokens:
+        reference = reference or weights_of(setting.reference)
     for answer in answers:
         for path in answer.paths:
             _measure(path, policy, reference, shape, setting)
@@ -155,7 +171,7 @@ def train_step(episodes: Sequence[Episode], algorithm: Algorithm, setting: Setti
     )  # fmt: skip
     complete = _dense(algorithm) or all(token.advantage for token in tokens)
     metrics |= _of_updates(chosen, algorithm, sums if complete else {})
-    return Outcome(of_policy, of_critic, metrics, _measured(tokens), complete)
+    return Outcome(of_policy, of_critic, metrics, _measured(chosen, algorithm, setting), complete)
 
 
 # --- Before the update ---------------------------------------------------------------------------------------------
@@ -183,20 +199,30 @@ def _values(critic: dict[str, Tensor], shape: Shape, ids: list[int]) -> Tensor:
 def _assign_credit(answers: list[Answer], algorithm: Algorithm, critic: dict[str, Tensor], shape: Shape) -> None:
     entries = []
     for answer in answers:
-        after = 0.0
-        if algorithm.critic and answer.cut and answer.last is not None:
-            after = _values(critic, shape, answer.last.ids)[max(answer.last.trained)].item()
         rest = answer.reward - sum(answer.steps)  # what no step gave was earned by the end
         rewards = [step + rest * (not later) for step, later in zip(answer.steps, answer.followers, strict=True)]
         turns = [
-            Turn(reward, [token.value for token in turn], later)
+            Turn(
+                reward, [token.value for token in turn], later,
+                [algorithm.kl_tokens * (token.behavior - token.reference) for token in turn],
+            )
             for reward, turn, later in zip(rewards, answer.turns, answer.followers, strict=True)
-        ]
-        entries.append(Entry(answer.group, answer.reward, turns, after))
+        ]  # fmt: skip
+        if algorithm.critic and answer.cut:
+            for number, path in answer.ends.items():
+                own = answer.turns[number][-1]
+                place = next(position for position, token in path.trained.items() if token is own)
+                turns[number].after = _values(critic, shape, path.ids)[place].item()
+        entries.append(Entry(_compared(answer, algorithm), answer.reward, turns))
     for answer, credit in zip(answers, algorithm.credit(entries), strict=True):
         for token, value in zip(answer.tokens, credit, strict=True):
             token.advantage, token.goal = value, token.value + value
             token.advantage -= algorithm.distill * (token.behavior - token.teacher)
+
+
+def _compared(answer: Answer, algorithm: Algorithm) -> tuple[str, ...]:
+    group, role = answer.group
+    return {"role": (group, role), "group": (group,), "tag": (str(answer.tag), role)}[algorithm.baseline]
 
 
 def _weigh(chosen: list[Answer], algorithm: Algorithm, setting: Setting) -> None:
@@ -269,10 +295,13 @@ def _descend(
 
 
 def _parts(chosen: list[Answer], algorithm: Algorithm) -> list[list[Answer]]:
-    """Divides groups that teach something among the updates: the largest first, each to the smallest part so far."""
+    """Divides groups that teach something among the updates: the largest first, each to the smallest part so far.
+
+    With a term of the loss that needs no advantage all groups do.
+    """
     sizes: dict[str, int] = {}
     for answer in chosen:
-        if any(token.advantage for token in answer.tokens):
+        if _dense(algorithm) or any(token.advantage for token in answer.tokens):
             sizes[answer.group[0]] = sizes.get(answer.group[0], 0) + sum(len(path.ids) for path in answer.paths)
     count = max(1, min(algorithm.updates, len(sizes)))
     if count == 1:
@@ -310,10 +339,16 @@ def _policy_loss(
             advantages = [statistics.fmean(advantages)] * len(tokens)
         if algorithm.bound_by_sequence:
             factors = [sum(factors)] * len(tokens)
+        trainer = [
+            t.start if algorithm.denominator == "start" else now.item() for t, now in zip(tokens, logprobs, strict=True)
+        ]
+        apart = [one - token.behavior for one, token in zip(trainer, tokens, strict=True)]
+        gone = algorithm.reject is not None and rejected(apart, *algorithm.reject)
         for number, token in enumerate(tokens):
             surrogate, acted = algorithm.surrogate(log_ratios[number].exp(), advantages[number], logprobs[number])
             factor = 1.0 if algorithm.bound is None else algorithm.bound(math.exp(factors[number]))
-            loss = surrogate * factor if token.kept and _is_inside(token, algorithm) else surrogate * 0
+            inside = _is_inside(apart[number], algorithm)
+            loss = surrogate * factor if token.kept and inside else surrogate * 0
             if algorithm.kl_cov is not None and token.held:  # k3 of denominator and current policy
                 loss = loss + algorithm.kl_cov[1] * (log_ratios[number].exp() - 1 - log_ratios[number])
             if algorithm.kl is not None:
@@ -321,17 +356,19 @@ def _policy_loss(
                 loss = loss + term
                 sums.setdefault("kl_reference", []).append(seen)
             loss = loss - algorithm.entropy * entropies[number]
-            total = total + token.weight * loss
+            total = total + (0.0 if gone else token.weight) * loss
+            sums.setdefault("rejected", []).append(float(gone))
+            sums.setdefault("masked_ratio", []).append(float(not inside))
             sums.setdefault("clip_fraction", []).append(float(acted))
             sums.setdefault("correction", []).append(factor)
     return total
 
 
-def _is_inside(token: Sampled, algorithm: Algorithm) -> bool:
+def _is_inside(log_ratio: float, algorithm: Algorithm) -> bool:
     if algorithm.inside is None:
         return True
     low, high = algorithm.inside
-    return low <= math.exp(token.start - token.behavior) <= high
+    return low <= math.exp(log_ratio) <= high
 
 
 def _denominator(token: Sampled, now: float, algorithm: Algorithm, setting: Setting) -> float:
@@ -363,6 +400,8 @@ def _critic_loss(
 def _critic_metrics(tokens: list[Sampled]) -> dict[str, float]:
     goals = [token.goal for token in tokens]
     left = [token.goal - token.value for token in tokens]
+    if statistics.pvariance(goals) < 1e-12:
+        return {}
     return {"critic/explained": 1 - statistics.pvariance(left) / statistics.pvariance(goals)}
 
 
@@ -384,14 +423,73 @@ def _of_updates(chosen: list[Answer], algorithm: Algorithm, sums: dict[str, list
     names = ["clip_fraction"]
     names += ["correction"] if algorithm.bound is not None else []
     names += ["kl_reference"] if algorithm.kl is not None else []
+    names += ["rejected"] if algorithm.reject is not None else []
+    names += ["masked_ratio"] if algorithm.inside is not None else []
     return found | {f"train/{name}": statistics.fmean(sums[name]) for name in names}
 
 
-def _measured(tokens: list[Sampled]) -> dict[str, float]:
-    """Means over all trained tokens of the batch, before the first update."""
-    log_ratios = [token.start - token.behavior for token in tokens]
-    return {
-        "train/entropy": statistics.fmean(token.entropy for token in tokens),
-        "mismatch/kl": statistics.fmean(math.expm1(one) - one for one in log_ratios),
-        "mismatch/ratio_max": max(abs(math.expm1(one)) for one in log_ratios),
+def _measured(chosen: list[Answer], algorithm: Algorithm, setting: Setting) -> dict[str, float]:
+    """Means over all trained tokens before the first update, and again over those of each age."""
+    sequences = [list(path.trained.values()) for answer in chosen for path in answer.paths]
+    tokens = [token for sequence in sequences for token in sequence]
+    found = {"train/entropy": statistics.fmean(token.entropy for token in tokens)}
+    for sequence in sequences:
+        _mark_cuts(sequence, algorithm, setting)
+    for suffix, ages in (("", (0, 1, 2)), ("/age_0", (0,)), ("/age_1", (1,)), ("/age_2+", (2,))):
+        parts = [
+            [token for token in sequence if min(setting.version - token.version, 2) in ages] for sequence in sequences
+        ]
+        of_age = mismatch([part for part in parts if part])
+        found |= {f"mismatch/{name}{suffix}": value for name, value in of_age.items()}
+    return found
+
+
+def _mark_cuts(sequence: list[Sampled], algorithm: Algorithm, setting: Setting) -> None:
+    """Names for each token the bounds that cut it: of the clip range, and of the correction."""
+    logs = [token.start - token.behavior for token in sequence]
+    below = [_denominator(token, token.start, algorithm, setting) - token.behavior for token in sequence]
+    for token, own, under in zip(sequence, logs, below, strict=True):
+        ratio = math.exp(statistics.fmean(logs) if algorithm.by_sequence else own)
+        weight = math.exp(sum(below) if algorithm.bound_by_sequence else under)
+        bounded = weight if algorithm.bound is None else algorithm.bound(weight)
+        token.cuts = {
+            "clip_low": ratio < 1 - algorithm.clip[0],
+            "clip_high": ratio > 1 + algorithm.clip[1],
+        }
+        if algorithm.bound is not None:
+            token.cuts["correction_low"] = bounded != weight and weight < 1
+            token.cuts["correction_high"] = bounded != weight and weight >= 1
+
+
+def mismatch(sequences: list[list[Sampled]]) -> dict[str, float]:
+    """Compares the policy that the step starts from with the behavior policy, from whose samples this is.
+
+    KL by Schulman 2020, the effective sample size by Kong 1992, Pearson's chi-square as the variance of the weights.
+    """
+    tokens = [token for sequence in sequences for token in sequence]
+    if not tokens:
+        return {}
+    logs = [token.start - token.behavior for token in tokens]
+    ratios, products = [math.exp(one) for one in logs], [_product(sequence) for sequence in sequences]
+    cut = {name: statistics.fmean(token.cuts[name] for token in tokens) for name in tokens[0].cuts}
+    worst = max(abs(one - 1) for one in ratios)
+    return cut | {
+        "tokens": float(len(tokens)),
+        "kl": statistics.fmean(ratio - 1 - one for ratio, one in zip(ratios, logs, strict=True)),
+        "kl_k1": -statistics.fmean(logs),
+        "chi2": statistics.fmean((one - 1) ** 2 for one in ratios),
+        "chi2_sequence": statistics.fmean((one - 1) ** 2 for one in products),
+        "ess": _effective(ratios),
+        "ess_sequence": _effective(products),
+        "perplexity_behavior": math.exp(-statistics.fmean(token.behavior for token in tokens)),
+        "perplexity_trainer": math.exp(-statistics.fmean(token.start for token in tokens)),
+        "ratio_max": worst,
     }
+
+
+def _product(sequence: list[Sampled]) -> float:
+    return math.prod(math.exp(token.start - token.behavior) for token in sequence)
+
+
+def _effective(weights: list[float]) -> float:
+    return sum(weights) ** 2 / len(weights) / sum(one * one for one in weights)

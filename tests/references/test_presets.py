@@ -1,4 +1,4 @@
-"""Holds every preset to its float64 reference, on one rank and on two: change of all parameters, and metrics."""
+"""Holds every preset, and on two ranks some variants, to float64 references: change of all parameters, and metrics."""
 
 import functools
 import json
@@ -16,6 +16,7 @@ from tests.references.comparing import assert_same
 from tests.references.learning import Learned, learned, setting
 from tests.references.presets import PRESETS
 from tests.references.step import Outcome, train_step
+from tests.references.variants import ON_RANKS, VARIANTS
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,7 +27,8 @@ RANKS = 2
 @functools.cache
 def reference(name: str, cases: tuple[str, ...], models: Path) -> Outcome:
     given = setting(models)
-    return train_step(episodes_of(cases, given.policy), PRESETS[name], given)
+    algorithm = PRESETS[name] if name in PRESETS else VARIANTS[name][1]
+    return train_step(episodes_of(cases, given.policy), algorithm, given)
 
 
 def test_every_preset_has_a_reference() -> None:
@@ -45,7 +47,7 @@ def test_a_step_is_the_references(name: str, cases: tuple[str, ...], models: Pat
 
 @pytest.fixture(scope="module")
 def on_ranks(models: Path) -> Path:
-    """Folder of the steps of every preset over all cases, taken on two ranks."""
+    """Folder of the steps of every preset, and of some variants, over all cases, taken on two ranks."""
     command = [sys.executable, "-m", "tests.references.learning", str(models), str(models / "rendezvous")]
     started = [subprocess.Popen([*command, str(rank), str(RANKS)]) for rank in range(RANKS)]
     try:
@@ -56,7 +58,7 @@ def on_ranks(models: Path) -> Path:
     return models
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", [*preset_names(), *ON_RANKS])
 def test_a_step_on_two_ranks_is_the_references(name: str, on_ranks: Path) -> None:
     tensors = load_file(on_ranks / f"{name}.safetensors")
     policy, critic = (

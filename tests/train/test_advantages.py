@@ -82,6 +82,8 @@ def test_the_deviation_of_the_batch_is_that_of_all_rewards() -> None:
     assert found == pytest.approx([0.5 / deviation, -0.5 / deviation, 0, 0])
     config = TrainerConfig(advantage="reward", scale_rewards="batch")
     assert reward(scored(rewards, groups), config) == pytest.approx([r / deviation for r in rewards], rel=1e-5)
+    for alike in ([1.0], [1.0] * 4, [-0.5, -0.5]):  # no deviation to divide by
+        assert reward(scored(alike, groups[: len(alike)]), config) == [0.0] * len(alike)
 
 
 def test_whitening_is_the_published_one_and_values_alike_give_zero() -> None:

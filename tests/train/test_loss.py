@@ -180,6 +180,12 @@ def test_kl_estimators_are_the_published_ones(estimator: str, expected: list[flo
     assert values.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_k3_of_nearly_equal_policies_is_their_half_square_and_never_negative() -> None:
+    away = torch.tensor([3e-5, -1e-4, 1e-3, -7e-4])
+    values = kl_divergence(away, torch.zeros(4), "k3", "plain")
+    assert values.tolist() == pytest.approx((away.double() ** 2 / 2).tolist(), rel=1e-2)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_unbiased_gradient_is_that_of_the_kl_itself(estimator: str) -> None:
     """Uses the exact distribution instead of samples, so no sampling error has to be tolerated."""

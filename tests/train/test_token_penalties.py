@@ -124,11 +124,15 @@ def test_a_fork_takes_the_mean_of_its_branches_penalties() -> None:
     assert flat(gae([one], TrainerConfig(preset="ppo"))[0], one) == pytest.approx(expected)
 
 
-def test_turns_with_equal_returns_have_no_advantage_whatever_their_penalties() -> None:
-    """A group's deviation of 0 must not blow the penalties up."""
+@pytest.mark.parametrize("scale", ["group", "batch", "none", "mean"])
+def test_turns_with_equal_returns_have_no_advantage_whatever_their_penalties(scale: str) -> None:
+    """A group's deviation of 0 must not blow the penalties up, nor must they count where nothing is compared."""
     alike = Scored(("g", "x"), 1.0, (Turn(None, 2, penalties=(0.1, 0.2)),), True)
-    config = TrainerConfig(advantage="turns")
-    assert [flat(credit, alike) for credit in turns([alike, alike], config)] == [[0.0, 0.0]] * 2
+    config = TrainerConfig.model_validate({"advantage": "turns", "scale_rewards": scale})
+    others = [replace(alike, group=("h", "x"), reward=reward) for reward in (1.0, 2.0)]
+    assert [flat(credit, alike) for credit in turns([alike, alike, *others], config)[:2]] == [[0.0, 0.0]] * 2
+    silent = replace(alike, turns=())
+    assert flat(turns([alike, silent, *others], config)[0], alike) == [0.0, 0.0], "the other has no turn"
     assert turns([alike], config) == [[0.0]], "nothing to compare an episode alone with"
 
 
