@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.recipe import TrainerConfig
-from agentrl.train.advantages import Scored, Turn, gae, group_advantages, reward, token_credit, turns, whitened
+from agentrl.train.advantages import gae, group_advantages, reward, token_credit, turns, whitened
+from agentrl.train.returns import Scored, Turn
 from tests.train.test_batch import episode, make_train_batch, trained
 
 lengths = st.lists(st.integers(1, 4), min_size=1, max_size=4)
