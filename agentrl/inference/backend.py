@@ -31,6 +31,14 @@ class ServerUnreachable(InferenceError):
         self.timed_out = timed_out
 
 
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Parameters that leave the policy's distribution as it is.
+
+Every request names them: for what is absent a server may take its own values, vLLM those of ``generation_config.json``
+(Qwen2.5's has ``repetition_penalty`` 1.05 to 1.1), and then the samples are not the policy's.
+"""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one request.

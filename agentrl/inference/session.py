@@ -177,8 +177,8 @@ class ChatSession:
             finish_reason=answer.finish_reason,
         )
         self.last_sampled = self._ledger.add(node)
-        finish = "length" if answer.finish_reason == "length" else "stop"
-        finish = "tool_calls" if message.get("tool_calls") else finish
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        finish = "length" if answer.finish_reason == "length" else finish  # as OpenAI: a cut answer says so first
         return Sampled(message, finish, answer.token_ids, answer.logprobs)
 
     def _message(self, answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:

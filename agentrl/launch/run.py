@@ -157,14 +157,20 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     """Refuse to resume a run that has no checkpoint or is finished.
 
     Raises:
-        RunError: There is no checkpoint, or the run has made all its steps.
+        RunError: There is no checkpoint, or the run has made all its steps or used up its time.
     """
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
-    step = read_state(checkpoint)["step"]
+    state = read_state(checkpoint)
+    step, spent = state["step"], state["spent_budget"]
     if step >= recipe.trainer.total_steps:
         raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
+    budget = recipe.trainer.time_budget
+    if spent is not None and budget is not None and budget <= spent:
+        raise RunError(
+            f"run {recipe.name!r} has used up its {spent:g} s in {step} steps; for more time, set trainer.time_budget=N"
+        )
 
 
 def check_components(recipe: Recipe) -> None:

@@ -108,8 +108,13 @@ def compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, ba
     found: Compared = defaultdict(set)
     for episode in episodes:
         for role in episode.roles if episode.reward is not None else ():
-            found[baseline_key(episode, role, baseline)].add(seen.seen(episode.reward_of(role)))
+            found[baseline_key(episode, role, baseline)].add(_rounded(seen.seen(episode.reward_of(role))))
     return found
+
+
+def _rounded(reward: float) -> float:
+    """Returns a reward to 12 digits and decimals: sums of the same step rewards in another order are equal to these."""
+    return float(f"{round(reward, 12):.12g}")
 
 
 def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float, *, full: bool = False) -> bool:

@@ -40,7 +40,8 @@ class Checkpoints(TrainerCallback):
             step = state.global_step
             written = self._folder / f"checkpoint-{step}"
             target = self._folder / f"step-{step:06d}"
-            (written / STATE_FILE).write_text(json.dumps({"step": step, "elapsed": self._course.elapsed}))
+            said = {"step": step, "elapsed": self._course.elapsed, "spent_budget": self._course.spent_budget}
+            (written / STATE_FILE).write_text(json.dumps(said))
             shutil.rmtree(target, ignore_errors=True)
             written.rename(target)
             for old in sorted(self._folder.glob("step-*"))[: -self._keep]:

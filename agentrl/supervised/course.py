@@ -45,6 +45,7 @@ class Course(TrainerCallback):
         self._started = self._last_save = clock()
         self.elapsed = elapsed
         self.step_seconds = 0.0
+        self.spent_budget: float | None = None  # the time budget, once no further step fits it
 
     def factor(self, step: int) -> float:
         """Factor on ``trainer.learning_rate`` for the update number ``step``, from 0."""
@@ -74,7 +75,9 @@ class Course(TrainerCallback):
         """Tell TRL's loop whether to stop, save or evaluate now."""
         config, step = self._config, state.global_step
         budget = config.time_budget
-        final = step >= self.total_steps or (budget is not None and self.elapsed + self.step_seconds >= budget)
+        if budget is not None and self.elapsed + self.step_seconds >= budget:
+            self.spent_budget = budget
+        final = step >= self.total_steps or self.spent_budget is not None
         control.should_training_stop = final
         control.should_save = final or self._save_due(step)
         control.should_evaluate = self._evaluate_every > 0 and step % self._evaluate_every == 0 and not final

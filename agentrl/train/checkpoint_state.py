@@ -18,5 +18,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Reads the state saved beside the tensors: ``step``, ``elapsed`` (seconds) and the controller's state."""
+    """Reads the state saved beside the tensors: ``step``, ``elapsed`` (seconds), the controller's state.
+
+    ``spent_budget`` is the ``trainer.time_budget`` that this step was the last one of; ``None`` if more steps fit.
+    """
     return json.loads((checkpoint / STATE_FILE).read_text())

@@ -66,6 +66,7 @@ class Trainer:
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
         self._nonfinite = 0  # consecutive steps with a non-finite gradient
+        self._out_of_time = False  # no further step fits the time budget
         self._step_seconds = 0.0  # length of the latest step, to predict whether another one fits the time budget
 
     @property
@@ -93,7 +94,7 @@ class Trainer:
             if not plan["episodes"]:  # the tasks are exhausted, and no group of the rest was kept
                 self._end_here(self._elapsed_before + waited + began - start)
                 break
-            final = plan["final"]
+            final, self._out_of_time = plan["final"], plan["late"]
             metrics = self._update(columns, plan)
             self._watch(metrics, columns)
             updated = time.monotonic()
@@ -141,7 +142,7 @@ class Trainer:
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         final = self.step + 1 >= config.total_steps or late or batch["last"]
         passes = {name: batch[name] for name in ("epochs", "epochs_before")}
-        return {"learning_rate": config.learning_rate * factor, "final": final, **passes}
+        return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, **passes}
 
     def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
         """Runs one update; rank 0 has the columns and sends the other ranks their shares."""
@@ -225,7 +226,8 @@ class Trainer:
     def save(self, elapsed: float) -> None:
         """Writes a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
-        state = {"elapsed": elapsed, "controller": controller}
+        budget = self.config.time_budget if self._out_of_time else None
+        state = {"elapsed": elapsed, "spent_budget": budget, "controller": controller}
         save_checkpoint(self.checkpoints, self.step, self.engine, state, self.config.keep_checkpoints)
         self._last_save = time.monotonic()
 

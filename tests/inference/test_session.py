@@ -237,6 +237,15 @@ async def test_tool_calls_are_found_and_their_results_continue_the_same_ids(tool
     assert after == [*before, *sampled, *ids_of(tool_template, results)]
 
 
+async def test_a_cut_answer_says_so_also_after_a_whole_call(tool_template: ChatTemplate) -> None:
+    """Else an agent takes what was cut for the turn's end (vLLM 58228)."""
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "ad'
+    session = make_session(tool_template, lambda ids, params: answer(ids_of(tool_template, text), finish="length"))
+    reply = await session.create(messages=[HELLO], tools=[TOOL])
+    assert reply.choices[0].finish_reason == "length" and reply.choices[0].message.tool_calls
+    assert session.trajectory.nodes[-1].finish_reason == "length"
+
+
 async def test_a_malformed_call_keeps_its_words_and_is_marked(tool_template: ChatTemplate) -> None:
     session = make_session(tool_template, calling(tool_template, '<tool_call>{"name": "add", "argum</tool_call>'))
     reply = await session.create(messages=[HELLO], tools=[TOOL])

@@ -39,10 +39,22 @@ def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
         claim_run_dir(recipe(tmp_path), resume=True, numbered=False)
     whole = tmp_path / "x" / "checkpoints" / "step-000005"
     whole.mkdir()
-    (whole / "state.json").write_text(json.dumps({"step": 5}))
+    (whole / "state.json").write_text(json.dumps({"step": 5, "spent_budget": None}))
     assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
     with pytest.raises(RunError, match=r"has made all its 5 steps.*trainer\.total_steps"):
         claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
+
+
+def test_a_run_that_has_used_up_its_time_is_resumed_only_with_more(tmp_path: Path) -> None:
+    """Else each resume would train one more step, as no step's length is known before it (verl 6232)."""
+    whole = tmp_path / "x" / "checkpoints" / "step-000005"
+    whole.mkdir(parents=True)
+    (whole / "state.json").write_text(json.dumps({"step": 5, "elapsed": 498.0, "spent_budget": 505.0}))
+    for same in ("trainer.time_budget=505", "trainer.time_budget=300"):
+        with pytest.raises(RunError, match=r"used up its 505 s in 5 steps.*trainer\.time_budget"):
+            claim_run_dir(recipe(tmp_path, same), resume=True, numbered=False)
+    for more in ("trainer.time_budget=900", "trainer.time_budget=null"):
+        assert claim_run_dir(recipe(tmp_path, more), resume=True, numbered=False)[1] == tmp_path / "x"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -127,3 +127,10 @@ def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: l
     reason = rules.check([], third)
     assert reason is not None
     assert re.search(said, reason), reason
+
+
+def test_rewards_that_differ_by_the_rounding_of_a_sum_give_no_signal() -> None:
+    same = [sum(steps) for steps in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.2, 0.3, 0.1])]
+    assert len(set(same)) == 2
+    assert judge([episode(reward) for reward in same], CONFIG, RewardConfig()).outcome == "filtered"
+    assert judge([episode(reward) for reward in (*same, 0.6 + 1e-9)], CONFIG, RewardConfig()).outcome == "kept"

@@ -50,17 +50,19 @@ def step(made: Course, clock: Clock, number: int, seconds: float = 1.0) -> Any:
 def test_the_learning_rate_warms_up_and_follows_the_schedule():
     made = course(Clock(), "trainer.warmup_steps=3", "trainer.min_learning_rate_ratio=0.1")
     assert [made.factor(n) for n in (0, 1, 2)] == pytest.approx([0.25, 0.5, 0.75])
-    assert made.factor(50) == pytest.approx(0.1 + 0.9 * (1 - 47 / 97)), "from the end of the warm-up"
+    assert made.factor(50) == pytest.approx(0.1 + 0.9 * 50 / 97), "the decay starts when the warm-up ends"
 
 
 def test_the_time_budget_paces_the_schedule_and_ends_the_training():
     clock = Clock()
     made = course(clock, "trainer.time_budget=10.0", "trainer.warmup_steps=0", elapsed=4.0)
     assert not step(made, clock, 1, 2.0).should_training_stop
+    assert made.spent_budget is None
     assert made.elapsed == pytest.approx(6.0), "what an earlier part of the run took counts"
     assert made.factor(1) == pytest.approx(0.1 + 0.9 * 0.4)
     last = step(made, clock, 2, 2.0)
     assert last.should_training_stop and last.should_save, "another step would not fit"
+    assert made.spent_budget == 10.0, "a resume must not make another step of it"
 
 
 def test_checkpoints_come_by_step_by_time_and_at_the_end():

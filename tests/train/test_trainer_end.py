@@ -116,3 +116,18 @@ def test_the_learning_rate_follows_the_share_of_the_epochs_that_is_done(
     plain = {"last": False, "epochs": 0, "epochs_before": 0}
     rates = [trainer._decide({**plain, "done": done}, 0.0)["learning_rate"] for done in (0.0, 0.25, 0.75)]
     assert rates == pytest.approx([1e-6, 0.75e-6, 0.25e-6])
+
+
+@pytest.mark.parametrize(("budget", "spent"), [(1e-3, 1e-3), (1e6, None), (None, None)])
+def test_a_checkpoint_says_that_its_step_used_up_the_time(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float, spent: float
+) -> None:
+    trainer, _, _ = make_trainer(tiny_model, tmp_path, {"time_budget": budget, "total_steps": 2}, {}, {})
+    states: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "agentrl.train.trainer.save_checkpoint", lambda folder, step, engine, state, keep: states.append(state)
+    )
+    trainer.client.checkpoint = lambda step: {}  # type: ignore[union-attr,method-assign]
+    trainer.save = lambda elapsed: Trainer.save(trainer, elapsed)  # type: ignore[method-assign]
+    trainer.run()
+    assert [state["spent_budget"] for state in states] == [spent]

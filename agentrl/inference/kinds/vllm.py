@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.weight_manifest import WeightManifest
-from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
@@ -42,6 +42,7 @@ class VLLMBackend(Backend):
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation."""
         sampling: dict[str, Any] = {
+            **NEUTRAL,
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,

@@ -43,6 +43,7 @@ async def test_generation_has_ids_logprobs_and_a_version_per_token() -> None:
     assert sent["return_logprob"] is True
     assert sent["sampling_params"] == {
         "max_new_tokens": 4, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "stop": ["x"], "sampling_seed": 3,
+        "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     }  # fmt: skip
 
 

@@ -73,6 +73,7 @@ async def test_ids_logprobs_and_versions_come_from_one_answer() -> None:
     assert seen[0][1]["sampling_params"] == {
         "max_tokens": 4, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "logprobs": 0, "stop": ["x"],
         "stop_token_ids": [9], "seed": 3,
+        "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     }  # fmt: skip
 
 
@@ -101,6 +102,9 @@ async def test_without_scale_out_completions_are_asked_and_stamped_with_the_vers
         path, sent = seen[-1]
         assert path == "/v1/completions"
         assert (sent["prompt"], sent["model"], sent["return_token_ids"]) == ([1, 2], "served", True)
+        # what is absent here vLLM takes from the model's generation_config.json (NeMo-RL 3497, verl 7270)
+        assert (sent["repetition_penalty"], sent["min_p"], sent["top_k"], sent["top_p"]) == (1.0, 0.0, 0, 1.0)
+        assert (sent["presence_penalty"], sent["frequency_penalty"]) == (0.0, 0.0)
         await server.generate([1], PARAMS, request_id="s")
         assert [path for path, _ in seen].count("/inference/v1/generate") == 1, "what is not there is asked once"
 
