@@ -72,7 +72,7 @@ def _as_data(message: Any) -> Message:
 
 def _dumped(value: Any) -> Any:
     if hasattr(value, "model_dump"):
-        return value.model_dump(exclude_none=True)
+        return value.model_dump(exclude_none=True, warnings=False)
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         return value.tolist()
     raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is not JSON data")
