@@ -254,7 +254,7 @@ def pair_of(example: Mapping[str, Any]) -> Pair | None:
         raise ValueError("chosen and rejected have no prompt before them")
     if answers[0] == answers[1]:
         raise ValueError("chosen and rejected are the same")
-    return Pair(prompt, *answers, tools_of(example))
+    return Pair(prompt, answers[0], answers[1], tools_of(example))
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
