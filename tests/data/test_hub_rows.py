@@ -1,18 +1,22 @@
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from agentrl.data.plain import load_hub
 from agentrl.supervised.examples import sample_of
 
-LINES = """
-{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "1"}}}]}], "note": null}
-{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"function": {"name": "g", "arguments": {"b": "2"}}}]}], "note": "x"}
-"""  # noqa: E501 - lines of a dataset
+
+def line(name: str, arguments: dict[str, str], note: str | None) -> dict:
+    call = {"function": {"name": name, "arguments": arguments}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    return {"messages": messages, "note": note}
 
 
 def test_a_call_has_the_arguments_of_its_own_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "train.jsonl").write_text(LINES.strip())
+    table = pyarrow.Table.from_pylist([line("f", {"a": "1"}, None), line("g", {"b": "2"}, "x")])
+    parquet.write_table(table, tmp_path / "train.parquet")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     rows = list(load_hub("train", None, str(tmp_path))[0])
     said = []
