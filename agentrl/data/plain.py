@@ -1,7 +1,8 @@
 """Loads rows of JSON-lines files or of a hub dataset unchanged.
 
 Guarantees: a line that is not a JSON object is refused with its file and number; the returned sentence names the
-source.
+source. A hub dataset's tables give all messages, calls and tools of a column the same keys, with ``None`` in those that
+a row did not have; in the columns of conversations these are taken out again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ import orjson
 
 from agentrl.config.errors import DataError
 from agentrl.data.hub import endpoint, unreachable
+
+CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")  # columns of messages or tools
 
 
 def load_folder(split: str, path: str | None) -> tuple[list[dict[str, Any]], str]:
@@ -78,4 +81,15 @@ def load_hub(
     except (OSError, ValueError, DatasetsError) as error:
         what = str(error).strip().splitlines()[0]
         raise DataError(f"dataset {id!r}, split {split!r}: hub {endpoint()}: {reason or what}") from error
-    return (dict(row) for row in table), f"{id}: from the hub, through datasets"
+    return (_as_written(row) for row in table), f"{id}: from the hub, through datasets"
+
+
+def _as_written(row: Any) -> dict[str, Any]:
+    """Returns a table's row without the ``None`` that the table put into its messages and tools."""
+    return {name: _filled_out(value) if name in CONVERSATIONS else value for name, value in dict(row).items()}
+
+
+def _filled_out(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled_out(one) for key, one in value.items() if one is not None}
+    return [_filled_out(one) for one in value] if isinstance(value, list) else value

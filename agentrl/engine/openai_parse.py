@@ -9,6 +9,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from agentrl.core.call_form import CallForm, call_form
+from agentrl.core.message_shape import MessageError, in_shape
 from agentrl.engine.params import BadRequestError, SamplingParams, boolean, parse_params, token_ids
 from agentrl.engine.service import Prompt, Service
 
@@ -31,6 +33,7 @@ COPIED = (
     "json_schema",
 )
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
+TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, KeyError, AttributeError)  # a template is foreign code
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -143,24 +146,16 @@ def _params(body: dict[str, Any], max_tokens: Any, default: int) -> SamplingPara
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
-    """Messages with text contents."""
+    """Messages in the one shape, with texts as contents."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise BadRequestError("messages must be a non-empty list of objects")
     for message in value:
         if not isinstance(message.get("role"), str):
             raise BadRequestError("every message needs a role")
-    return [{**message, "content": _content(message.get("content"))} for message in value]
-
-
-def _content(content: Any) -> str:
-    """Returns a message's content as one string; ``None`` (a message of tool calls only) becomes the empty string."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise BadRequestError("a message's content must be a string or a list of text parts")
-    return "".join(text for text in texts if text)
+    try:
+        return [in_shape(message) for message in value]
+    except (MessageError, TypeError) as error:
+        raise BadRequestError(str(error)) from error
 
 
 def _render(body: dict[str, Any], messages: list[dict[str, Any]], service: Service) -> tuple[int, ...]:
@@ -175,10 +170,23 @@ def _render(body: dict[str, Any], messages: list[dict[str, Any]], service: Servi
     last = _flag(body, "continue_final_message")
     options = {"add_generation_prompt": not last, "continue_final_message": last} | extra
     try:
-        text = tokenizer.apply_chat_template(messages, tools=tools or None, **(options | {"tokenize": False}))
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # a template is foreign code
+        given = _call_form(tokenizer, extra).given(messages) if any("tool_calls" in m for m in messages) else messages
+        text = tokenizer.apply_chat_template(given, tools=tools or None, **(options | {"tokenize": False}))
+    except TEMPLATE_FAILURES as error:
         raise BadRequestError(f"the chat template refused the messages: {error}") from error
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _call_form(tokenizer: Any, variables: dict[str, Any]) -> CallForm:
+    """Finds the form in which the template wants the arguments of tool calls."""
+
+    def render(messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return tokenizer.apply_chat_template(messages, **(variables | {"tokenize": False}))
+        except TEMPLATE_FAILURES:
+            return None
+
+    return call_form(render)
 
 
 def _completion_prompts(value: Any, service: Service) -> list[tuple[int, ...]]:

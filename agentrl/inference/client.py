@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from agentrl.core.contract import finite
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.message_shape import in_shape
 from agentrl.inference.drift import Drift
-from agentrl.inference.messages import essence, plain
+from agentrl.inference.messages import essence
 from agentrl.inference.router import Router
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
@@ -135,7 +136,7 @@ def _acted_on(nodes: Sequence[Node], last: int, message: Message | None) -> Node
         first -= 1
     if message is None or first == last:
         return nodes[last]
-    key = essence(plain(message))
+    key = essence(in_shape(message))
     return next((node for node in reversed(nodes[first : last + 1]) if essence(node.message) == key), nodes[last])
 
 

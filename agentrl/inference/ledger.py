@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
-from agentrl.inference.messages import essence, plain
+from agentrl.core.message_shape import in_shape
+from agentrl.inference.messages import essence
 
 ROOT = -1
 
@@ -50,7 +51,7 @@ class Ledger:
             TypeError: An element of ``messages`` is no message.
         """
         path = self._latest[: self._unchanged(messages, tools)]
-        rest = [plain(message) for message in messages[len(path) :]]
+        rest = [in_shape(message) for message in messages[len(path) :]]
         new = 0
         for given, message in zip(messages[len(path) :], rest, strict=True):
             parent = path[-1].node if path else ROOT

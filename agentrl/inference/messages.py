@@ -1,7 +1,8 @@
-"""Converts the chat messages that agents pass in, and compares them by what a model sees of them.
+"""Takes the chat messages that agents pass in, and compares them by what a model sees of them.
 
-Guarantees: a message that an agent passes back equals the one it got, as ``openai``'s object or as a dict, with or
-without unset fields.
+Guarantees: a message that an agent passes back equals the one it got, in every shape that ``openai``'s types have for
+it (:mod:`agentrl.core.message_shape`): as an object or a dict, with or without unset fields, as parts or text, with
+arguments as an object or as text.
 """
 
 import json
@@ -9,30 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.core.episode import Message
+from agentrl.core.message_shape import arguments_object
 
 _SEEN = ("role", "content", "name", "tool_call_id")
-
-
-def plain(message: Any) -> Message:
-    """Returns a message as a new dict, without unset fields.
-
-    Raises:
-        TypeError: ``message`` is neither a dict nor one of ``openai``'s messages.
-    """
-    if hasattr(message, "model_dump"):
-        return message.model_dump(exclude_none=True)
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
-    if all(isinstance(value, str) for value in message.values()):
-        return dict(message)
-    return json.loads(json.dumps({key: value for key, value in message.items() if value is not None}, default=_dumped))
-
-
-def _dumped(value: Any) -> Any:
-    """Returns a nested ``openai`` object as JSON data."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(exclude_none=True)
-    raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is not JSON data")
 
 
 def essence(message: Message) -> str:
@@ -43,10 +23,16 @@ def essence(message: Message) -> str:
     calls = message.get("tool_calls")
     if calls:
         seen["tool_calls"] = [
-            [c.get("id"), (c.get("function") or {}).get("name"), (c.get("function") or {}).get("arguments")]
+            [c.get("id"), (c.get("function") or {}).get("name"), _arguments((c.get("function") or {}).get("arguments"))]
             for c in calls
         ]
     return json.dumps(seen, sort_keys=True)
+
+
+def _arguments(given: Any) -> Any:
+    """Returns arguments as the object that they encode, or unchanged where they encode none."""
+    found = arguments_object(given)
+    return given if found is None else found
 
 
 def before_stop(text: str, stops: Iterable[str]) -> str:

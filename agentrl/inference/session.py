@@ -16,11 +16,12 @@ from typing import Any
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.message_shape import in_shape
 from agentrl.inference.backend import Generation, InferenceError, Sampler, SamplingParams
 from agentrl.inference.completions import CompletionStream, Sampled, completion
 from agentrl.inference.drift import Drift, measure
 from agentrl.inference.ledger import Ledger
-from agentrl.inference.messages import before_stop, plain
+from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
 from agentrl.inference.template import ChatTemplate
@@ -128,7 +129,7 @@ class ChatSession:
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":
-                parent, new = None, [plain(message) for message in messages]
+                parent, new = None, [in_shape(message) for message in messages]
         if parent is None:
             self._tools[len(self.trajectory.nodes)] = tools
             ids = self._template.first(new, tools)

@@ -8,11 +8,13 @@ only if a policy for it is chosen.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
+from agentrl.core.message_shape import MessageError
 
 RewritePolicy = Literal["append", "branch"]
 Tools = Sequence[dict[str, Any]]
@@ -203,9 +205,8 @@ class ChatTemplate:
             return said, self._closings[bool(tools)]
         failure: Exception | None = None
         calls = [_call(result, answered) for result in results]
-        for count, as_text in ((len(calls), False), (len(calls), True), (1, False), (1, True)):
-            some = [_with_text(call) if as_text else call for call in calls[:count]]
-            said = {"role": "assistant", "content": "", "tool_calls": some}
+        for count in (len(calls), 1):
+            said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
             try:
                 self._render([_USER, said, *messages], generation=True, tools=tools)
                 return said, self._tail(self._render([_USER, said], generation=False, tools=tools), said)
@@ -247,7 +248,27 @@ class ChatTemplate:
                 found = at, end, tail[at + len(text) :]
         return (None, tail) if found is None else found[1:]
 
+    @cached_property
+    def call_form(self) -> CallForm:
+        """The form in which the template wants the arguments of tool calls."""
+
+        def render(messages: list[Message]) -> str | None:
+            try:
+                return self._apply(messages, generation=False)
+            except TemplateError:
+                return None
+
+        return call_form(render)
+
     def _render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+        if any(message.get("tool_calls") for message in messages):
+            try:
+                messages = self.call_form.given(messages)
+            except MessageError as error:
+                raise TemplateError(str(error)) from error
+        return self._apply(messages, generation=generation, tools=tools)
+
+    def _apply(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
@@ -308,11 +329,6 @@ def _call(result: Message, answered: Message) -> dict[str, Any]:
     names = {call.get("id"): (call.get("function") or {}).get("name") for call in answered.get("tool_calls", ())}
     name = names.get(call_id) or result.get("name") or "f"
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": _SENTINEL}}}
-
-
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """The same call with its arguments as JSON text, which some templates need."""
-    return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
 
 
 def generation_end_ids(folder: Path) -> list[int]:

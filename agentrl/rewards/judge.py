@@ -12,6 +12,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.message_shape import MessageError, in_shape
 from agentrl.rewards.places import Places
 from agentrl.rewards.verdict import MissingReason, Reward, Verdict
 
@@ -112,6 +113,8 @@ class Judge:
         except APIError as error:
             detail = f"{self._client.base_url}chat/completions: {type(error).__name__}: {error}"
             return Verdict.missing(MissingReason.API_ERROR, detail)
+        except MessageError as error:
+            return Verdict.missing(MissingReason.UNPARSABLE_VERDICT, f"the reply is not text: {error}")
         score = parse_score(reply)
         if score is None:
             return Verdict.missing(MissingReason.UNPARSABLE_VERDICT, f"no score at the reply's end: {reply[-300:]!r}")
@@ -142,7 +145,7 @@ class Judge:
             **{"model": self.model, "messages": [{"role": "user", "content": prompt}], **self._options}
         )
         choices = getattr(answer, "choices", None)
-        return (choices[0].message.content or "") if choices else ""
+        return in_shape(choices[0].message)["content"] if choices else ""
 
 
 def parse_score(reply: str) -> float | None:

@@ -1,23 +1,27 @@
 """Reads a dataset's examples as conversations (SFT) or preference pairs (reward models, DPO).
 
-Guarantees: an example is taken unchanged, or refused with its position and the accepted formats; where examples hold
-tasks without texts, the environment supplies the texts, with the prompt that an agent gets in it; the same recipe gives
-the same examples in the same order. Nothing here needs torch.
+Guarantees: what an example says is taken unchanged, in every shape that ``openai``'s types have for it
+(:mod:`agentrl.core.message_shape`), or refused with its position and the accepted formats; columns that are not read
+are told or refused (:mod:`agentrl.supervised.fields`). Where examples hold tasks without texts, the environment
+supplies the texts, with the prompt that an agent gets in it; the same recipe gives the same examples in the same order.
+Nothing here needs torch.
 """
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.config.errors import DataError
 from agentrl.config.recipe import DatasetConfig, Recipe
 from agentrl.config.supervised import NO_ENV, evaluates
 from agentrl.core.episode import Message, Task
+from agentrl.core.message_shape import arguments_object, in_shape
 from agentrl.core.registry import registered
 from agentrl.data.datasets import load_tasks
 from agentrl.envkit.language import SingleTurnEnvironment
 from agentrl.envkit.make import discard, make
+from agentrl.supervised.fields import refuse_unread, refuse_weight, tools_of
 
 _ROLES = ("system", "user", "assistant", "tool")
 _SAMPLE = "messages, or prompt and completion"
@@ -53,10 +57,12 @@ class Sample:
     Attributes:
         messages: All messages of the conversation.
         start: Index of the first message whose assistant turns are trained; earlier ones are part of the prompt.
+        tools: Tools of the conversation, rendered into the prompt.
     """
 
     messages: list[Message]
     start: int
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,13 @@ class Pair:
         prompt: The messages before the answer.
         chosen: The better answer, an assistant message.
         rejected: The worse answer, an assistant message.
+        tools: Tools of the conversation, rendered into the prompt.
     """
 
     prompt: list[Message]
     chosen: Message
     rejected: Message
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class LoadedExamples:
 
     Attributes:
         examples: Samples for ``trainer.type=sft``, else pairs.
-        source: Sentence that says where the examples come from.
+        source: Sentence that says where the examples come from, and which columns nothing reads.
     """
 
     examples: list[Sample | Pair]
@@ -102,7 +110,9 @@ def load_examples(recipe: Recipe, section: DatasetConfig) -> LoadedExamples:
     finally:
         if env is not None:
             discard(env)
-    return LoadedExamples(examples, loaded.source)
+    unread = sorted({name for task in loaded.tasks for name in unread_columns(task.data, pairs=pairs)})
+    told = f"; columns that nothing reads: {', '.join(unread)}" if unread else ""
+    return LoadedExamples(examples, loaded.source + told)
 
 
 def load_held_out(recipe: Recipe) -> LoadedExamples | None:
@@ -183,24 +193,40 @@ def _lacks(recipe: Recipe, example: Mapping[str, Any], shape: str, methods: str)
     )
 
 
+def unread_columns(example: Mapping[str, Any], *, pairs: bool) -> list[str]:
+    """Returns the columns of an example that are not read; none where the environment supplies the texts."""
+    read = _columns_read(example, pairs=pairs)
+    return [name for name in example if name not in read] if read else []
+
+
+def _columns_read(example: Mapping[str, Any], *, pairs: bool) -> tuple[str, ...]:
+    if pairs:
+        return ("prompt", "chosen", "rejected", "tools") if "chosen" in example and "rejected" in example else ()
+    if "messages" in example:
+        return ("messages", "tools")
+    return ("prompt", "completion", "tools") if "prompt" in example and "completion" in example else ()
+
+
 def sample_of(example: Mapping[str, Any]) -> Sample | None:
     """Parse an example with ``messages``, or ``prompt`` and ``completion``; ``None`` where it has neither.
 
     Raises:
         ValueError: A value is neither a text nor a list of messages, or there is no assistant message to train on.
     """
-    if "messages" in example:
+    read = _columns_read(example, pairs=False)
+    if not read:
+        return None
+    refuse_unread(example, read)
+    if "messages" in read:
         messages = as_messages(example["messages"], "messages", "user")
         start = 0
-    elif "prompt" in example and "completion" in example:
+    else:
         prompt = as_messages(example["prompt"], "prompt", "user")
         messages = [*prompt, *as_messages(example["completion"], "completion", "assistant")]
         start = len(prompt)
-    else:
-        return None
     if not any(message["role"] == "assistant" for message in messages[start:]):
         raise ValueError("nothing to train on: no message after the prompt is an assistant's")
-    return Sample(messages, start)
+    return Sample(messages, start, tools_of(example))
 
 
 def pair_of(example: Mapping[str, Any]) -> Pair | None:
@@ -209,8 +235,10 @@ def pair_of(example: Mapping[str, Any]) -> Pair | None:
     Raises:
         ValueError: The answers are not one assistant message each, or are the same.
     """
-    if "chosen" not in example or "rejected" not in example:
+    read = _columns_read(example, pairs=True)
+    if not read:
         return None
+    refuse_unread(example, read)
     chosen = as_messages(example["chosen"], "chosen", "assistant")
     rejected = as_messages(example["rejected"], "rejected", "assistant")
     prompt = as_messages(example["prompt"], "prompt", "user") if "prompt" in example else _common(chosen, rejected)
@@ -226,7 +254,7 @@ def pair_of(example: Mapping[str, Any]) -> Pair | None:
         raise ValueError("chosen and rejected have no prompt before them")
     if answers[0] == answers[1]:
         raise ValueError("chosen and rejected are the same")
-    return Pair(prompt, *answers)
+    return Pair(prompt, answers[0], answers[1], tools_of(example))
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
@@ -239,20 +267,44 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Mess
 
 
 def as_messages(value: object, name: str, role: str) -> list[Message]:
-    """Returns a text as one message of ``role``, and a list of messages unchanged.
+    """Returns a text as one message of ``role``, and a list of messages in the one shape.
 
     Raises:
-        ValueError: ``value`` is neither a text nor a list of messages.
+        ValueError: ``value`` is neither a text nor a list of messages, or a message cannot be learned from.
     """
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
         raise ValueError(f"{name} is {type(value).__name__}, want a text or a list of messages")
-    messages = [dict(part) if isinstance(part, Mapping) else {} for part in value]
-    for message in messages:
-        if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
-            raise ValueError(f"{name} has {str(message)[:80]}, want a role ({', '.join(_ROLES)}) and a text as content")
-    return messages
+    return [_message(part, name) for part in value]
+
+
+def _message(given: object, name: str) -> Message:
+    try:
+        message = in_shape(dict(given) if isinstance(given, Mapping) else given)
+    except (TypeError, ValueError) as error:
+        wanted = f"want a role ({', '.join(_ROLES)}) and a text as content"
+        raise ValueError(f"{name} has {str(given)[:80]}, {wanted}: {error}") from error
+    if message["role"] not in _ROLES:
+        raise ValueError(f"{name} has {str(given)[:80]}, want a role ({', '.join(_ROLES)}) and a text as content")
+    refuse_weight(message)
+    message.pop("weight", None)
+    calls = message.get("tool_calls", [])
+    if message["role"] == "assistant" and not message["content"] and not calls:
+        _refuse_silence(given, name)
+    for function in (call["function"] for call in calls):
+        if arguments_object(function["arguments"]) is None:
+            raise ValueError(
+                f"{name} has a call of {function['name']!r} whose arguments are not a JSON object: "
+                f"{function['arguments'][:80]!r}"
+            )
+    return message
+
+
+def _refuse_silence(given: object, name: str) -> None:
+    """Refuses an answer that says nothing at all; an empty text is an answer."""
+    if not isinstance(given, Mapping) or given.get("content") is None:
+        raise ValueError(f"{name} has {str(given)[:80]}, an answer with neither content nor tool_calls")
 
 
 def answer(text: str) -> Message:

@@ -59,6 +59,22 @@ def test_content_parts_are_joined_and_stop_is_reported(client: httpx.Client, eng
     assert "<|im_end|>" not in choice["message"]["content"]
 
 
+def test_a_calls_arguments_are_the_same_as_text_and_as_an_object(client: httpx.Client, engine: Engine) -> None:
+    engine.runner.loaded.tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+
+    def prompt(arguments: object) -> list[int]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return chat(client, messages=[*HI, said], return_token_ids=True)["choices"][0]["prompt_token_ids"]
+
+    as_object = prompt({"a": "b"})
+    assert prompt('{"a": "b"}') == as_object
+    assert '{"a": "b"}' in engine.runner.loaded.tokenizer.decode(as_object)
+
+
 def test_streamed_deltas_join_to_the_plain_text(client: httpx.Client) -> None:
     body = {"messages": HI, "max_tokens": 30, "seed": 4, "n": 2, "stream_options": {"include_usage": True}}
     plain = client.post("/v1/chat/completions", json=body).json()

@@ -15,7 +15,7 @@ from agentrl.rewards.verdict import MissingReason
 class Server:
     """Answers chat completions from a list: text, a status code, or an exception; the last one again and again."""
 
-    def __init__(self, *script: str | int | Exception) -> None:
+    def __init__(self, *script: str | int | list | Exception) -> None:
         self.script = list(script)
         self.prompts: list[str] = []
         self.bodies: list[dict] = []
@@ -65,6 +65,16 @@ async def test_a_score_is_mapped_to_the_unit_interval():
     assert server.bodies[0]["temperature"] == 0
     for part in ("<answer>\n42\n</answer>", "<reference>\n43\n", "<question>\nwhat?\n", "from 0 (worst) to 10 (best)"):
         assert part in server.prompts[0]
+
+
+async def test_a_reply_in_parts_is_read_as_its_text():
+    assert (
+        await Server([{"type": "text", "text": "Good.\n<score>7"}, {"type": "text", "text": ".5</score>"}]).judge()(
+            "42", "43"
+        )
+    ).value == 0.75
+    verdict = await Server([{"type": "image_url", "image_url": {}}]).judge()("42", "43")
+    assert verdict.value is None and "image_url" in str(verdict)
 
 
 async def test_a_scale_of_ones_own_and_a_template_of_ones_own():

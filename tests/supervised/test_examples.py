@@ -1,3 +1,4 @@
+import json
 import random
 from pathlib import Path
 
@@ -13,6 +14,11 @@ TASK = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24 clips\nso 48+24
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "ho"}
 OTHER = {"role": "assistant", "content": "hu"}
+
+
+def calling(arguments: str) -> dict:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def folder(tmp_path: Path, *lines: str) -> Path:
@@ -150,3 +156,65 @@ def test_gsm8k_recipes_give_the_prompt_of_the_environment(tmp_path: Path, monkey
     assert first == again
     other = load_recipe("gsm8k_dpo", ["seed=4"], device="cpu")
     assert load_examples(other, other.train_dataset).examples != first
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("given", [[TOOL], json.dumps([TOOL]), (TOOL,), [TOOL["function"]]])
+def test_tools_are_read_from_a_list_or_its_text(given):
+    sample = sample_of({"messages": [USER, ANSWER], "tools": given})
+    assert sample is not None and sample.tools == [TOOL]
+    pair = pair_of({"prompt": "hi", "chosen": "ho", "rejected": "hu", "tools": given})
+    assert pair is not None and pair.tools == [TOOL]
+
+
+@pytest.mark.parametrize("given", [None, [], "", "[]", "null"])
+def test_no_tools_are_no_tools(given):
+    sample = sample_of({"messages": [USER, ANSWER], "tools": given})
+    assert sample is not None and sample.tools == []
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"tools": "add"}, "not JSON"),
+        ({"tools": {"name": "add"}}, "tools is dict"),
+        ({"tools": ["add"]}, "tools has add"),
+        ({"weight": 0.5}, "column weight would change what is learned.*count alike"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, r"inference\.chat_template_kwargs"),
+        ({"images": ["x"]}, "column images .*text alone"),
+        ({"functions": [TOOL["function"]]}, "name the column tools"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "a message has weight 0"),
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "neither content nor tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}, "user message holds .*'image'"),
+        ({"messages": [USER, calling("{")]}, "call of 'add' whose arguments are not a JSON object"),
+    ],
+)
+def test_what_would_change_what_is_learned_and_is_not_read_is_refused(column, words):
+    with pytest.raises(ValueError, match=words):
+        sample_of({"messages": [USER, ANSWER], **column})
+
+
+def test_columns_that_change_nothing_here_pass():
+    line = {"weight": 1, "chat_template_kwargs": {}, "images": [], "functions": None, "id": 3}
+    assert sample_of({"messages": [USER, {**ANSWER, "weight": 1}], **line}) == Sample([USER, ANSWER], 0)
+
+
+def test_columns_that_nothing_reads_are_told_where_the_data_is_told(tmp_path: Path):
+    lines = ['{"prompt": "hi", "completion": "ho", "topic": "x"}', '{"prompt": "hi", "completion": "ho", "id": 3}']
+    options = ["env.id=none", "train_dataset.name=jsonl", f"train_dataset.path={folder(tmp_path, *lines)}"]
+    recipe = load_recipe("gsm8k_sft", options)
+    assert load_examples(recipe, recipe.train_dataset).source.endswith("; columns that nothing reads: id, topic")
+    folder(tmp_path, '{"prompt": "hi", "completion": "ho", "tools": []}')
+    assert "nothing reads" not in load_examples(recipe, recipe.train_dataset).source
+
+
+def test_tasks_that_the_environment_reads_are_not_told(tmp_path: Path):
+    options = [
+        "env.id=GSM8K-v0",
+        "train_dataset.name=jsonl",
+        f"train_dataset.path={folder(tmp_path, json.dumps(TASK))}",
+    ]
+    recipe = load_recipe("gsm8k_sft", options)
+    assert "nothing reads" not in load_examples(recipe, recipe.train_dataset).source

@@ -98,3 +98,26 @@ def test_a_template_without_an_end_of_turn_is_refused(tiny_model: Path, tmp_path
     encoder = Encoder(ChatTemplate.from_folder(tiny_model, source=str(endless)))
     with pytest.raises(TemplateError, match="could not learn to stop"):
         encoder.sample(Sample([TALK[1], TALK[2]], 0))
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Finds.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def test_tools_that_the_template_leaves_out_are_refused_with_the_remedy(template: ChatTemplate):
+    with pytest.raises(TemplateError, match=r"look_up.*model\.chat_template=chatml_tools"):
+        Encoder(template).sample(Sample(TALK, 4, [TOOL]))
+    with pytest.raises(TemplateError, match=r"model\.chat_template=chatml_tools"):
+        Encoder(template).pair(Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"}, [TOOL]))
+
+
+def test_tools_are_in_the_prompt_that_a_session_sends(tiny_model: Path):
+    template = ChatTemplate.from_folder(tiny_model, source="chatml_tools")
+    encoded = Encoder(template).sample(Sample(TALK, 4, [TOOL]))
+    prompt = template.first(TALK[:4], [TOOL])
+    assert encoded.ids[: len(prompt)] == prompt and "look_up" in template.tokenizer.decode(prompt)
+    assert not any(encoded.learned[: len(prompt)]) and all(encoded.learned[len(prompt) :])
+    chosen, _, _ = Encoder(template).pair(Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"}, [TOOL]))
+    assert chosen == prompt

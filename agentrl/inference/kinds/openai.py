@@ -1,6 +1,8 @@
 """The kind ``openai``: any OpenAI-compatible API, used through text, for evaluation.
 
-Guarantees: the API key is read from the environment and written nowhere; recorded trajectories have no token ids.
+Guarantees: the API key is read from the environment and written nowhere; recorded trajectories have no token ids; an
+agent gets answers in the one shape of :mod:`agentrl.core.message_shape`, whatever shape the API answered in. Messages
+are sent as the agent gave them: an API may read more than text.
 """
 
 import os
@@ -8,8 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from openai import APIError, AsyncOpenAI
+from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.message_shape import MessageError, in_shape
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
@@ -74,6 +78,8 @@ class OpenAISession:
             raise InferenceError(f"{url}/chat/completions: {type(error).__name__}: {error}") from error
         if not getattr(answer, "choices", None):
             raise InferenceError(f"{url}/chat/completions: the answer holds no choices: {str(answer)[:200]}")
+        for choice in answer.choices:
+            choice.message = _one_shape(choice.message, url)
         self._record(messages, answer.choices[0])
         return answer
 
@@ -89,11 +95,31 @@ class OpenAISession:
         nodes = self.trajectory.nodes
         parent = len(nodes) - 1 if nodes else None
         for message in messages[len(nodes) :]:
-            nodes.append(Node(parent=parent, message=message))
+            nodes.append(Node(parent=parent, message=_recorded(message)))
             parent = len(nodes) - 1
         message = choice.message.model_dump(exclude_none=True)
         nodes.append(Node(parent=parent, message=message, finish_reason=choice.finish_reason))
         self.last_sampled = len(nodes) - 1
+
+
+def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
+    """Returns an API's answer in the one shape: parts as their text, a refusal as text, arguments as text.
+
+    Raises:
+        InferenceError: The answer holds what is not text.
+    """
+    try:
+        return ChatCompletionMessage.construct(**in_shape(message))
+    except (MessageError, TypeError) as error:
+        raise InferenceError(f"{url}/chat/completions: the answer cannot be read: {error}") from error
+
+
+def _recorded(message: Any) -> Message:
+    """Returns a message that was sent, as data; one that holds more than text is recorded as it was."""
+    try:
+        return in_shape(message)
+    except MessageError:
+        return message if isinstance(message, dict) else message.model_dump(exclude_none=True)
 
 
 class OpenAIClient:

@@ -57,3 +57,53 @@ async def test_a_failure_names_the_address_that_was_asked(end: str) -> None:
             await llm.session().chat.completions.create(messages=[{"role": "user", "content": "6 * 7?"}])
         release()
     assert str(caught.value).startswith(f"{base}{end.rstrip('/')}/chat/completions: NotFoundError")
+
+
+SEVEN = [{"type": "thinking", "thinking": [{"type": "text", "text": "3 + 4"}]}, {"type": "text", "text": "7"}]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ({"content": SEVEN}, {"content": "7", "reasoning_content": "3 + 4"}),
+        ({"content": [{"type": "text", "text": "7"}], "tool_calls": []}, {"content": "7"}),
+        ({"content": None, "refusal": "I will not."}, {"content": "I will not."}),
+        ({"content": None, "tool_calls": [CALL]}, {"content": ""}),
+    ],
+)
+async def test_an_answer_is_read_and_recorded_as_its_text(said: dict[str, Any], read: dict[str, Any]) -> None:
+    reply, session = await answered(said)
+    message = reply.choices[0].message.model_dump(exclude_none=True)
+    for key, value in read.items():
+        assert message[key] == value
+    assert "refusal" not in message
+    if said.get("tool_calls"):
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    recorded = session.trajectory.nodes
+    assert [node.message["content"] for node in recorded] == ["6 and 7?", read["content"]]
+    assert recorded[-1].message == message
+
+
+async def test_an_answer_that_is_no_text_is_a_failure_of_the_server() -> None:
+    with pytest.raises(InferenceError, match=r"/chat/completions: the answer cannot be read: .*'image_url'"):
+        await answered({"content": [{"type": "image_url", "image_url": {"url": "x"}}]})
+
+
+async def answered(said: dict[str, Any]) -> tuple[Any, Any]:
+    """What an agent gets, and the session, where an API answers with a message."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **said}}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({**ANSWER, "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        client = server_kind("openai").text_client(TextApi(str(server.make_url("/v1")), "m", "SOME_KEY", 5.0, {}))
+        llm, release = client.acquire(evaluation=True, seed=3)
+        session = llm.session()
+        parts = [{"type": "text", "text": "6 and "}, {"type": "text", "text": "7?"}]
+        reply = await session.chat.completions.create(messages=[{"role": "user", "content": parts}])
+        release()
+    return reply, session

@@ -1,0 +1,158 @@
+"""Brings chat messages into one shape, whichever of ``openai``'s legal shapes they come in.
+
+Guarantees: the result is plain JSON data with a role and a text as ``content``; ``tool_calls`` is a list with at least
+one call or not there, and the arguments of a call are text; no key is ``None``. Parts of text become one text, a
+refusal becomes text, ``function_call`` and its result become a tool call and its result. What a text model cannot read
+(images, audio, files) is refused with the role and the reason. A message in this shape comes out equal.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from agentrl.core.episode import Message
+
+TEXT_ONLY = "models here read text alone"
+_MAY_BE_SILENT = ("assistant", "function")  # roles whose content may be null
+_TEXTS = {"text": "text", "refusal": "refusal"}  # type of a part -> its key
+_THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning"}  # parts that some APIs answer with
+
+
+class MessageError(ValueError):
+    """A message that cannot be brought into the form that a text model reads."""
+
+
+def in_shape(message: Any) -> Message:
+    """Returns a message as a new dict in the one shape that agentrl uses.
+
+    Args:
+        message: A dict or an object of ``openai``, in any shape that ``openai``'s types allow.
+
+    Raises:
+        TypeError: ``message`` is no message, or holds data that is not JSON.
+        MessageError: The message holds what a text model cannot read, or lacks what its role needs.
+    """
+    if not hasattr(message, "model_dump"):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
+        if "content" in message and "refusal" not in message and all(isinstance(v, str) for v in message.values()):
+            return dict(message) if message["role"] != "function" else _result(dict(message))
+    found = _without_unset(_as_data(message))
+    role, content, refusal = found.pop("role", None), found.pop("content", None), found.pop("refusal", "")
+    if not isinstance(role, str):
+        raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
+    if content is None and role not in _MAY_BE_SILENT:
+        raise MessageError(f"the {role} message has no content")
+    text, thoughts = _texts(content, role)
+    shaped: Message = {"role": role, "content": text + refusal, **found}
+    if thoughts:
+        shaped.setdefault("reasoning_content", thoughts)
+    _refuse_sound(shaped)
+    calls = _calls(shaped)
+    if calls:
+        shaped["tool_calls"] = calls
+    return _result(shaped) if role == "function" else shaped
+
+
+def arguments_object(arguments: Any) -> dict[str, Any] | None:
+    """Returns a call's arguments as an object, ``None`` where they are not the text of a JSON object."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        found = json.loads(arguments)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _as_data(message: Any) -> Message:
+    """Returns a copy of a message as JSON data."""
+    return json.loads(json.dumps(message, default=_dumped))
+
+
+def _dumped(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_none=True, warnings=False)
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+        return value.tolist()
+    raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is not JSON data")
+
+
+def _without_unset(message: Message) -> Message:
+    """Leaves out fields that say nothing: ``None``, and empty lists beside ``content``."""
+    return {key: value for key, value in message.items() if value is not None and (value != [] or key == "content")}
+
+
+def _texts(content: Any, role: str) -> tuple[str, str]:
+    """Joins the parts of a content; returns the text and the reasoning in it."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if not isinstance(content, list):
+        raise MessageError(f"the {role} message's content is {_kind(content)}, want a text or text parts")
+    texts, thoughts = "", ""
+    for part in content:
+        if isinstance(part, str):
+            texts += part
+            continue
+        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
+        if kind in _TEXTS and isinstance(part.get(_TEXTS[kind]), str):
+            texts += part[_TEXTS[kind]]
+        elif kind in _THOUGHTS:
+            thoughts += _texts(part.get(_THOUGHTS[kind], part.get("text")), role)[0]
+        else:
+            what = f"a part of type {kind!r}" if kind else f"a part {str(part)[:60]}"
+            raise MessageError(f"the {role} message holds {what}: {TEXT_ONLY}, so send its content as text")
+    return texts, thoughts
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} ({str(value)[:60]})"
+
+
+def _refuse_sound(message: Message) -> None:
+    if "audio" in message:
+        raise MessageError(f"the {message['role']} message holds audio: {TEXT_ONLY}, so send its transcript")
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """Takes the tool calls out of a message, in the one shape; ``function_call`` counts as one."""
+    given = message.pop("tool_calls", [])
+    legacy = message.pop("function_call", None)
+    if legacy and given:
+        raise MessageError("a message has tool_calls and function_call; leave out function_call")
+    if legacy:
+        name = legacy.get("name") if isinstance(legacy, dict) else None
+        given = [{"id": _legacy_id(name), "type": "function", "function": legacy}]
+    if given and message["role"] != "assistant":
+        raise MessageError(f"the {message['role']} message has tool calls, which only the assistant makes")
+    if not isinstance(given, list):
+        raise MessageError(f"tool_calls is {_kind(given)}, want a list of calls")
+    return [_call(call) for call in given]
+
+
+def _call(given: Any) -> dict[str, Any]:
+    call = _without_unset(given) if isinstance(given, dict) else {}
+    if "function" not in call and isinstance(call.get("name"), str):  # the form without an envelope, as in datasets
+        call = {"function": {key: call.pop(key) for key in ("name", "arguments") if key in call}, **call}
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        kind = f"of type {call['type']!r} " if call.get("type", "function") != "function" else ""
+        raise MessageError(f"the assistant message has a tool call {kind}without a function: {given!r:.80}")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = "{}"
+    elif not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    head = {key: call[key] for key in ("id",) if key in call}
+    rest = {key: value for key, value in call.items() if key not in ("id", "type", "function")}
+    return {**head, "type": "function", "function": {**function, "arguments": arguments}, **rest}
+
+
+def _result(message: Message) -> Message:
+    """Turns the answer of ``function_call`` into the result of a tool."""
+    return {"tool_call_id": _legacy_id(message.get("name")), **message, "role": "tool"}
+
+
+def _legacy_id(name: Any) -> str:
+    """An id for a call that has none, the same for the call and its answer."""
+    return hashlib.sha256(str(name).encode()).hexdigest()[:9]
