@@ -62,6 +62,12 @@ class ChatTemplate:
         policy: Policy for a template that rewrites earlier turns: ``append`` keeps the stored ids, ``branch`` renders
             the conversation again and starts a branch, ``None`` refuses the template.
         variables: Further variables of the template, e.g. ``enable_thinking``.
+
+    Attributes:
+        end_ids: Ids that end a turn.
+        stop_ids: Those of them that the model's own configuration does not name, so that servers must be told to stop
+            there. A base model's configuration may name ``<|endoftext|>`` alone, and its template closes a turn with
+            ``<|im_end|>``.
     """
 
     def __init__(
@@ -89,7 +95,9 @@ class ChatTemplate:
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
         self._rewrites: dict[str, bool] = {}
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
-        self._probe([_USER], {}, ())  # a template that cannot render a turn is refused now
+        closing = self._closing_id(self._probe([_USER], {}, ())[1])  # a template that cannot render a turn is refused
+        self.stop_ids = () if closing is None or closing in self.end_ids else (closing,)
+        self.end_ids |= set(self.stop_ids)
 
     @classmethod
     def from_folder(
@@ -237,6 +245,12 @@ class ChatTemplate:
         if len(parts) <= words:
             raise TemplateError("this chat template leaves out the assistant's text")
         return parts[-1]
+
+    def _closing_id(self, tail: str) -> int | None:
+        """Returns the special token that comes right after an assistant's text; ``None`` without one."""
+        known = getattr(self.tokenizer, "added_tokens_decoder", {})
+        first = self.encode(tail)[:1]
+        return first[0] if first and first[0] in known and known[first[0]].special else None
 
     def _split_closing(self, tail: str) -> tuple[int | None, str]:
         """Finds the first end-of-turn id after an assistant's text; returns it and the text after it."""

@@ -18,6 +18,22 @@ def test_continuing_equals_rendering_everything_where_the_text_encodes_alike(tin
     assert [*first, *said, *template.following([user], answered=assistant, last_id=said[-1])] == whole
 
 
+def test_the_token_that_closes_a_turn_ends_it_also_where_the_model_does_not_name_it(tiny_model: Path) -> None:
+    """A base model's configuration names <|endoftext|> alone: its answers ran on to the length limit (trl 7039)."""
+    plain = ChatTemplate.from_folder(tiny_model)
+    assert plain.stop_ids == () and plain.end_ids == {plain.eos_id}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.eos_token = "<|endoftext|>"
+    template = ChatTemplate(tokenizer)
+    assert template.stop_ids == (plain.eos_id,) and template.end_ids == {plain.eos_id, tokenizer.eos_token_id}
+    user, assistant = {"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}
+    said = tokenizer.encode("c", add_special_tokens=False)
+    whole = template.first([user, assistant, user])
+    for ended in (said, [*said, plain.eos_id]):  # at the length limit, and by itself
+        added = template.following([user], answered=assistant, last_id=ended[-1])
+        assert [*template.first([user]), *ended, *added] == whole
+
+
 def test_a_model_without_template_is_refused_with_what_to_do(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = None

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from agentrl.config.load import load_recipe
 from agentrl.inference.client import ChatClient
@@ -57,3 +58,15 @@ def test_training_and_evaluation_each_have_their_own_temperature(tiny_model: Pat
     assert isinstance(client, ChatClient)
     found = {evaluation: client._settings[evaluation].sampling.temperature for evaluation in (False, True)}
     assert found == {False: 1.3, True: 0.6}
+
+
+def test_both_stop_where_the_template_closes_a_turn(tiny_model: Path, tmp_path: Path) -> None:
+    """A base model's own end is another token."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    closing, tokenizer.eos_token = tokenizer.eos_token_id, "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
+    for model, expected in ((tiny_model, ()), (tmp_path, (closing,))):
+        client = make_client(load_recipe("arithmetic_grpo", [], device="cpu"), model, [])
+        assert isinstance(client, ChatClient)
+        assert [client._settings[one].sampling.stop_token_ids for one in (False, True)] == [expected, expected]
