@@ -12,6 +12,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from agentrl.rewards.math_numbers import plain_number, with_plain_numbers
+from agentrl.rewards.plain_text import ascii_numbers
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
@@ -31,11 +33,14 @@ def check(answer: str, reference: str) -> tuple[float | None, str]:
     Raises:
         ValueError: ``reference`` cannot be parsed as mathematics.
     """
-    gold = _parse(_delimited(reference))
+    reference = reference.rpartition("####")[2].strip()
+    number = plain_number(reference)
+    gold = _parse(_delimited(ascii_numbers(reference) if number is None else number))
     if not any(not isinstance(expression, str) for expression in gold):
         raise ValueError(f"the reference answer {reference!r} cannot be parsed as mathematics")
+    answer = answer[-MAX_ANSWER_CHARS:]
     try:
-        said = _parse(answer[-MAX_ANSWER_CHARS:])
+        said = _parse(ascii_numbers(answer) if number is None else with_plain_numbers(answer))
     except MemoryError as error:
         return None, f"parsing the answer: {error!r}"
     failures: list[str] = []
@@ -72,5 +77,4 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 def _delimited(reference: str) -> str:
     r"""Boxes a reference, so that math-verify reads all of it: a bare ``(0,1]`` would be read as the number 1."""
-    reference = reference.rpartition("####")[2].strip()
     return reference if _DELIMITED.search(reference) else rf"\boxed{{{reference}}}"

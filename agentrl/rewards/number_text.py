@@ -58,13 +58,15 @@ class NumberFound:
         value: The exact value; ``None`` if it has none that can be read.
         start: Position of the first character, the sign, in the plain text.
         end: Position after the last character.
-        listed: Whether it is the last one of a list without spaces, such as ``1,2,3``.
+        listed: Whether it is the last one of several that stand together, such as ``1,2,3``, ``(1,2)`` or ``5 7/2``.
+        decimal_comma: Whether it is one like ``3,5``, which mathematics also reads as a list.
     """
 
     value: Fraction | None
     start: int
     end: int
     listed: bool = False
+    decimal_comma: bool = False
 
 
 def find_numbers(plain: str) -> list[NumberFound]:
@@ -77,21 +79,28 @@ def _found(match: re.Match[str]) -> NumberFound:
     joined = _JOINED_BEFORE.search(text[max(0, start - 4) : start]) or _JOINED_AFTER.match(text[end : end + 4])
     ratio = text[max(0, start - 1) : start] == ":" and text[max(0, start - 2) : start - 1].isdigit()
     run = match["run"] or ""
-    listed = run.count(",") > 1 and not match["below"] and _separated(run) is None
+    comma = re.fullmatch(r"\d+,\d+", run) is not None and not _GROUPED.fullmatch(run)
+    pair = comma and text[max(0, start - 1) : start] in ("(", "[") and text[end : end + 1] in (")", "]")
+    listed = pair or (run.count(",") > 1 and not match["below"] and _separated(run) is None)
     if joined or ratio or end - start > _MAX_CHARS:
         return NumberFound(None, start, end)
     value = _magnitude(match, run.rpartition(",")[2] if listed else run)
     if value is not None:
         value *= 10 ** _SCALES.get((match["scale"] or "").lower(), 0)
         value = -value if "-" in (match["sign"] or "") else value
-    return NumberFound(value, start, end, listed)
+    return NumberFound(value, start, end, listed or _improper(match), comma)
+
+
+def _improper(match: re.Match[str]) -> bool:
+    """Whether a whole number stands before an improper fraction, which is a number of its own."""
+    return match["whole"] is not None and int(match["over"]) >= int(match["under"])
 
 
 def _magnitude(match: re.Match[str], run: str) -> Fraction | None:
     """Returns the absolute value of a number; ``None`` if it has none."""
     if match["whole"]:
         over, under = int(match["over"]), int(match["under"])
-        whole = int(match["whole"]) if over < under else 0  # an improper fraction is a number of its own
+        whole = 0 if _improper(match) else int(match["whole"])
         return whole + Fraction(over, under) if under else None
     value = _decimal(run)
     if value is None:

@@ -29,15 +29,21 @@ def final_number(text: str) -> Fraction | None:
         The number; ``None`` if there is none.
     """
     plain = plain_text(text)
-    numbers = find_numbers(plain)
-    marks = {match.end() for match in _HASHES.finditer(plain)}
-    marked = [number for number in numbers if number.start in marks]
-    if marked:
-        return marked[-1].value
+    marked = marked_number(plain)
+    if marked is not None:
+        return marked.value
     boxed = last_boxed(text)
     if boxed is not None:
         return only_number(boxed)
+    numbers = find_numbers(plain)
     return numbers[-1].value if numbers else None
+
+
+def marked_number(plain: str) -> NumberFound | None:
+    """Returns the number directly after the last ``####`` that has one; ``None`` if there is none."""
+    marks = {match.end() for match in _HASHES.finditer(plain)}
+    marked = [number for number in find_numbers(plain) if number.start in marks] if marks else []
+    return marked[-1] if marked else None
 
 
 def only_number(text: str) -> Fraction | None:

@@ -28,6 +28,7 @@ _TERM = re.compile(
 )
 _EQUALS = re.compile(r"\\(?:approx|equiv|implies|Rightarrow|rightarrow|to)(?![A-Za-z])|[≈→⇒]")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]++|[;: ])|[{}~]")
+_RAISE = re.compile(r"(?<! ) {0,2}\^ ?")
 _CURRENCY = re.compile(r"((?<![\w)])[-+]|) ?(?:\b(?:US|CA|AU|C|A))?[$£€¥₹₩] ?", re.ASCII)
 
 
@@ -61,7 +62,7 @@ _CHARACTERS = _Characters(
 
 def ascii_numbers(text: str) -> str:
     """Returns a text with digits, signs, fractions and exponents of Unicode in ASCII; TeX stays as it is."""
-    text = _SUPERSCRIPT.sub(lambda match: f"^{match[0].translate(_RAISED)}", text.translate(_CHARACTERS))
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", text.translate(_CHARACTERS))
     return _VULGAR.sub(_vulgar, text)
 
 
@@ -69,11 +70,11 @@ def plain_text(text: str) -> str:
     """Returns a text with its numbers in ASCII, without TeX commands, braces and currency signs."""
     text = _SPACES.sub(lambda match: "\n" if "\n" in match[0] else " ", ascii_numbers(text))
     text = _ROOT.sub(OPAQUE, _THIN.sub("", text))
-    text = text.replace(r"\$", "$").replace(r"\%", "%")
+    text = text.replace(r"\$", "$").replace(r"\%", "%").replace(r"\{", "(").replace(r"\}", ")")
     text = _SCRIPT.sub(r"\1\2", _FRACTION.sub(_fraction, text))
     text = _POWER.sub("^", _TIMES.sub("×", text))
     text = _EQUALS.sub(" = ", _TERM.sub(OPAQUE, text))
-    text = _CURRENCY.sub(r" \1", _COMMAND.sub(" ", text))
+    text = _CURRENCY.sub(r" \1", _RAISE.sub("^", _COMMAND.sub(" ", text)))
     return _SPACES.sub(lambda match: "\n" if "\n" in match[0] else " ", text)
 
 
