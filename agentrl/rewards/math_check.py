@@ -12,9 +12,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
 from agentrl.rewards.math_numbers import plain_number, with_plain_numbers
 from agentrl.rewards.plain_text import ascii_numbers
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
 

@@ -54,7 +54,7 @@ def _whole(text: str) -> str | None:
 
 def _rewritten(text: str) -> str:
     """Rewrites the numbers of a text without TeX, each in its place; TeX stays as it is."""
-    if _TEX.search(text):
+    if _TEX.search(text.replace("{,}", ",")):
         return ascii_numbers(text)
     plain = plain_text(text)
     if OPAQUE in plain:

@@ -116,4 +116,6 @@ def _is_operand(plain: str, number: NumberFound) -> bool:
     before, after = plain[: number.start].rstrip()[-1:], plain[number.end :].lstrip()
     if before and before in _OPERATORS:
         return True
-    return after[:1] == "/" and not after[1:].lstrip()[:1].isalpha() or (after[:1] or " ") in _OPERATORS.replace("/", "")
+    return (after[:1] == "/" and not after[1:].lstrip()[:1].isalpha()) or (after[:1] or " ") in _OPERATORS.replace(
+        "/", ""
+    )

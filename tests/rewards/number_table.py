@@ -18,7 +18,7 @@ MIXED = [
     ("2 ½", "5/2", ("1/2", "2")),
     ("-1¾", "-7/4", ("3/4", "-1/4")),
     ("10 1/10", "101/10", ("1/10",)),
-    ("5 7/2", "7/2", ("17/2", "5")),
+    ("either 5, or 7/2", "7/2", ("17/2", "5")),
 ]
 FRACTIONS = [
     ("1/2", "1/2", ("2", "1")),
@@ -201,5 +201,35 @@ NONE = [
     (r"\boxed{\text{none}} of the 5", None, ("5",)),
 ]
 TABLE = (
-    MIXED + FRACTIONS + THOUSANDS + DECIMALS + SIGNS + PERCENT_AND_UNITS + CURRENCY + EXPONENTS + DIGITS + SEVERAL + NONE
+    MIXED
+    + FRACTIONS
+    + THOUSANDS
+    + DECIMALS
+    + SIGNS
+    + PERCENT_AND_UNITS
+    + CURRENCY
+    + EXPONENTS
+    + DIGITS
+    + SEVERAL
+    + NONE
 )
+
+DIFFERENCES = [  # answer, reference, numeric_reward, math_verdict, why
+    ("0.5", "50%", 0.0, 1.0, "math-verify takes a percent sign as a factor too; numeric_reward as a unit only"),
+    ("50%", "0.5", 0.0, 1.0, "the same in the answer"),
+    ("0.3333333", "1/3", 0.0, 1.0, "math-verify rounds to six places; numeric_reward compares exactly"),
+    (r"\boxed{3 + 4}", "7", 0.0, 1.0, "numeric_reward does not calculate"),
+    (r"$\sqrt{16}$", "4", 0.0, 1.0, "the same with a root"),
+    ("5 - 3", "3", 1.0, 0.0, "in plain text the last number counts for numeric_reward; math-verify calculates"),
+    ("5 7/2", "7/2", 1.0, 0.0, "two numbers without a word between them are one expression for math-verify"),
+    (r"\boxed{2x}", "2", 1.0, 0.0, "letters after a number are a unit for numeric_reward"),
+    (r"\boxed{3,5}", "3.5", 1.0, 0.0, "in a box of mathematics 3,5 is a list for math-verify"),
+    (
+        "The answer is 5, not 6.",
+        "5",
+        0.0,
+        1.0,
+        "math-verify looks after the word answer first; numeric_reward at the end",
+    ),
+    ("The answer is 5, not 6.", "6", 1.0, 0.0, "the same from the other side"),
+]
