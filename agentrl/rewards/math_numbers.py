@@ -1,8 +1,8 @@
 r"""Writes the numbers of an answer so that ``math-verify`` reads them as :mod:`agentrl.rewards.numeric` does.
 
-Guarantees: only the form of a number changes (``2 1/2`` to ``5/2``, ``1 000`` to ``1000``, ``−5`` to ``-5``); other
-mathematics stays as it is. Where the reference is a number, the number after the last ``####`` or in the last box is the
-answer. A comma as in ``3,5`` stays: in mathematics it is a list.
+Guarantees: only the form of a number changes (``2 1/2`` to ``5/2``, ``1 000`` to ``1000``); other
+mathematics stays as it is. Where the reference is a number, the number after the last ``####`` or in the last box is
+the answer. A comma as in ``3,5`` stays: in mathematics it is a list.
 """
 
 import re

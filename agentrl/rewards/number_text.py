@@ -1,4 +1,4 @@
-r"""Reads the numbers of a text: ``2 1/2``, ``1,000``, ``$3.50``, ``\frac{1}{2}``, ``3 × 10^5``, ``½``, ``−5``.
+r"""Reads the numbers of a text: ``2 1/2``, ``1,000``, ``$3.50``, ``\frac{1}{2}``, ``3 \times 10^5``, ``½``.
 
 Guarantees: a number is read whole or not at all, so ``2 1/2`` is never 1/2, ``10^5`` never 5 and ``2\sqrt{3}`` never 3;
 what is written like a number and has no exact value here (``1/0``, ``2:1``, ``1.2.3``, ``10^9999``) is found with the
@@ -38,13 +38,13 @@ _NUMBER = re.compile(
       (?P<whole>\d{{1,100}})[ ](?:and[ ])?(?P<over>\d{{1,100}})[ ]?/[ ]?(?P<under>\d{{1,100}})(?![\d/]|[.,]\d)
       |
       (?P<run>{_RUN})(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w))?
-      (?:[ ]?/[ ]?(?P<below>{_RUN}) | (?:[ ]?[×*x][ ]?(?P<ten>10))?\^\(?(?P<power>[-+]?\d{{1,3}})(?!\d)\)?)?
+      (?:[ ]?/[ ]?(?P<below>{_RUN}) | (?:[ ]?[*x][ ]?(?P<ten>10))?\^\(?(?P<power>[-+]?\d{{1,3}})(?!\d)\)?)?
     )
     (?:[ ](?P<scale>hundred|thousand|million|billion|trillion)\b)?""",
     re.ASCII | re.VERBOSE | re.IGNORECASE,
 )
-_JOINED_BEFORE = re.compile(rf"{OPAQUE}[ ]?[-+*/×^]?[ ]?\Z")
-_JOINED_AFTER = re.compile(rf"[ ]?[-+*/×^]?[ ]?{OPAQUE}|[ ]?\)?[ ]?\^|:\d|e[-+]?\d|[ ]?/[ ]?\d", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(rf"{OPAQUE}[ ]?[-+*/^]?[ ]?\Z")
+_JOINED_AFTER = re.compile(rf"[ ]?[-+*/^]?[ ]?{OPAQUE}|[ ]?\)?[ ]?\^|:\d|e[-+]?\d|[ ]?/[ ]?\d", re.IGNORECASE)
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:([ ,'_])\d{3})(?:\1\d{3})*(?:\.\d+)?|[1-9]\d?(?:,\d\d)+,\d{3}(?:\.\d+)?")
 _POINT_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3}){2,}(?:,\d+)?|(?:[ .']\d{3})+,\d+)")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}

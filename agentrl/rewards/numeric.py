@@ -2,8 +2,8 @@ r"""Compares the final number of an answer exactly.
 
 Guarantees: numbers are compared as fractions, so ``0.5`` equals ``1/2`` and nothing is rounded; an answer without a
 number gets 0, never an error; a reference without a number raises. The number is the one after the last ``####``, else
-the one in the last ``\boxed{...}``, else the last of the text. A box that holds no number or several (``(1,2)``, ``3 + 4``)
-has no final number; of an equation it is the right side. How a number is written is up to
+the one in the last ``\boxed{...}``, else the last of the text. A box that holds no number or several (``(1,2)``,
+``3 + 4``) has no final number; of an equation it is the right side. How a number is written is up to
 :mod:`agentrl.rewards.number_text`.
 """
 
@@ -16,7 +16,7 @@ from agentrl.rewards.plain_text import plain_text
 _HASHES = re.compile(r"####[ \n]?(?:\*\*)?[ ]?")
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_OPERATORS = "+-*/×÷^"
+_OPERATORS = "+-*/÷^"
 
 
 def final_number(text: str) -> Fraction | None:

@@ -1,7 +1,7 @@
 r"""Writes the numbers of TeX and of Unicode in plain ASCII: ``\frac{1}{2}`` and ``½`` as ``1/2``, ``10⁵`` as ``10^5``.
 
-Guarantees: a term without a rational value (``\sqrt{3}``, ``\pi``, ``±``) becomes :data:`OPAQUE`, so that no digit of it
-is taken for a number; runs of spaces become one; the work grows linearly with the text.
+Guarantees: a term without a rational value (``\sqrt{3}``, ``\pi``, ``±``) becomes :data:`OPAQUE`, so that no digit of it is
+taken for a number; runs of spaces become one; the work grows linearly with the text.
 """
 
 import re
@@ -21,7 +21,7 @@ _GROUP = r"(?:\{([^{}]*)\}|(\d))"
 _FRACTION = re.compile(rf"(\d)? ?\\[dtc]?frac ?{_GROUP} ?{_GROUP}")
 _SCRIPT = re.compile(r"([_^]) ?\{ ?([^{} ]{1,40}) ?\}")
 _POWER = re.compile(r"(?<=\d)\*\*(?=[-+]?\d)")
-_TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])")
+_TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|[\u00d7\u00b7\u22c5\u2219\u2715]")
 _TERM = re.compile(
     r"\\(?:pi|pm|mp|sqrt|[dtc]?frac|d?binom|log|ln|exp|sin|cos|tan|sum|prod|int|lim|overline|bar|theta|alpha|beta|phi"
     r"|lambda|infty)(?![A-Za-z])|[π±∓∞]"
@@ -54,7 +54,6 @@ class _Characters(dict[int, str]):
 _CHARACTERS = _Characters(
     {ord(char): "-" for char in "\u2212\u2010\u2011\u2013\ufe63"}
     | {ord(char): "/" for char in "\u2044\u2215"}
-    | {ord(char): "×" for char in "\u00b7\u22c5\u2219\u2715"}
     | {ord(char): "" for char in "\u200b\u200e\u200f\u2060\ufeff"}
     | {0x066B: ".", 0x066C: ",", 0x2019: "'"}
 )
@@ -72,7 +71,7 @@ def plain_text(text: str) -> str:
     text = _ROOT.sub(OPAQUE, _THIN.sub("", text))
     text = text.replace(r"\$", "$").replace(r"\%", "%").replace(r"\{", "(").replace(r"\}", ")")
     text = _SCRIPT.sub(r"\1\2", _FRACTION.sub(_fraction, text))
-    text = _POWER.sub("^", _TIMES.sub("×", text))
+    text = _TIMES.sub("*", _POWER.sub("^", text))
     text = _EQUALS.sub(" = ", _TERM.sub(OPAQUE, text))
     text = _CURRENCY.sub(r" \1", _RAISE.sub("^", _COMMAND.sub(" ", text)))
     return _SPACES.sub(lambda match: "\n" if "\n" in match[0] else " ", text)

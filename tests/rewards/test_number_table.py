@@ -122,7 +122,7 @@ def steps(call: Callable[[], object]) -> int:
 def test_the_work_grows_linearly_with_the_text(piece):
     """A pattern that backtracks would not end on these; calls of Python's loops are counted."""
     text = (piece * LONG)[:LONG] + "x"
-    assert steps(lambda: (final_number(text), has_answer_line(f"####{text}"))) <= 100 * LONG
+    assert steps(lambda: final_number(text)) <= 100 * LONG
 
 
 @settings(max_examples=500, deadline=None)
