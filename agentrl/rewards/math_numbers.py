@@ -12,7 +12,7 @@ from agentrl.rewards.number_text import NumberFound, find_numbers
 from agentrl.rewards.numeric import last_boxed, marked_number
 from agentrl.rewards.plain_text import OPAQUE, ascii_numbers, plain_text
 
-_TEX = re.compile(r"\\(?![$%])|(?<!\\)\$(?! ?-?[\d.])|[{}]")  # before a digit, a dollar sign is a currency
+_TEX = re.compile(r"\\(?![$%,!])|(?<!\\)\$(?! ?-?[\d.])|[{}]")  # before a digit, a dollar sign is a currency
 _BEFORE = re.compile(r"[A-Za-z ,.:]*")
 _AFTER = re.compile(r"\s*%?\s*\.?(?:\s+[A-Za-z]{3}[A-Za-z ,.]*)?")  # math-verify knows the shorter units
 _SET_APART = re.compile(r"_|[^\x00-\x7f]")

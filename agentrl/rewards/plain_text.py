@@ -1,6 +1,6 @@
 r"""Writes the numbers of TeX and of Unicode in plain ASCII: ``\frac{1}{2}`` and ``½`` as ``1/2``, ``10⁵`` as ``10^5``.
 
-Guarantees: a term without a rational value (``\sqrt{3}``, ``\pi``, ``±``) becomes :data:`OPAQUE`, so that no digit of it is
+Guarantees: a term without a rational value (``\sqrt{3}``, ``\pi``) becomes :data:`OPAQUE`, so that no digit of it is
 taken for a number; runs of spaces become one; the work grows linearly with the text.
 """
 

@@ -86,7 +86,13 @@ async def test_other_mathematics_stays_what_it_is(pool, answer, reference, rewar
 async def test_answers_of_gsm8k_are_right_with_and_without_thousands_separators(pool, gold):
     reference = f"Some reasoning with 3 * 4 = <<3*4=12>>12.\n#### {gold}"
     number = int(gold.replace(",", ""))
-    written = [f"{number}", f"{number:,}", f"{number:,}".replace(",", " "), f"{number:,}".replace(",", "{,}")]
+    written = [
+        f"{number}",
+        f"{number:,}",
+        f"{number:,}".replace(",", " "),
+        f"{number:,}".replace(",", "{,}"),
+        f"{number:,}".replace(",", r"\,"),
+    ]
     answers = [reference] + [
         form.replace("N", one) for one in written for form in ("#### N", r"\boxed{N}", "So it is N.", "It costs $N.")
     ]
