@@ -14,6 +14,9 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+from agentrl.rewards.math_numbers import plain_number, with_plain_numbers
+from agentrl.rewards.plain_text import ascii_numbers
+
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
 
 MAX_ANSWER_CHARS = 20_000  # only the end of a long text is parsed: math-verify's regexes are slow on more
@@ -31,11 +34,14 @@ def check(answer: str, reference: str) -> tuple[float | None, str]:
     Raises:
         ValueError: ``reference`` cannot be parsed as mathematics.
     """
-    gold = _parse(_delimited(reference))
+    reference = reference.rpartition("####")[2].strip()
+    number = plain_number(reference)
+    gold = _parse(_delimited(ascii_numbers(reference) if number is None else number))
     if not any(not isinstance(expression, str) for expression in gold):
         raise ValueError(f"the reference answer {reference!r} cannot be parsed as mathematics")
+    answer = answer[-MAX_ANSWER_CHARS:]
     try:
-        said = _parse(answer[-MAX_ANSWER_CHARS:])
+        said = _parse(ascii_numbers(answer) if number is None else with_plain_numbers(answer))
     except MemoryError as error:
         return None, f"parsing the answer: {error!r}"
     failures: list[str] = []
@@ -72,5 +78,4 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 def _delimited(reference: str) -> str:
     r"""Boxes a reference, so that math-verify reads all of it: a bare ``(0,1]`` would be read as the number 1."""
-    reference = reference.rpartition("####")[2].strip()
     return reference if _DELIMITED.search(reference) else rf"\boxed{{{reference}}}"

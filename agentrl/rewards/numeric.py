@@ -1,22 +1,22 @@
 r"""Compares the final number of an answer exactly.
 
 Guarantees: numbers are compared as fractions, so ``0.5`` equals ``1/2`` and nothing is rounded; an answer without a
-number gets 0, never an error; a reference without a number raises. The number is taken after the last ``####``, else
-from the last ``\boxed{...}``, else it is the last number of the text. ``50%`` is 50, as in GSM8K's references.
+number gets 0, never an error; a reference without a number raises. The number is the one after the last ``####``, else
+the one in the last ``\boxed{...}``, else the last of the text. A box that holds no number or several (``(1,2)``,
+``3 + 4``) has no final number; of an equation it is the right side. How a number is written is up to
+:mod:`agentrl.rewards.number_text`.
 """
 
 import re
 from fractions import Fraction
 
-_MAX_DIGITS = 100  # longer ones are no real answers, and Python refuses to convert more than 4,300
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,2}(?!\w))?"
-_VALUE = rf"(?:(?<![\w)])[-+])?{_DECIMAL}(?:\s*/\s*{_DECIMAL})?"
-_LAST = re.compile(rf"(?<![\w.]){_VALUE}", re.ASCII)
-_HASHES = re.compile(rf"####\s*({_VALUE})", re.ASCII)
-_ANSWER_LINE = re.compile(rf"####\s*{_VALUE}\s*%?", re.ASCII)
-_CURRENCY = re.compile(r"(-?)\\?[$£€]")
-_FRACTION = re.compile(r"(\d)?\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_BOXED = r"\boxed{"
+from agentrl.rewards.number_text import NumberFound, find_numbers
+from agentrl.rewards.plain_text import plain_text
+
+_HASHES = re.compile(r"####[ \n]?(?:\*\*)?[ ]?")
+_BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_OPERATORS = "+-*/÷^"
 
 
 def final_number(text: str) -> Fraction | None:
@@ -28,14 +28,49 @@ def final_number(text: str) -> Fraction | None:
     Returns:
         The number; ``None`` if there is none.
     """
-    text = _plain(text)
-    hashes = _HASHES.findall(text)
-    if hashes:
-        return _value(hashes[-1])
-    for part in (_last_boxed(text), text):
-        numbers = _LAST.findall(part)
-        if numbers:
-            return _value(numbers[-1])
+    plain = plain_text(text)
+    marked = marked_number(plain)
+    if marked is not None:
+        return marked.value
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return only_number(boxed)
+    numbers = find_numbers(plain)
+    return numbers[-1].value if numbers else None
+
+
+def marked_number(plain: str) -> NumberFound | None:
+    """Returns the number directly after the last ``####`` that has one; ``None`` if there is none."""
+    marks = {match.end() for match in _HASHES.finditer(plain)}
+    marked = [number for number in find_numbers(plain) if number.start in marks] if marks else []
+    return marked[-1] if marked else None
+
+
+def only_number(text: str) -> Fraction | None:
+    """Returns the number of a box: the only one in it, or in the right side of its equation; else ``None``."""
+    plain = plain_text(text).strip()
+    plain = plain[:1] + plain[1:].lstrip() if plain[:1] in ("-", "+") else plain
+    numbers = find_numbers(plain)
+    if len(numbers) > 1 and "=" in plain:
+        plain = plain.rpartition("=")[2]
+        numbers = find_numbers(plain)
+    if len(numbers) != 1 or numbers[0].listed or _is_operand(plain, numbers[0]):
+        return None
+    return numbers[0].value
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Returns the content of the last ``\boxed{...}``; ``None`` if there is none or it is not closed."""
+    start = None
+    for match in _BOX.finditer(text):
+        start = match.end()
+    if start is None:
+        return None
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return text[start : match.start()]
     return None
 
 
@@ -67,36 +102,20 @@ def reference_number(reference: str) -> Fraction:
 def has_answer_line(text: str) -> bool:
     """Whether the last non-empty line is ``#### <number>`` and nothing else."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return bool(lines) and _ANSWER_LINE.fullmatch(_plain(lines[-1]).strip()) is not None
+    if not lines or not lines[-1].startswith("####"):
+        return False
+    plain = plain_text(lines[-1][len("####") :]).strip()
+    numbers = find_numbers(plain)
+    if len(numbers) != 1 or numbers[0].value is None or numbers[0].listed:
+        return False
+    return numbers[0].start == 0 and plain[numbers[0].end :].strip() in ("", "%")
 
 
-def _plain(text: str) -> str:
-    r"""Replaces currency signs, LaTeX spacing, ``\frac`` and typographic minus signs by plain text."""
-    text = text.replace("\u2212", "-").replace("{,}", ",").replace(r"\,", "").replace(r"\!", "").replace(r"\%", "%")
-    text = _CURRENCY.sub(r" \1", text)
-    return _FRACTION.sub(_fraction, text)
-
-
-def _fraction(match: re.Match[str]) -> str:
-    whole, above, below = match.groups()
-    return f"{whole} {above}/{below}" if whole else f"{above}/{below}"
-
-
-def _last_boxed(text: str) -> str:
-    r"""Returns the content of the last ``\boxed{...}``; empty if there is none or it is not closed."""
-    start = text.rfind(_BOXED)
-    depth = 1
-    for position in range(start + len(_BOXED), len(text) if start >= 0 else 0):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start + len(_BOXED) : position]
-    return ""
-
-
-def _value(text: str) -> Fraction | None:
-    if len(text) > _MAX_DIGITS:
-        return None
-    above, _, below = (part.strip() for part in text.replace(",", "").partition("/"))
-    if not below:
-        return Fraction(above)
-    return Fraction(above) / Fraction(below) if Fraction(below) else None
+def _is_operand(plain: str, number: NumberFound) -> bool:
+    """Whether an operator joins a number to a term; in ``5/hour`` it joins a unit."""
+    before, after = plain[: number.start].rstrip()[-1:], plain[number.end :].lstrip()
+    if before and before in _OPERATORS:
+        return True
+    return (after[:1] == "/" and not after[1:].lstrip()[:1].isalpha()) or (after[:1] or " ") in _OPERATORS.replace(
+        "/", ""
+    )

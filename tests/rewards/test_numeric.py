@@ -31,7 +31,8 @@ def test_rewards_of_the_reference_table(answer, reference, reward):
         ("#### none, say 3", 3),
         (r"\boxed{3} out of 5", 3),
         (r"\boxed{\frac{1}{2}}", Fraction(1, 2)),
-        (r"\boxed{x^{2}} = 9", 2),
+        (r"\boxed{x^{2}} = 9", None),  # a box without a number has none
+        (r"\boxed{2^{2}} = 9", 4),
         (r"-\frac{3}{4}", Fraction(-3, 4)),
         (r"1{,}234", 1234),
         ("it costs $1,234.50.", Fraction("1234.5")),
