@@ -157,12 +157,15 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     """Refuse to resume a run that has no checkpoint or is finished.
 
     Raises:
-        RunError: There is no checkpoint, or the run has made all its steps.
+        RunError: There is no checkpoint, or the run has made all its steps or epochs.
     """
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
-    step = read_state(checkpoint)["step"]
+    state = read_state(checkpoint)
+    step, epochs = state["step"], recipe.trainer.epochs
+    if epochs is not None and state.get("controller", {}).get("epochs", 0) >= epochs:
+        raise RunError(f"run {recipe.name!r} has made all its {epochs} epochs; for more, set trainer.epochs=N")
     if step >= recipe.trainer.total_steps:
         raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
 

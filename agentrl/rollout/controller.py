@@ -213,7 +213,8 @@ class Controller:
             if self._tasks.curriculum is not None:
                 self._pending_metrics |= self._tasks.curriculum.metrics()
         else:
-            log.warning("the tasks are exhausted: no group was kept of the last %d, which no step counts", len(draws))
+            rest = f"no group was kept of the last {len(draws)}, which no step counts" if draws else "no group is left"
+            log.warning("the tasks are exhausted: %s", rest)
         for group in groups:
             task = group.columns.episodes[0].task_id
             self._journal.group("trained", draw=group.draw, task=task, step=step)

@@ -43,6 +43,10 @@ def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
     assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
     with pytest.raises(RunError, match=r"has made all its 5 steps.*trainer\.total_steps"):
         claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
+    (whole / "state.json").write_text(json.dumps({"step": 5, "controller": {"epochs": 2}}))
+    claim_run_dir(recipe(tmp_path, "trainer.epochs=3"), resume=True, numbered=False)
+    with pytest.raises(RunError, match=r"has made all its 2 epochs.*trainer\.epochs"):
+        claim_run_dir(recipe(tmp_path, "trainer.epochs=2"), resume=True, numbered=False)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
