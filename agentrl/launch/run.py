@@ -82,7 +82,11 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except KeyboardInterrupt:
         console.print("\nstopped")
         if latest_checkpoint(run_dir / "checkpoints") is not None:
-            console.print(f"continue with: agentrl recipe run RECIPE name={recipe.name} --resume", highlight=False)
+            place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
+            again = f"agentrl recipe run RECIPE name={recipe.name}{place} --resume"
+            console.print(
+                f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
+            )
         return STOP_SIGNAL_CODE
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
