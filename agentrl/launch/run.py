@@ -82,7 +82,11 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except KeyboardInterrupt:
         console.print("\nstopped")
         if latest_checkpoint(run_dir / "checkpoints") is not None:
-            console.print(f"continue with: agentrl recipe run RECIPE name={recipe.name} --resume", highlight=False)
+            place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
+            again = f"agentrl recipe run RECIPE name={recipe.name}{place} --resume"
+            console.print(
+                f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
+            )
         return STOP_SIGNAL_CODE
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
@@ -157,13 +161,15 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     """Refuse to resume a run that has no checkpoint or is finished.
 
     Raises:
-        RunError: There is no checkpoint, or the run has made all its steps or used up its time.
+        RunError: There is no checkpoint, or the run has made all its steps or epochs, or used up its time.
     """
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
     state = read_state(checkpoint)
-    step, spent = state["step"], state["spent_budget"]
+    step, spent, epochs = state["step"], state["spent_budget"], recipe.trainer.epochs
+    if epochs is not None and state.get("controller", {}).get("epochs", 0) >= epochs:
+        raise RunError(f"run {recipe.name!r} has made all its {epochs} epochs; for more, set trainer.epochs=N")
     if step >= recipe.trainer.total_steps:
         raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
     budget = recipe.trainer.time_budget

@@ -221,9 +221,11 @@ class Controller:
             raise RolloutError(
                 f"nothing to train on: all {len(draws)} groups were filtered or failed; {self._account.outcomes()}"
             )
-        else:  # not settled: a resumed run draws them again
+        elif draws:  # not settled: a resumed run draws them again
             log.warning("the tasks are exhausted: no group was kept of the last %d, which no step counts", len(draws))
             self._pending_metrics["rollout/groups_cancelled"] = float(len(draws))
+        else:
+            log.warning("the tasks are exhausted: no group is left")
         before, self._told_epochs = self._told_epochs, self._tasks.ended_epochs
         last = self._tasks.exhausted and self.gate.running == 0 and not len(self._buffer)
         return {"last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}

@@ -1,5 +1,6 @@
 """What is settled before a run's processes start."""
 
+import io
 import json
 import shutil
 import types
@@ -7,6 +8,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
@@ -43,6 +45,26 @@ def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
     assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
     with pytest.raises(RunError, match=r"has made all its 5 steps.*trainer\.total_steps"):
         claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
+    (whole / "state.json").write_text(json.dumps({"step": 5, "controller": {"epochs": 2}}))
+    claim_run_dir(recipe(tmp_path, "trainer.epochs=3"), resume=True, numbered=False)
+    with pytest.raises(RunError, match=r"has made all its 2 epochs.*trainer\.epochs"):
+        claim_run_dir(recipe(tmp_path, "trainer.epochs=2"), resume=True, numbered=False)
+
+
+def test_a_stopped_run_says_how_to_continue_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tmp_path / "x" / "checkpoints" / "step-000005"
+    whole.mkdir(parents=True)
+    (whole / "state.json").write_text(json.dumps({"step": 5}))
+
+    def stopped(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "train_recipe", stopped)
+    monkeypatch.setattr(run_module, "check_components", lambda recipe: None)
+    monkeypatch.setattr(run_module.signal, "signal", lambda *_: None)
+    console = Console(file=io.StringIO(), width=80)
+    assert run_module.run_recipe(recipe(tmp_path), resume=True, console=console) == 130
+    assert f"name=x launch.run_dir={tmp_path} --resume" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_run_that_has_used_up_its_time_is_resumed_only_with_more(tmp_path: Path) -> None:
