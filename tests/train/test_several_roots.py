@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.agent import ContextOverflow
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason
-from agentrl.inference.backend import ContextOverflow
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate
