@@ -34,7 +34,7 @@ def client(model: Path, policy: str) -> EpisodeLLM:
     template = ChatTemplate(tokenizer, policy=policy)  # type: ignore[arg-type]
     answers = (answer([*tokenizer.encode(said(n), add_special_tokens=False), template.eos_id]) for n in range(9))
     backend = FakeBackend(lambda ids, params: next(answers))
-    return EpisodeLLM(lambda: ChatSession(backend, template, SETTINGS))
+    return EpisodeLLM(lambda role: ChatSession(backend, template, SETTINGS, role))
 
 
 async def talk(model: Path, policy: str, rewards: list[float], reason: StopReason, group: str) -> Episode:
@@ -58,8 +58,13 @@ def made(llm: EpisodeLLM, reward: float, reason: StopReason, group: str) -> Epis
 def advantages(episodes: list[Episode], choice: str) -> tuple[Batch, list[float]]:
     """Returns the advantages of all sampled tokens; the critic's values are the same for the same places."""
     batch = Batch(Columns.of(episodes), TrainerConfig.model_validate(CHOICES[choice]))
-    total = batch.tokens.total
-    values = np.random.default_rng(0).normal(size=total + len(episodes)) if choice == "gae" else None
+    values = None
+    if choice == "gae":
+        random, total = np.random.default_rng(0), batch.tokens.total
+        values = np.concatenate([random.normal(size=total), np.zeros(len(batch.branches))])
+        for branch in batch.asked_values():
+            if branch.bootstrap is not None:
+                values[branch.bootstrap] = random.normal()
     return batch, batch.train_batch(values=values).tokens.sampled["advantages"].tolist()
 
 
@@ -133,8 +138,8 @@ async def test_a_next_prompt_that_was_not_answered_bootstraps_the_last_turn_in_t
     cut = made(llm, 0.0, StopReason.CONTEXT_OVERFLOW, "g")
     batch = Batch(Columns.of([cut]), TrainerConfig(preset="ppo", whiten="none"))
     (end,) = [branch for branch in batch.asked_values() if branch.bootstrap is not None]
-    assert batch.tokens.turns[list(end.messages)].max() == 0, "the value is of the prompt that was to be answered"
-    values = np.zeros(batch.tokens.total + 1)
+    assert batch.tokens.turns[list(end.messages)].max() == 1, "the last answer in time"
+    values = np.zeros(batch.tokens.total + len(batch.branches))
     values[end.bootstrap] = 5.0
     assert set(batch.train_batch(values=values).tokens.sampled["advantages"].tolist()) == {5.0}
 
