@@ -160,10 +160,10 @@ ERRORS = (
         "normalizer([counts[n] for n in kept if advantages[self._sampled(n)].any()], config)",
     ),
     Planted(
-        "sequence ratio as a product",
+        "sequence ratio is the token's",
         "train",
         "return sequence_means(values, self.sequences) if",
-        "return sequence_sums(values, self.sequences) if",
+        "return values if",
     ),
     Planted(
         "reference is the policy", "train", "reference, _ = self.reference(batch)", "reference, _ = self.policy(batch)"
