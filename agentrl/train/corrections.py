@@ -11,7 +11,7 @@ methods of tensors are called; torch is not imported.
 from typing import TYPE_CHECKING
 
 from agentrl.config.declarations import preset
-from agentrl.train.sequences import sequence_means, sequence_sums
+from agentrl.train.sequences import bounded_exp, sequence_means, sequence_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ def correction_weights(tokens: "LossTokens") -> "Tensor":
     difference = (tokens.proximal - tokens.behavior).detach()
     if config.correction_level == "sequence":
         difference = sequence_sums(difference, tokens.sequences)
-    weights = difference.exp()
+    weights = bounded_exp(difference)
     if config.correction == "truncate":
         return weights.clamp(max=config.correction_cap)
     if config.correction == "mask":

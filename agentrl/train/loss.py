@@ -19,7 +19,7 @@ from agentrl.config.declarations import objective, preset
 from agentrl.core.registry import load
 from agentrl.train.batch_selection import needs_selection
 from agentrl.train.corrections import correction_weights, masked_tokens, rejected_tokens
-from agentrl.train.sequences import sequence_means
+from agentrl.train.sequences import bounded_exp, sequence_means
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ class LossTokens:
     @property
     def ratio(self) -> "Tensor":
         """Importance ratio of each token, or the geometric mean over its sequence (``trainer.ratio``)."""
-        return self.of_ratio_level(self.logprobs - self.proximal).exp()
+        return bounded_exp(self.of_ratio_level(self.logprobs - self.proximal))
 
     @property
     def advantage(self) -> "Tensor":
@@ -140,7 +140,7 @@ def token_losses(tokens: LossTokens, objective: Objective) -> TokenLosses:
     if tokens.reference is not None:
         kl = kl_divergence(tokens.logprobs, tokens.reference, config.kl_estimator, config.kl_gradient)
         if config.kl_gradient == "weighted":
-            kl = kl * (tokens.logprobs - tokens.behavior).exp()
+            kl = kl * bounded_exp(tokens.logprobs - tokens.behavior)
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * tokens.entropies

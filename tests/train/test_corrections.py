@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.registry import load
 from agentrl.train.corrections import correction_weights, masked_tokens, rejected_tokens, sequence_mismatch
 from agentrl.train.loss import LossTokens, binary_divergence, clip, dppo, kl_divergence, token_losses
 from tests.train.test_loss import tokens_of
@@ -236,3 +237,25 @@ def test_the_plain_gradient_is_of_the_kl_that_the_formula_names(estimator: str, 
     estimate = (logprobs.detach().exp() * kl_divergence(logprobs, reference, estimator, "plain")).sum()
     (got,) = torch.autograd.grad(estimate, logits)
     torch.testing.assert_close(got, exact)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"objective": "policy_gradient", "token_mask_low": 0.5, "token_mask_high": 2.0},
+        {"objective": "policy_gradient", "reject_by": "geometric", "reject_high": 2.0},
+        {"objective": "dppo"},
+        {"objective": "cispo"},
+    ],
+)
+def test_a_ratio_beyond_float32_that_a_bound_leaves_out_gives_no_gradient(choices: dict[str, Any]) -> None:
+    logprobs = torch.tensor([-0.1, -1.0], requires_grad=True)
+    behavior = torch.tensor([-120.0, -1.0])
+    config = TrainerConfig(**choices)
+    tokens = tokens_of(config, logprobs, behavior, torch.tensor([1.0, 1.0]), sequences=torch.tensor([0, 1]))
+    token_losses(tokens, load("objective", config.objective)).total.sum().backward()
+    assert logprobs.grad is not None and torch.isfinite(logprobs.grad).all()
+    if config.objective != "cispo":  # whose bounded ratio is a weight
+        assert logprobs.grad[0] == 0.0
+    assert logprobs.grad[1] != 0.0
