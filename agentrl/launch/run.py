@@ -167,7 +167,7 @@ def check_resumable(recipe: Recipe, run_dir: Path) -> None:
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
     state = read_state(checkpoint)
-    step, spent, epochs = state["step"], state["spent_budget"], recipe.trainer.epochs
+    step, spent, epochs = state["step"], state.get("spent_budget"), recipe.trainer.epochs
     if epochs is not None and state.get("controller", {}).get("epochs", 0) >= epochs:
         raise RunError(f"run {recipe.name!r} has made all its {epochs} epochs; for more, set trainer.epochs=N")
     if step >= recipe.trainer.total_steps:

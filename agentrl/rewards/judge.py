@@ -12,7 +12,6 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
-from agentrl.core.message_shape import MessageError, in_shape
 from agentrl.rewards.places import Places
 from agentrl.rewards.verdict import MissingReason, Reward, Verdict
 
@@ -103,6 +102,8 @@ class Judge:
         """
         from openai import APIError
 
+        from agentrl.core.message_shape import MessageError
+
         low, high = self.scale
         prompt = self.template.format(
             answer=_inert(answer), reference=_inert(reference), question=_inert(question), low=low, high=high
@@ -141,6 +142,8 @@ class Judge:
         return await retrying(self._request, prompt)
 
     async def _request(self, prompt: str) -> str:
+        from agentrl.core.message_shape import in_shape
+
         answer = await self._client.chat.completions.create(
             **{"model": self.model, "messages": [{"role": "user", "content": prompt}], **self._options}
         )

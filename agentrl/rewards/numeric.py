@@ -16,7 +16,9 @@ from agentrl.rewards.plain_text import plain_text
 _HASHES = re.compile(r"####[ \n]?(?:\*\*)?[ ]?")
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_DIGIT = re.compile("[\\d\u00bc-\u00be\u2150-\u218b]")  # also the fractions that are one character
 _OPERATORS = "+-*/÷^"
+_LONGEST = 400  # characters that a number and its surroundings have at most
 
 
 def final_number(text: str) -> Fraction | None:
@@ -28,15 +30,33 @@ def final_number(text: str) -> Fraction | None:
     Returns:
         The number; ``None`` if there is none.
     """
-    plain = plain_text(text)
-    marked = marked_number(plain)
+    marked = _last_marked(text)
     if marked is not None:
         return marked.value
     boxed = last_boxed(text)
     if boxed is not None:
         return only_number(boxed)
-    numbers = find_numbers(plain)
-    return numbers[-1].value if numbers else None
+    return _last_number(text)
+
+
+def _last_marked(text: str) -> NumberFound | None:
+    """Returns :func:`marked_number` of a text; looks at what follows the last ``####`` first, as it mostly is there."""
+    last = text.rfind("####")
+    if last < 0:
+        return None
+    return marked_number(plain_text(text[last : last + _LONGEST])) or marked_number(plain_text(text))
+
+
+def _last_number(text: str) -> Fraction | None:
+    """Returns the last number; a long text is read from its end, so that an answer of a megabyte holds nobody up."""
+    size = 4 * _LONGEST
+    if not _DIGIT.search(text):
+        return None
+    while True:
+        numbers = find_numbers(plain_text(text[-size:]))
+        if size >= len(text) or (numbers and numbers[-1].start > _LONGEST):
+            return numbers[-1].value if numbers else None
+        size *= 4
 
 
 def marked_number(plain: str) -> NumberFound | None:

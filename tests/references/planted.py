@@ -91,7 +91,7 @@ ERRORS = (
         "value = difference.expm1() - difference",
     ),
     Planted("gradient of the KL", "train", 'value if gradient != "unbiased"', 'value if gradient != "biased"'),
-    Planted("KL without its ratio", "train", "kl = kl * (tokens.logprobs - tokens.behavior).exp()", "kl = kl * 1"),
+    Planted("KL without its ratio", "train", "kl = kl * bounded_exp(tokens.logprobs - tokens.behavior)", "kl = kl * 1"),
     Planted("sign of the entropy", "train", "loss = loss - config.entropy_coef", "loss = loss + config.entropy_coef"),
     Planted("whitening by the biased deviation", "train", "values.std(ddof=1)", "values.std(ddof=0)"),
     Planted("whitening without the mean", "train", "(values - values.mean()) / (values.std", "values / (values.std"),

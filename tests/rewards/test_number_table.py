@@ -136,3 +136,17 @@ def test_the_work_grows_linearly_with_the_text(piece):
 def test_no_text_breaks_the_reader(text):
     assert isinstance(final_number(text), Fraction | None)
     assert has_answer_line(text) in (True, False)
+
+
+def test_a_long_answer_is_read_as_a_short_one_with_the_same_end() -> None:
+    for end, value in (
+        ("so it is 7 and then", 7),
+        ("it is 1 2/3.", Fraction(5, 3)),
+        ("½", Fraction(1, 2)),
+        ("none", 3),
+    ):
+        for length in (1, 300, 1590, 1605, 6500):
+            text = "3 apples " + "word " * (length // 5) + end
+            assert final_number(text) == value, (end, length)
+    assert final_number("word " * 10_000) is None
+    assert final_number("#### 4" + " word" * 1000 + " 9 ####" + " word" * 1000) == 4
