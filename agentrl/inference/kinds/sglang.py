@@ -192,18 +192,18 @@ class SGLangBackend(Backend):
     async def _flush(self) -> None:
         """Flush the prefixes of old weights; requests that an ``in_place`` pause keeps may prevent it.
 
-        It is a call of its own: a load that is asked to flush does not wait, and fails while a request that its client
-        gave up is still in the scheduler.
+        It is a call of its own: a load that is asked to flush does not wait, and fails after an ``abort`` while a
+        request that its client gave up is still in the scheduler. After a ``retract`` it must not wait: SGLang would
+        wait for the retracted requests, too.
 
         Raises:
             InferenceError: The server has requests although it was paused otherwise.
         """
-        if self._mode == "in_place":
-            await self._http.answers("/flush_cache", FLUSH_SECONDS)
-        elif not await self._http.answers(f"/flush_cache?timeout={FLUSH_SECONDS}", 2 * FLUSH_SECONDS):
+        path = f"/flush_cache?timeout={FLUSH_SECONDS}" if self._mode == "abort" else "/flush_cache"
+        if not await self._http.answers(path, 2 * FLUSH_SECONDS) and self._mode != "in_place":
             raise InferenceError(
-                f"{self.url}/flush_cache: requests are still running {FLUSH_SECONDS} s after the pause, so the server "
-                "keeps prefixes of old weights"
+                f"{self.url}/flush_cache: requests are still running after the pause, so the server keeps prefixes of "
+                "old weights"
             )
 
     async def _begin_update(self) -> bool:

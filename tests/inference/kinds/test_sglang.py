@@ -131,7 +131,7 @@ async def test_a_control_call_that_may_be_carried_out_twice_is_repeated_when_the
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 @pytest.mark.parametrize("flushed", [200, 400])
 async def test_a_load_is_followed_by_a_flush_that_waits_and_may_fail_in_place_alone(
-    mode: PauseMode, flushed: int
+    monkeypatch: pytest.MonkeyPatch, mode: PauseMode, flushed: int
 ) -> None:
     seen: list[tuple[str, Any]] = []
 
@@ -139,7 +139,15 @@ async def test_a_load_is_followed_by_a_flush_that_waits_and_may_fail_in_place_al
         seen.append((path, json.loads(body or b"{}")))
         return web.json_response({"success": True}, status=flushed if path == "/flush_cache" else 200)
 
+    asked: list[str] = []
     async with backend(handler) as server:
+        answers = server._http.answers
+
+        async def noted(path: str, timeout: float) -> bool:
+            asked.append(path)
+            return await answers(path, timeout)
+
+        monkeypatch.setattr(server._http, "answers", noted)
         await server.pause(mode)
         if flushed == 400 and mode != "in_place":
             with pytest.raises(InferenceError, match="prefixes of old weights"):
@@ -148,6 +156,8 @@ async def test_a_load_is_followed_by_a_flush_that_waits_and_may_fail_in_place_al
             await server.load("/x", 2)
     assert dict(seen)["/update_weights_from_disk"]["flush_cache"] is False
     assert [path for path, _ in seen] == ["/pause_generation", "/update_weights_from_disk", "/flush_cache"]
+    waits = "?timeout=10" if mode == "abort" else ""
+    assert asked == [f"/flush_cache{waits}"], "SGLang would wait for retracted requests, too"
 
 
 PLAN = BroadcastPlan(
