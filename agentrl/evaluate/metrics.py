@@ -38,7 +38,7 @@ class EvalSummary:
         estimates: Estimate of the reward, of ``reward/<role>`` for roles with a reward of their own, of each metric of
             the episodes, of the share of episodes that were cut (``truncated``), and of ``pass@1`` to ``pass@samples``
             if ``samples`` > 1.
-        per_task: What each estimate is the mean of, by name and task: the mean over the task's valid samples.
+        per_task: Means over each task's valid samples, by name and task; an estimate is their mean.
     """
 
     n: int

@@ -46,7 +46,7 @@ def summary_table(
         before: Metrics of the first evaluation, ``eval/accuracy``, ``eval/accuracy_low``, ``eval/accuracy_high``, ...
         after: Metrics of the last evaluation.
         changes: Change of each metric over the tasks that both judged; NaN bounds for no interval.
-        setup: What the evaluations had set, see :func:`setup_line`.
+        setup: Settings of the evaluations, see :func:`setup_line`.
     """
     changes = changes or {}
     table = Table(

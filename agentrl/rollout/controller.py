@@ -23,6 +23,7 @@ from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
+from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
@@ -185,7 +186,7 @@ class Controller:
             self._client,
             group_id=f"g{draw}",
             index=index,
-            seed=hash_seed(self.recipe.seed, draw, index),
+            seed=stream_seed(self.recipe.seed, draw, index),
             timeout=self._config.episode_timeout,
         )
         return episode if self._score is None else await self._score(episode)
@@ -325,12 +326,3 @@ class Controller:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-
-
-def hash_seed(*parts: int) -> int:
-    """Hashes integers to a 31-bit seed that is the same in every process."""
-    value = 0x811C9DC5
-    for part in parts:
-        for byte in part.to_bytes(8, "little", signed=True):
-            value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF

@@ -29,7 +29,7 @@ NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of one group.
+    """Counts of one group.
 
     Attributes:
         outcome: Whether the group is trained on, was filtered, or failed as a whole.

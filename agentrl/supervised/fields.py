@@ -54,7 +54,7 @@ def tools_of(example: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns an example's tools, in the shape of a request's ``tools``; none where the column is missing or empty.
 
     Args:
-        example: Its ``tools`` is a list of functions, or such a list as JSON text.
+        example: Row of the dataset; ``tools`` is a list of functions, or such a list as JSON text.
 
     Raises:
         ValueError: ``tools`` is something else.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agentrl.config.declarations import advantage, preset
 from agentrl.train.returns import Scored, advantage_estimates, returns_to_go
-from agentrl.train.token_penalties import along_turn, penalty_returns, return_divisors
+from agentrl.train.token_penalties import along_turn, penalty_returns
 
 if TYPE_CHECKING:
     from agentrl.config.algorithm import RewardScale
@@ -82,12 +82,12 @@ RLOO = preset(
 def reward(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit]":
     """The advantage ``reward``: the reward itself, without a baseline (REINFORCE).
 
-    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch; all are 0 where all rewards are
-    equal, which have none. With KL penalties a token's
-    advantage is the reward minus the penalties from that token on (REINFORCE++, Hu et al. 2025, arXiv:2501.03262).
+    With ``scale_rewards=batch`` it is divided by the standard deviation over the batch, and is 0 if all rewards are
+    equal. With KL penalties a token's advantage is the reward minus the penalties from that token on (REINFORCE++, Hu
+    et al. 2025, arXiv:2501.03262).
     """
     rewards = [s.reward for s in scored]
-    divisor = _scale_of(rewards) if config.scale_rewards == "batch" else 1.0
+    divisor = _divisor(rewards, rewards, "batch", EPSILON) if config.scale_rewards == "batch" else 1.0
     if not any(turn.penalties for one in scored for turn in one.turns):
         return [value / divisor for value in rewards]
     return [
@@ -153,7 +153,7 @@ def turns(scored: Sequence[Scored], config: "TrainerConfig") -> "Sequence[Credit
     flat = [value for one in returns for value in one]
     keys = [one.group for one in scored for _ in one.turns]
     values = iter(group_advantages(flat, keys, scale=config.scale_rewards))
-    divisors = return_divisors(flat, keys, config.scale_rewards, EPSILON)
+    divisors = group_divisors(flat, keys, config.scale_rewards, EPSILON)
     spread = [[along_turn(next(values), turn, divisors[one.group]) for turn in one.turns] for one in scored]
     return [[0.0] * len(v) if alone[one.group] < 2 else v for one, v in zip(scored, spread, strict=True)]
 
@@ -249,23 +249,28 @@ def group_advantages(
     Returns:
         ``[episodes]`` advantages.
     """
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for index, key in enumerate(groups):
-        members[key].append(index)
-    advantages = [0.0] * len(rewards)
-    of_batch = _deviation(rewards) + epsilon
-    for indices in members.values():
-        values = [rewards[i] for i in indices]
-        if len(values) < 2 or max(values) == min(values):
-            continue
-        mean = sum(values) / len(values)
-        for i in indices:
-            divisor = of_batch if scale == "batch" else _divisor(values, mean, scale, epsilon)
-            advantages[i] = (rewards[i] - mean) / divisor
-    return advantages
+    divisors = group_divisors(rewards, groups, scale, epsilon)
+    means = {key: sum(values) / len(values) for key, values in _by_group(rewards, groups).items()}
+    return [(value - means[key]) / divisors[key] for value, key in zip(rewards, groups, strict=True)]
 
 
-def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon: float) -> float:
+def group_divisors(
+    rewards: Sequence[float], groups: Sequence[Hashable], scale: "RewardScale", epsilon: float
+) -> dict[Hashable, float]:
+    """Returns each group's divisor; infinite for a group without spread. Arguments as in :func:`group_advantages`."""
+    return {key: _divisor(own, rewards, scale, epsilon) for key, own in _by_group(rewards, groups).items()}
+
+
+def _by_group(rewards: Sequence[float], groups: Sequence[Hashable]) -> dict[Hashable, list[float]]:
+    found: dict[Hashable, list[float]] = defaultdict(list)
+    for value, key in zip(rewards, groups, strict=True):
+        found[key].append(value)
+    return found
+
+
+def _divisor(values: Sequence[float], of_batch: Sequence[float], scale: "RewardScale", epsilon: float) -> float:
+    if not values or max(values) == min(values):
+        return math.inf
     if scale == "none":
         return 1.0
     if scale == "mean":
@@ -273,15 +278,8 @@ def _divisor(values: Sequence[float], mean: float, scale: "RewardScale", epsilon
             raise ValueError(
                 f"trainer.scale_rewards=mean needs rewards of at least 0, but one reward is {min(values):g}"
             )
-        return mean
-    return _deviation(values) + epsilon
-
-
-def _scale_of(values: Sequence[float]) -> float:
-    """Returns a divisor that brings values to one scale; infinite where all are equal."""
-    if not values or min(values) == max(values):
-        return math.inf
-    return _deviation(values) + EPSILON
+        return sum(values) / len(values)
+    return _deviation(of_batch if scale == "batch" else values) + epsilon
 
 
 def _deviation(values: Sequence[float]) -> float:

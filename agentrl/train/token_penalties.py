@@ -4,15 +4,10 @@ Guarantees: the penalty of a token lowers the returns of that token and of the t
 later one; without penalties credit is unchanged. At a fork the penalties of the branches are averaged, like returns.
 """
 
-import math
-from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from agentrl.config.algorithm import RewardScale
     from agentrl.train.returns import Scored, Turn
 
 
@@ -33,36 +28,8 @@ def along_turn(value: float, turn: "Turn", divisor: float) -> float | list[float
     Args:
         value: Credit of the turn's first token.
         turn: The turn with its penalties; without any the value itself is returned.
-        divisor: What the returns were divided by.
+        divisor: Divisor of the returns.
     """
     if not turn.penalties:
         return value
     return [value + passed / divisor for passed in accumulate(turn.penalties[:-1], initial=0.0)]
-
-
-def return_divisors(
-    returns: Sequence[float], groups: Sequence[Hashable], scale: "RewardScale", epsilon: float
-) -> dict[Hashable, float]:
-    """Returns each group's divisor in :func:`~agentrl.train.advantages.group_advantages`; infinite for equal returns.
-
-    Args:
-        returns: ``[entries]`` returns.
-        groups: ``[entries]`` group keys.
-        scale: ``trainer.scale_rewards``.
-        epsilon: Number added to a standard deviation.
-    """
-    members: dict[Hashable, list[float]] = {}
-    for value, key in zip(returns, groups, strict=True):
-        members.setdefault(key, []).append(value)
-    return {
-        key: _divisor(values, returns, scale, epsilon) if max(values) > min(values) else math.inf
-        for key, values in members.items()
-    }
-
-
-def _divisor(values: Sequence[float], returns: Sequence[float], scale: "RewardScale", epsilon: float) -> float:
-    if scale == "none":
-        return 1.0
-    if scale == "mean":
-        return float(np.mean(values))
-    return float(np.std(returns if scale == "batch" else values, ddof=1)) + epsilon

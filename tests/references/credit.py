@@ -19,7 +19,7 @@ class Turn:
     """A sampled message.
 
     Attributes:
-        reward: Its reward, the episode's rest included.
+        reward: Reward of the turn, with the episode's rest added at the end.
         values: The critic's value before each of its tokens.
         followers: Numbers of the turns that follow it; several at a fork.
         after: The critic's value of its end where the episode was cut there, else 0.

@@ -18,7 +18,7 @@ EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a checkpoint's weights do not say."""
+    """Hyperparameters that a checkpoint's weights do not show."""
 
     layers: int
     heads: int

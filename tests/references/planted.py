@@ -58,8 +58,8 @@ ERRORS = (
     Planted(
         "clip takes the other side", "train", "return unclipped.maximum(clipped)", "return unclipped.minimum(clipped)"
     ),
-    Planted("group key without the role", "train", "members[key].append(index)", "members[key[:1]].append(index)"),
-    Planted("group key without the group", "train", "members[key].append(index)", "members[key[1:]].append(index)"),
+    Planted("group key without the role", "train", "Scored(key, reward", "Scored(key[:1], reward"),
+    Planted("group key without the group", "train", "Scored(key, reward", "Scored(key[1:], reward"),
     Planted(
         "holes of the loss mask",
         "train",
@@ -97,12 +97,17 @@ ERRORS = (
     Planted("whitening without the mean", "train", "(values - values.mean()) / (values.std", "values / (values.std"),
     Planted("biased deviation of a group", "train", "/ (len(values) - 1)) ** 0.5", "/ len(values)) ** 0.5"),
     Planted("leave-one-out divisor", "train", "max(sizes[key] - 1, 1)", "max(sizes[key], 1)"),
-    Planted("group's mean as divisor", "train", "        return mean\n", "        return mean * 2\n"),
+    Planted(
+        "group's mean as divisor",
+        "train",
+        "        return sum(values) / len(values)\n",
+        "        return 2 * sum(values) / len(values)\n",
+    ),
     Planted(
         "deviation of the batch",
         "train",
-        'divisor = of_batch if scale == "batch"',
-        'divisor = of_batch if scale == "epoch"',
+        'of_batch if scale == "batch" else values',
+        'of_batch if scale == "epoch" else values',
     ),
     Planted("discount of the next value", "train", "discount * value - before", "value - before"),
     Planted("lambda", "train", "discount * decay * carry", "discount * carry"),

@@ -40,7 +40,7 @@ class Algorithm:
         inside: Bounds of ``start / behavior`` outside of which a token has no surrogate loss (IcePop); of the current
             policy's ratio if the denominator is not the start.
         reject: Measure of that ratio over a sequence, and its bounds; a sequence outside has no loss.
-        baseline: Whose rewards are compared: those of one ``role`` of a group, of all of a ``group``, of a ``tag``.
+        baseline: Rewards that are compared: those of one ``role`` of a group, of all of a ``group``, of a ``tag``.
         clip: Clip range below and above, for the metrics.
         second_moment: Largest mean squared log ratio (M2PO).
         clip_cov: Share of tokens without surrogate loss, and bounds of the covariance that they are drawn from.
@@ -83,7 +83,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step has beside the algorithm.
+    """Inputs of a step beside the algorithm.
 
     Attributes:
         policy: Folder of the policy and of the critic's decoder.
@@ -110,7 +110,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step does.
+    """Results of a step.
 
     Attributes:
         policy: Change of each of the policy's parameters.

@@ -17,11 +17,12 @@ from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.data.datasets import LoadedTasks
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.client import ChatClient
+from agentrl.inference.random_streams import stream_seed
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.launch.controller_process import make_stream
-from agentrl.rollout.controller import Controller, hash_seed
+from agentrl.rollout.controller import Controller
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal, valid_outcomes
@@ -443,9 +444,9 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
 
 
 def test_seeds_differ_for_each_episode_and_repeat_in_another_process() -> None:
-    seeds = {hash_seed(0, draw, index) for draw in range(100) for index in range(16)}
+    seeds = {stream_seed(0, draw, index) for draw in range(100) for index in range(16)}
     assert len(seeds) == 1600
-    assert hash_seed(1, 2, 3) == hash_seed(1, 2, 3) != hash_seed(1, 3, 2)
+    assert stream_seed(1, 2, 3) == stream_seed(1, 2, 3) != stream_seed(1, 3, 2)
 
 
 async def test_servers_are_listed_added_and_removed_over_the_service(tiny_model: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ async def test_an_answer_that_is_no_text_is_a_failure_of_the_server() -> None:
 
 
 async def answered(said: dict[str, Any]) -> tuple[Any, Any]:
-    """What an agent gets, and the session, where an API answers with a message."""
+    """Returns the message that an agent gets from an API's answer, and its session."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **said}}
 
     async def answer(request: web.Request) -> web.Response:
