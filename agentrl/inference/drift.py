@@ -1,11 +1,12 @@
 """Measures the difference between stored ids and the chat template's render of the same messages.
 
-Guarantees: a difference at special tokens (roles, ends of turns, tool-call marks) is distinguished from a difference in
-how text is split into tokens. The first means that the model is trained on a conversation that it will never see; the
-second is normal, because models do not always split text as their tokenizer does.
+Guarantees: a difference in what was not sampled (special tokens, what the template puts between them, the messages of
+users and tools) is distinguished from a difference in how an answer is split into tokens. The first means that the
+model is trained on a conversation that it will never see; the second is normal, because models do not always split text
+as their tokenizer does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from agentrl.core.episode import Message
@@ -17,7 +18,8 @@ class Drift:
     """Difference between stored and rendered ids of one conversation.
 
     Attributes:
-        special: Whether the special tokens differ.
+        special: Whether the special tokens differ, or one of the ids between them that the model did not sample: a
+            line break more after the end of a turn, say.
         text: Share of the ids that lie between the first and the last difference, in ``[0, 1]``.
     """
 
@@ -25,7 +27,13 @@ class Drift:
     text: float
 
 
-def measure(template: ChatTemplate, token_ids: Sequence[int], messages: Sequence[Message], tools: Tools) -> Drift:
+def measure(
+    template: ChatTemplate,
+    token_ids: Sequence[int],
+    messages: Sequence[Message],
+    tools: Tools,
+    sampled: Sequence[bool],
+) -> Drift:
     """Compare stored ids with the canonical render.
 
     Args:
@@ -33,19 +41,51 @@ def measure(template: ChatTemplate, token_ids: Sequence[int], messages: Sequence
         token_ids: Stored ids of a conversation that ends with an assistant message, which may have been cut off.
         messages: Messages of the conversation.
         tools: Tool schemas of the conversation.
+        sampled: Whether the model sampled each stored id, ``[tokens]``.
 
     Raises:
         TemplateError: The template cannot render the messages.
     """
     canonical = template.canonical(messages, tools)
     stored = list(token_ids)
-    while canonical and canonical[-1] not in template.end_ids:
-        canonical.pop()  # tokens after the last end of turn belong to the next turn
-    if canonical and stored and stored[-1] not in template.end_ids:
-        canonical.pop()  # the answer was cut off before its end of turn
+    if template.turn_ends.closes and template.turn_ends.closing is not None:
+        while canonical and canonical[-1] not in template.end_ids:
+            canonical.pop()  # tokens after the last end of turn belong to the next turn
+        if canonical and stored and stored[-1] not in template.end_ids:
+            canonical.pop()  # the answer was cut off before its end of turn
+    elif stored and stored[-1] in template.end_ids:
+        stored.pop()  # the template does not render the end of the last turn
+    pairs = list(zip(stored, sampled, strict=False))
     special = template.special_ids
-    differs = [t for t in stored if t in special] != [t for t in canonical if t in special]
-    return Drift(differs, _changed(stored, canonical))
+    known, rendered = _parts(pairs, special), _parts([(token, False) for token in canonical], special)
+    same = [mark for mark, _ in known] == [mark for mark, _ in rendered]
+    given = same and all(_as_given(one, [t for t, _ in two]) for (_, one), (_, two) in zip(known, rendered, strict=True))
+    return Drift(not given, _changed(stored, canonical))
+
+
+_Part = tuple[int | None, list[tuple[int, bool]]]
+"""A special token (``None`` at the beginning), and the ids up to the next one, each with whether it was sampled."""
+
+
+def _parts(pairs: Sequence[tuple[int, bool]], special: Container[int]) -> list[_Part]:
+    parts: list[_Part] = [(None, [])]
+    for token, was_sampled in pairs:
+        if token in special:
+            parts.append((token, []))
+        else:
+            parts[-1][1].append((token, was_sampled))
+    return parts
+
+
+def _as_given(stored: Sequence[tuple[int, bool]], rendered: Sequence[int]) -> bool:
+    """Whether what was not sampled, before and after an answer in this part, is rendered with the same ids."""
+    answered = [place for place, (_, was_sampled) in enumerate(stored) if was_sampled]
+    ids = [token for token, _ in stored]
+    if not answered:
+        return ids == list(rendered)
+    before, after = ids[: answered[0]], ids[answered[-1] + 1 :]
+    room = len(rendered) >= len(before) + len(after)
+    return room and before == list(rendered[: len(before)]) and after == list(rendered[len(rendered) - len(after) :])
 
 
 def _changed(stored: Sequence[int], canonical: Sequence[int]) -> float:

@@ -135,8 +135,8 @@ class ChatSession:
             ids = self._template.first(new, tools)
         else:
             answered = self._ledger.node(parent)
-            last = answered.token_ids[-1] if answered.token_ids else None
-            ids = self._template.following(new, answered=answered.message, last_id=last, tools=tools)
+            said = answered.token_ids
+            ids = self._template.following(new, answered=answered.message, answer_ids=said, tools=tools)
         return self._ledger.add_prompt(parent, new, ids, key)
 
     def drift(self) -> Drift | None:
@@ -144,8 +144,10 @@ class ChatSession:
         if self.last_sampled is None:
             return None
         path = self.trajectory.path(self.last_sampled)
-        messages = [self._ledger.node(index).message for index in path]
-        return measure(self._template, self._ledger.prompt(self.last_sampled), messages, self._tools[path[0]])
+        nodes = [self._ledger.node(index) for index in path]
+        sampled = [mask == 1 for node in nodes for mask in node.loss_mask]
+        ids, messages = self._ledger.prompt(self.last_sampled), [node.message for node in nodes]
+        return measure(self._template, ids, messages, self._tools[path[0]], sampled)
 
     def _seeded(self, params: SamplingParams, call: int, index: int) -> SamplingParams:
         """Gives sample ``index`` of a call a seed of its own, also where the agent names the same seed each time."""

@@ -118,7 +118,7 @@ def test_what_is_added_is_what_the_template_renders_there(name: str, seed: int) 
             assert template.text(template.first(messages, TOOLS), special=True)
             continue
         answered = said_before(turn, as_text=name.startswith("deepseek"))
-        added = template.following(turn, answered=answered, last_id=None, tools=TOOLS)  # the end of turn is put in
+        added = template.following(turn, answered=answered, answer_ids=(), tools=TOOLS)  # the end of turn is put in
         if name.startswith(
             "deepseekv3"
         ):  # it marks the results of a conversation's first calls only: compare with those
@@ -135,7 +135,7 @@ def test_what_is_added_is_what_the_template_renders_there(name: str, seed: int) 
 def test_a_template_without_tool_calls_says_so(name: str) -> None:
     turn: list[Message] = [{"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}]
     with pytest.raises(TemplateError, match="does not render tool calls"):
-        load(name).following(turn, answered=said_before(turn, as_text=False), last_id=None, tools=TOOLS)
+        load(name).following(turn, answered=said_before(turn, as_text=False), answer_ids=(), tools=TOOLS)
 
 
 def test_trls_training_template_keeps_what_qwen3s_own_drops() -> None:
