@@ -46,7 +46,8 @@ def measure(
     Raises:
         TemplateError: The template cannot render the messages.
     """
-    canonical = template.canonical(messages, tools)
+    text = template.rendered(messages, generation=False, tools=tools)
+    canonical = template.encode(text.removesuffix(template.turn_ends.rest))
     stored = list(token_ids)
     if template.turn_ends.closes and template.turn_ends.closing is not None:
         while canonical and canonical[-1] not in template.end_ids:

@@ -107,7 +107,10 @@ class ChatOptions:
                     f"chat.completions.create({key}={value}): training samples with sampling.{key}="
                     f"{getattr(base, key)}; another value would make the behavior logprobs wrong"
                 )
-        return replace(base, **self.params) if self.params else base
+        if not self.params:
+            return base
+        stop = base.stop + self.params.get("stop", ())  # the ends of a turn, and those of this call
+        return replace(base, **{**self.params, "stop": stop})
 
 
 SUPPORTED = frozenset(

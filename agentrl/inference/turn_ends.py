@@ -26,6 +26,7 @@ class TurnEnds:
         closing: Token that ends a turn of text; ``None`` if text does.
         calling: Token that ends a turn of tool calls; ``None`` if text does, or if calls are not rendered.
         closes: Whether the end is part of the turn, rather than the beginning of the next one.
+        rest: Text after that token at the end of a conversation, e.g. a line break.
         texts: Texts that end a turn where no token does; empty if nothing marks the end.
         word: The end of a turn as text, if the template has one that is no token, e.g. ``</s>`` under another
             model's tokenizer.
@@ -34,6 +35,7 @@ class TurnEnds:
     closing: int | None
     calling: int | None
     closes: bool
+    rest: str = ""
     texts: tuple[str, ...] = ()
     word: str = ""
 
@@ -64,7 +66,8 @@ def find_turn_ends(render: Render, tokenizer: Tokenizer, named: Container[int]) 
     followed_calls = _followed(render, [USER, said], said, [tool_result(word) for word in ("a", "0")])
     ends_calls = None if bare_calls is None else _calling(render, bare_calls, followed_calls, special)
     if closing is not None:
-        return TurnEnds(closing, ends_calls, closes=special.first(bare) is not None)
+        closes, rest = _after(Marks(tokenizer, [closing]), bare)
+        return TurnEnds(closing, ends_calls, closes, rest)
     word = bare.strip()
     headings = [_heading(bare, followed), "" if bare_calls is None else _heading(bare_calls, followed_calls)]
     texts = [word] if word else [text for text in headings if text.strip()]
@@ -104,6 +107,12 @@ def _closing(bare: str, followed: list[str], kinds: Iterable[Marks], named: Cont
         if found is not None:
             return found
     return None
+
+
+def _after(marks: Marks, bare: str) -> tuple[bool, str]:
+    """Whether a turn holds its end, and the text after it."""
+    mark = marks.first(bare)
+    return (False, "") if mark is None else (True, bare[mark.end :])
 
 
 def _run(marks: Marks, text: str) -> list[int]:

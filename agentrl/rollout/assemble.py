@@ -67,11 +67,13 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        stop=template.stop_texts,
         stop_token_ids=template.stop_ids,
     )
     evaluation = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.eval_temperature,
+        stop=template.stop_texts,
         stop_token_ids=template.stop_ids,
     )
 

@@ -1,6 +1,7 @@
 """A conversation that is encoded turn by turn has the ids of the whole, under every kind of tokenizer."""
 
 import random
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 from agentrl.core.episode import Message
-from agentrl.inference.template import ChatTemplate, built_in_templates
+from agentrl.inference.drift import measure
+from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates
 from tests.inference.tokenizer_kinds import KINDS, ODD
 from tests.tiny import CHATML
 
@@ -121,3 +123,96 @@ def closing(template: ChatTemplate, said: Message) -> int:
     end = ends.calling if said.get("tool_calls") else ends.closing
     assert end is not None
     return end
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_warning_where_pieces_and_whole_are_alike(kind: str, source: str) -> None:
+    assert not [note for note in load(kind, source).notes if "where a conversation goes on" in note]
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_special_token_that_is_no_token_inside_a_text_is_told_with_its_flag(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = load(kind, "chatml")
+    (note,) = [note for note in template.notes if "where a conversation goes on" in note]
+    assert re.search(r"does not read '<\|im_end\|>' \((single_word|normalized)\).* \d+ of each turn's ids differ", note)
+    assert [record.getMessage() for record in caplog.records] == list(template.notes), "each is told once"
+    added = template.following(USERS, answered=SAYS, answer_ids=[closing(template, SAYS)])
+    assert template.tokenizer.decode(added).strip().endswith("assistant"), "and it can be used"
+
+
+USERS: list[Message] = [{"role": "user", "content": "the user"}]
+SAYS: Message = {"role": "assistant", "content": "yes"}
+
+
+def test_a_missing_first_token_is_told() -> None:
+    """Gemma without its <bos> answers nonsense."""
+    assert "begins each text with '<s>'" in "".join(load("bytes with bos", "chatml").notes)
+    for kind, source in (("bytes with bos", "mistral"), ("bytes", "chatml")):
+        assert not load(kind, source).notes
+
+
+def test_a_prompt_that_the_tokenizer_joins_with_the_answer_is_told() -> None:
+    """GPT-2 splits two line breaks before a word, and Llama 3's template ends its generation prompt in two."""
+    (note,) = load("bytes", "llama3_1").notes
+    assert "joins its end with the answer's beginning: in each turn 1 of the ids" in note
+    assert not load("bytes across lines", "llama3_1").notes
+
+
+def test_phi3s_line_breaks_are_taken_in_by_its_tokens() -> None:
+    """They were stored once more after each answer."""
+    template = load("bytes, rstrip", "phi3")
+    end = closing(template, SAYS)
+    added = template.following(USERS, answered=SAYS, answer_ids=[end])
+    known = template.tokenizer.convert_ids_to_tokens(added)
+    assert known[:1] == ["<|user|>"] and known[-2:] == ["<|end|>", "<|assistant|>"]
+
+
+def test_drift_counts_an_id_too_many_beside_a_special_token() -> None:
+    template = load("bytes, rstrip", "phi3")
+    said, end = template.encode("yes"), closing(template, SAYS)
+    first, last = template.first(USERS), [*template.encode("yes"), end]
+    whole = [*USERS, SAYS, *USERS, SAYS]
+    added = template.following(USERS, answered=SAYS, answer_ids=[*said, end])
+    for between, expected in ((added, False), ([*template.encode("\n"), *added], True)):
+        ids = [*first, *said, end, *between, *last]
+        sampled = [False] * len(first) + [True] * (len(said) + 1) + [False] * len(between) + [True] * len(last)
+        assert measure(template, ids, whole, (), sampled).special is expected
+
+
+def test_limits_and_padding_that_a_tokenizer_was_saved_with_change_no_prompt() -> None:
+    """They are in many a tokenizer.json; a prompt of 8 tokens was sent instead of the conversation."""
+    limited, free = load("bytes, limited", "chatml"), load("bytes", "chatml")
+    long: list[Message] = [{"role": "user", "content": "the user says more " * 9}]
+    assert limited.first(long) == free.first(long) and len(limited.first(long)) > 32
+    assert limited.first(USERS) == free.first(USERS)
+
+
+def test_a_tokenizer_that_splits_special_tokens_is_refused() -> None:
+    tokenizer = KINDS["bytes"](SPECIAL["chatml"])
+    tokenizer.chat_template, tokenizer.split_special_tokens = CHATML, True
+    with pytest.raises(TemplateError, match="split_special_tokens"):
+        ChatTemplate(tokenizer)
+
+
+@pytest.mark.long
+def test_the_shipped_models_tokenizer_gives_the_same_ids_in_pieces_as_in_one() -> None:
+    from agentrl.data.models import resolve_model
+
+    template = ChatTemplate.from_folder(resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct").path)
+    assert template.notes == () and template.stop_ids == () and template.stop_texts == ()
+    for seed in range(20):
+        messages = conversation(random.Random(seed), tools=False)
+        stored = template.first(messages[:1])
+        for place in range(1, len(messages), 2):
+            said, follow = messages[place], messages[place + 1 : place + 2]
+            text = template.rendered(messages[: place + 2], generation=True)
+            whole = template.encode(text)
+            added = template.following(follow, answered=said, answer_ids=[template.eos_id])
+            end = len(whole) - len(added)
+            assert whole[end - 1 :] == [template.eos_id, *added]
+            if not said["content"][:1].isspace():
+                assert whole[: len(stored)] == stored
+            stored = whole
