@@ -63,9 +63,13 @@ def _metaspace(scheme: str, special: Sequence[str]) -> Any:
     """Llama 2's and Mistral's: words begin with ``▁``, which text gets once, everywhere or never."""
     backend = _piece_backend()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)  # type: ignore[assignment]
-    parts = [decoders.ByteFallback(), decoders.Fuse(), decoders.Metaspace(prepend_scheme=scheme, split=False)]
-    backend.decoder = decoders.Sequence(parts)  # type: ignore[assignment]
+    backend.decoder = _piece_decoder(strip=scheme != "never")  # type: ignore[assignment]
     return _finished(backend, special)
+
+
+def _piece_decoder(*, strip: bool) -> Any:
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if strip else parts)
 
 
 def _prepending(special: Sequence[str], **flags: bool) -> Any:
@@ -73,8 +77,7 @@ def _prepending(special: Sequence[str], **flags: bool) -> Any:
     backend = _piece_backend()
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(parts)  # type: ignore[assignment]
+    backend.decoder = _piece_decoder(strip=True)  # type: ignore[assignment]
     return _finished(backend, special, **flags)
 
 
