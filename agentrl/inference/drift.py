@@ -7,7 +7,7 @@ as their tokenizer does.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate, Tools
@@ -56,37 +56,49 @@ def measure(
             canonical.pop()  # the answer was cut off before its end of turn
     elif stored and stored[-1] in template.end_ids:
         stored.pop()  # the template does not render the end of the last turn
-    pairs = list(zip(stored, sampled, strict=False))
-    special = template.special_ids
-    known, rendered = _parts(pairs, special), _parts([(token, False) for token in canonical], special)
-    same = [mark for mark, _ in known] == [mark for mark, _ in rendered]
-    given = same and all(_as_given(one, [t for t, _ in two]) for (_, one), (_, two) in zip(known, rendered, strict=True))
+    known = _parts(stored, sampled, template.special_ids)
+    rendered = _parts(canonical, [False] * len(canonical), template.special_ids)
+    same = [part.mark for part in known] == [part.mark for part in rendered]
+    given = same and all(_as_given(one, other.ids) for one, other in zip(known, rendered, strict=True))
     return Drift(not given, _changed(stored, canonical))
 
 
-_Part = tuple[int | None, list[tuple[int, bool]]]
-"""A special token (``None`` at the beginning), and the ids up to the next one, each with whether it was sampled."""
+@dataclass
+class _Part:
+    """A special token and the ids up to the next one.
+
+    Attributes:
+        mark: The special token; ``None`` at the beginning.
+        inside: Whether the token was sampled before the end of an answer.
+        ids: The ids after it.
+        sampled: Whether each of them was sampled.
+    """
+
+    mark: int | None
+    inside: bool = False
+    ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
 
 
-def _parts(pairs: Sequence[tuple[int, bool]], special: Container[int]) -> list[_Part]:
-    parts: list[_Part] = [(None, [])]
-    for token, was_sampled in pairs:
+def _parts(ids: Sequence[int], sampled: Sequence[bool], special: Container[int]) -> list[_Part]:
+    parts = [_Part(None)]
+    for place, (token, was_sampled) in enumerate(zip(ids, sampled, strict=False)):
         if token in special:
-            parts.append((token, []))
+            parts.append(_Part(token, inside=was_sampled and sampled[place + 1 : place + 2] == [True]))
         else:
-            parts[-1][1].append((token, was_sampled))
+            parts[-1].ids.append(token)
+            parts[-1].sampled.append(was_sampled)
     return parts
 
 
-def _as_given(stored: Sequence[tuple[int, bool]], rendered: Sequence[int]) -> bool:
+def _as_given(stored: _Part, rendered: Sequence[int]) -> bool:
     """Whether what was not sampled, before and after an answer in this part, is rendered with the same ids."""
-    answered = [place for place, (_, was_sampled) in enumerate(stored) if was_sampled]
-    ids = [token for token, _ in stored]
+    answered = [place for place, was_sampled in enumerate(stored.sampled) if was_sampled]
     if not answered:
-        return ids == list(rendered)
-    before, after = ids[: answered[0]], ids[answered[-1] + 1 :]
-    room = len(rendered) >= len(before) + len(after)
-    return room and before == list(rendered[: len(before)]) and after == list(rendered[len(rendered) - len(after) :])
+        return stored.ids == list(rendered) or (stored.inside and not stored.ids)
+    before, after = stored.ids[: answered[0]], stored.ids[answered[-1] + 1 :]
+    end = len(rendered) - len(after)
+    return len(before) <= end and before == list(rendered[: len(before)]) and after == list(rendered[end:])
 
 
 def _changed(stored: Sequence[int], canonical: Sequence[int]) -> float:

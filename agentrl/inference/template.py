@@ -17,12 +17,10 @@ from typing import Any, Literal
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, calling, tail, tool_result
+from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
 from agentrl.inference.template_notes import template_notes
 from agentrl.inference.turn_ends import find_turn_ends
-
-__all__ = ["ChatTemplate", "TemplateError", "Tokenizer", "built_in_templates", "template_text", "training_template"]
 
 log = logging.getLogger(__name__)
 RewritePolicy = Literal["append", "branch"]
@@ -35,7 +33,7 @@ FIRSTS = 256  # rendered first prompts that are remembered: all episodes of a gr
 
 
 class ChatTemplate:
-    """Renders messages with a model's own template.
+    r"""Renders messages with a model's own template.
 
     Args:
         tokenizer: The model's tokenizer.

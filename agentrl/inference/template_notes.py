@@ -33,9 +33,7 @@ class Template(Protocol):
         """Text of messages."""
         ...
 
-    def following(
-        self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int]
-    ) -> list[int]:
+    def following(self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int]) -> list[int]:
         """Ids that continue a conversation."""
         ...
 
@@ -78,8 +76,8 @@ def _about_begin(template: Template) -> str:
     if begin is None or list(tokenizer.encode("a"))[:1] != [begin] or template.first([USER])[:1] == [begin]:
         return ""
     return (
-        f"the tokenizer begins each text with {tokenizer.bos_token!r}, and this chat template does not: the model reads "
-        "conversations without the token that it was trained to begin with"
+        f"the tokenizer begins each text with {tokenizer.bos_token!r}, and this chat template does not: the model "
+        "reads conversations without the token that it was trained to begin with"
     )
 
 
@@ -114,8 +112,8 @@ def _about_following(template: Template) -> str:
     if added == expected:
         return ""
     return (
-        f"{_reason(template)}: where a conversation goes on, {_changed(added, expected)} of each turn's ids differ from "
-        "those that the tokenizer gives for the whole conversation, which other programs send"
+        f"{_reason(template)}: where a conversation goes on, {_changed(added, expected)} of each turn's ids differ "
+        "from those that the tokenizer gives for the whole conversation, which other programs send"
     )
 
 

@@ -7,7 +7,6 @@ text. A token that the template also puts inside a turn is no end.
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from agentrl.core.episode import Message
@@ -97,7 +96,7 @@ def _closing(bare: str, followed: list[str], kinds: Iterable[Marks], named: Cont
         kinds: Tokens to look for: special ones, then all.
         named: End tokens that the model's configuration names.
     """
-    shared = commonprefix([bare, *followed])
+    shared = _common([bare, *followed])
     for marks in kinds:
         for text in (shared, bare):
             run = _run(marks, text)
@@ -165,6 +164,12 @@ def _separates(render: Render, word: str) -> bool:
 
 
 def _heading(bare: str, followed: list[str]) -> str:
-    """The text between a turn and the next one's content, e.g. ``\\n\\nUser:``."""
-    shared = commonprefix(followed) if len(followed) > 1 else ""
+    r"""The text between a turn and the next one's content, e.g. ``\n\nUser:``."""
+    shared = _common(followed) if len(followed) > 1 else ""
     return shared[len(bare.rstrip()) :].rstrip() if shared.startswith(bare) else ""
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The text with which all of these begin."""
+    first, last = min(texts), max(texts)
+    return first[: next((i for i, letter in enumerate(first) if letter != last[i]), len(first))]

@@ -1,4 +1,4 @@
-"""The drift meter: nothing for a canonical conversation, text for another split, an error for another role."""
+"""The drift meter: nothing for a canonical conversation, text for another split, an error for what was not sampled."""
 
 from pathlib import Path
 
@@ -47,3 +47,21 @@ def test_a_lost_end_of_turn_is_an_error(template: ChatTemplate) -> None:
     ids = stored(template, "user")
     ids.remove(template.eos_id)  # the user's
     assert measure(template, ids, MESSAGES, (), sampled(template, ids, prompt=-1)).special
+
+
+def test_an_id_too_many_in_what_was_not_sampled_is_an_error(template: ChatTemplate) -> None:
+    ids = stored(template, "user")
+    (line,) = template.encode("\n")
+    ids.insert(ids.index(template.eos_id) + 1, line)  # after the user's turn
+    assert measure(template, ids, MESSAGES, (), sampled(template, ids, prompt=1)).special
+    ids = stored(template, "user")
+    ids.insert(-1, line)  # in the answer
+    assert not measure(template, ids, MESSAGES, (), sampled(template, ids)).special
+
+
+@pytest.mark.parametrize("said", ["<|im_start|><|im_start|>b", "<|im_start|>\n<|im_start|>b"])
+def test_special_tokens_inside_an_answer_are_the_models_own(template: ChatTemplate, said: str) -> None:
+    """A template may put a line break between two of them that the model did not say."""
+    messages: list[Message] = [*MESSAGES[:1], {"role": "assistant", "content": "<|im_start|>\n<|im_start|>b"}]
+    ids = stored(template, said)
+    assert not measure(template, ids, messages, (), sampled(template, ids)).special

@@ -30,10 +30,6 @@ ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-PLAIN = (
-    "{% for m in messages %}{{ {'user': 'User', 'assistant': 'Bot', 'tool': 'Tool'}[m.role] + ': ' + m.content }}"
-    "{{ '\n\n' }}{% endfor %}{% if add_generation_prompt %}Bot:{% endif %}"
-)
 SOURCES = {
     "chatml": CHATML,
     "llama2": LLAMA2,
@@ -112,7 +108,8 @@ def test_turn_by_turn_gives_the_ids_of_the_whole(kind: str, source: str) -> None
             if whole[: len(stored)] == stored:  # not where a token joins the prompt and this answer
                 kept += 1
                 answer = whole[len(stored) : end]
-                assert stored + answer + template.following(follow, answered=said, answer_ids=answer, tools=tools) == whole
+                again = template.following(follow, answered=said, answer_ids=answer, tools=tools)
+                assert [*stored, *answer, *again] == whole
             stored, prompt = whole, text
     told = any("joins" in note for note in template.notes)
     assert told or kept >= 0.6 * turns
@@ -166,7 +163,8 @@ def test_phi3s_line_breaks_are_taken_in_by_its_tokens() -> None:
     template = load("bytes, rstrip", "phi3")
     end = closing(template, SAYS)
     added = template.following(USERS, answered=SAYS, answer_ids=[end])
-    known = template.tokenizer.convert_ids_to_tokens(added)
+    tokenizer: Any = template.tokenizer
+    known = tokenizer.convert_ids_to_tokens(added)
     assert known[:1] == ["<|user|>"] and known[-2:] == ["<|end|>", "<|assistant|>"]
 
 

@@ -48,12 +48,22 @@ ENDS = {  # of a turn of text, and of a turn of tool calls
     "qwen3_5_think": ("<|im_end|>", "<|im_end|>"),
 }
 INSIDE = [  # special tokens that end nothing
-    *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_THINKING|>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
+    *(
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|END_THINKING|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>",
+    ),
     *("<tool_call|>", "<|tool_call_end|>", "<|system|>", "<|assistant|>", "<|im_start|>", "<|end_header_id|>"),
+    "<|start|>",
 ]
 PLAIN = (
     "{% for m in messages %}{{ {'user': 'User', 'assistant': 'Bot', 'tool': 'Tool'}[m.role] + ': ' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ '\n\n' }}{% endfor %}{% if add_generation_prompt %}Bot:{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Bot:{% endif %}"
 )
 USER: Message = {"role": "user", "content": "the user"}
 SETTINGS = SessionSettings(SamplingParams(max_new_tokens=20), 10_000, locked=True, model="m")
@@ -71,7 +81,8 @@ def test_the_end_of_a_turn_is_found_where_the_model_names_another(name: str) -> 
     source = FILES[name].read_text()
     known = dict.fromkeys(end for ends in ENDS.values() for end in ends if end)
     template = load(source, [word for word in (*known, *INSIDE) if word in source])
-    ids = template.tokenizer.convert_tokens_to_ids
+    tokenizer: Any = template.tokenizer
+    ids = tokenizer.convert_tokens_to_ids
     ends = tuple(None if end is None else ids(end) for end in ENDS[name])
     assert (template.turn_ends.closing, template.turn_ends.calling) == ends
     assert template.stop_ids == tuple(dict.fromkeys(end for end in ends if end is not None))
@@ -91,8 +102,8 @@ def test_a_token_between_calls_ends_no_turn() -> None:
         "{{ c.function.name }}{{ c.function.arguments | tojson }}<|c|>{% endfor %}{% endfor %}"
     )
     template = load(source, ["<|r|>", "<|c|>"])
-    word = template.tokenizer.convert_ids_to_tokens
-    assert word(list(template.stop_ids)) == ["<|r|>"]
+    tokenizer: Any = template.tokenizer
+    assert tokenizer.convert_ids_to_tokens(list(template.stop_ids)) == ["<|r|>"]
 
 
 GENERATED = {
