@@ -148,7 +148,7 @@ class ChatTemplate:
         longer = tail(self.rendered([USER, said, *messages], generation=True, tools=tools), said)
         is_call = bool(said.get("tool_calls"))
         mark = self._ends.first(longer)
-        if mark is not None:
+        if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
             return self._after_token("" if is_call else longer[: mark.start], mark, longer, answer_ids)
         start = self._text_end(shorter) if is_call else 0
         if not longer.startswith(shorter.rstrip()):

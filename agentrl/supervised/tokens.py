@@ -85,7 +85,8 @@ class Encoder:
                     "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
                 )
             words, end = self._split(after[len(before) :])
-            prompt, answer = self._template.encode(before[len(done) :]), [*self._template.encode(words), end]
+            prompt = self._encode_after(done, before[len(done) :])
+            answer = [*self._encode_after(before, words), end]
             ids += [*prompt, *answer]
             learned += [not completion_only] * len(prompt) + [True] * len(answer)
             done = before + words + self._ends[end]
@@ -98,6 +99,9 @@ class Encoder:
         chosen, rejected = (self.sample(one) for one in both)
         prompt = chosen.learned.index(True)
         return chosen.ids[:prompt], chosen.ids[prompt:], rejected.ids[prompt:]
+
+    def _encode_after(self, before: str, text: str) -> list[int]:
+        return self._template.encode_after(before, text) if before else self._template.encode(text)
 
     def _split(self, text: str) -> tuple[str, int]:
         """Split a rendered assistant turn into its text and the id of its end-of-turn token."""

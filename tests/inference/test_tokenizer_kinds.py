@@ -11,6 +11,8 @@ import pytest
 from agentrl.core.episode import Message
 from agentrl.inference.drift import measure
 from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates
+from agentrl.supervised.examples import Sample
+from agentrl.supervised.tokens import Encoder
 from tests.inference.tokenizer_kinds import KINDS, ODD
 from tests.tiny import CHATML
 
@@ -193,6 +195,19 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused() -> None:
     tokenizer.chat_template, tokenizer.split_special_tokens = CHATML, True
     with pytest.raises(TemplateError, match="split_special_tokens"):
         ChatTemplate(tokenizer)
+
+
+@pytest.mark.parametrize("source", ["chatml", "llama2", "mistral", "zephyr", "phi3", "gemma"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_supervised_examples_have_the_ids_of_a_session(kind: str, source: str) -> None:
+    template = load(kind, source)
+    said: Message = {"role": "assistant", "content": "yes"}
+    encoded = Encoder(template).sample(Sample([*USERS, said, *USERS, said], 0), completion_only=True)
+    whole = template.rendered([*USERS, said], generation=False)
+    prompt = template.rendered(USERS, generation=True)
+    answer = template.encode_after(prompt, whole[len(prompt) :].removesuffix(template.turn_ends.rest))
+    added = template.following(USERS, answered=said, answer_ids=answer)
+    assert encoded.ids == [*template.first(USERS), *answer, *added, *answer]
 
 
 @pytest.mark.long

@@ -207,6 +207,15 @@ async def test_text_that_ended_a_turn_is_kept_once_and_the_conversation_goes_on_
     assert prompt.replace(" ", "") == rendered.replace("Bot: ", "Bot:").replace(" ", "")
 
 
+@pytest.mark.parametrize("source", [PLAIN, CHATML])
+def test_a_users_text_that_looks_like_an_end_is_not_taken_for_one(source: str) -> None:
+    """All up to a struck-out word was lost, as if the answer's end stood there."""
+    template = load(source, [])
+    more: Message = {"role": "user", "content": "<s>the user</s> says more"}
+    added = template.following([more], answered={}, answer_ids=[*template.encode("yes"), template.eos_id])
+    assert "<s>the user</s> says more" in template.tokenizer.decode(added)
+
+
 def test_an_agents_own_stop_does_not_replace_the_end_of_the_turn() -> None:
     base = SamplingParams(max_new_tokens=4, stop=("\n\nUser:",))
     for given, expected in (({}, ()), ({"stop": "x"}, ("x",)), ({"stop": ["x", "y"], "max_tokens": 2}, ("x", "y"))):
