@@ -46,18 +46,21 @@ def measure(
     Raises:
         TemplateError: The template cannot render the messages.
     """
-    text = template.rendered(messages, generation=False, tools=tools)
+    text = template.render(messages, generation=False, tools=tools)
     canonical = template.encode(text.removesuffix(template.turn_ends.rest))
     stored = list(token_ids)
+    is_cut = bool(stored) and stored[-1] not in template.end_ids  # before the end of its turn
     if template.turn_ends.closes and template.turn_ends.closing is not None:
         while canonical and canonical[-1] not in template.end_ids:
             canonical.pop()  # tokens after the last end of turn belong to the next turn
-        if canonical and stored and stored[-1] not in template.end_ids:
-            canonical.pop()  # the answer was cut off before its end of turn
-    elif stored and stored[-1] in template.end_ids:
+        if canonical and is_cut:
+            canonical.pop()
+    elif stored and not is_cut:
         stored.pop()  # the template does not render the end of the last turn
     known = _parts(stored, sampled, template.special_ids)
     rendered = _parts(canonical, [False] * len(canonical), template.special_ids)
+    if is_cut:
+        rendered = rendered[: len(known)]  # the template closes a thought or a call that was cut off
     same = [part.mark for part in known] == [part.mark for part in rendered]
     given = same and all(_as_given(one, other.ids) for one, other in zip(known, rendered, strict=True))
     return Drift(not given, _changed(stored, canonical))

@@ -77,7 +77,7 @@ class ChatTemplate:
         self._rewrites: dict[str, bool] = {}
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         named = frozenset({tokenizer.eos_token_id, *end_ids})
-        self.turn_ends = find_turn_ends(self.rendered, tokenizer, named)  # refuses a template without assistant turns
+        self.turn_ends = find_turn_ends(self.render, tokenizer, named)  # refuses a template without assistant turns
         self.stop_ids = tuple(end for end in self.turn_ends.ids if end not in named)
         self.stop_texts = self.turn_ends.texts
         self.end_ids = named | set(self.stop_ids)
@@ -124,7 +124,7 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
-        return self.encode(self.rendered(messages, generation=True, tools=tools))
+        return self.encode(self.render(messages, generation=True, tools=tools))
 
     def following(
         self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int], tools: Tools = ()
@@ -145,7 +145,7 @@ class ChatTemplate:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
-        longer = tail(self.rendered([USER, said, *messages], generation=True, tools=tools), said)
+        longer = tail(self.render([USER, said, *messages], generation=True, tools=tools), said)
         is_call = bool(said.get("tool_calls"))
         mark = self._ends.first(longer)
         if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
@@ -220,7 +220,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self.rendered(messages, generation=False, tools=tools))
+        return self.encode(self.render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
@@ -238,7 +238,7 @@ class ChatTemplate:
         if not results:
             said = SAID
             if bool(tools) not in self._closings:
-                rendered = self.rendered([USER, said], generation=False, tools=tools)
+                rendered = self.render([USER, said], generation=False, tools=tools)
                 self._closings[bool(tools)] = tail(rendered, said)
             return said, self._closings[bool(tools)]
         failure: Exception | None = None
@@ -246,8 +246,8 @@ class ChatTemplate:
         for count in (len(calls), 1):
             said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
             try:
-                self.rendered([USER, said, *messages], generation=True, tools=tools)
-                return said, tail(self.rendered([USER, said], generation=False, tools=tools), said)
+                self.render([USER, said, *messages], generation=True, tools=tools)
+                return said, tail(self.render([USER, said], generation=False, tools=tools), said)
             except TemplateError as error:
                 failure = error
         raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
@@ -260,8 +260,8 @@ class ChatTemplate:
             if kind == "tool":
                 said["tool_calls"] = [call_for(result, {})]
             try:
-                shorter = self.rendered([USER, said], generation=False)
-                longer = self.rendered([USER, said, after], generation=False)
+                shorter = self.render([USER, said], generation=False)
+                longer = self.render([USER, said, after], generation=False)
             except TemplateError:
                 continue  # messages that the template cannot render are refused when an agent sends them
             if shorter.partition(SENTINEL)[0] != longer.partition(SENTINEL)[0]:
@@ -280,7 +280,7 @@ class ChatTemplate:
 
         return call_form(render)
 
-    def rendered(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+    def render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
         """Text of messages, with or without the generation prompt.
 
         Raises:

@@ -29,7 +29,7 @@ class Template(Protocol):
         """Ids of the first messages and the generation prompt."""
         ...
 
-    def rendered(self, messages: Sequence[Message], *, generation: bool) -> str:
+    def render(self, messages: Sequence[Message], *, generation: bool) -> str:
         """Text of messages."""
         ...
 
@@ -83,8 +83,8 @@ def _about_begin(template: Template) -> str:
 
 def _about_prompt(template: Template) -> str:
     """A generation prompt that the tokenizer joins with the answer."""
-    prompt = template.rendered([USER], generation=True)
-    whole = template.rendered([USER, _ANSWER], generation=False)
+    prompt = template.render([USER], generation=True)
+    whole = template.render([USER, _ANSWER], generation=False)
     if not whole.startswith(prompt):
         return ""  # the template renders an earlier turn in another way, see `ChatTemplate.rewrites`
     first, ids = template.encoder.ids(prompt), template.encoder.ids(whole)
@@ -101,7 +101,7 @@ def _about_prompt(template: Template) -> str:
 def _about_following(template: Template) -> str:
     """Ids that a conversation encoded turn by turn has more, fewer or other than the whole."""
     try:
-        whole = template.rendered([USER, SAID, _NEXT], generation=True)
+        whole = template.render([USER, SAID, _NEXT], generation=True)
         closing = template.turn_ends.closing
         sampled = [] if closing is None else [closing]
         added = template.following([_NEXT], answered=SAID, answer_ids=sampled)

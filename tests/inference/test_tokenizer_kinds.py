@@ -13,6 +13,7 @@ from agentrl.inference.drift import measure
 from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates
 from agentrl.supervised.examples import Sample
 from agentrl.supervised.tokens import Encoder
+from tests.inference.test_template_zoo import FILES, NAMES
 from tests.inference.tokenizer_kinds import KINDS, ODD
 from tests.tiny import CHATML
 
@@ -98,10 +99,10 @@ def test_turn_by_turn_gives_the_ids_of_the_whole(kind: str, source: str) -> None
     for seed in range(3):
         messages = conversation(random.Random(f"{kind}{source}{seed}"), bool(tools))
         stored = template.first(messages[:1], tools)
-        prompt = template.rendered(messages[:1], generation=True, tools=tools)
+        prompt = template.render(messages[:1], generation=True, tools=tools)
         for place in range(1, len(messages), 2):
             said, follow = messages[place], messages[place + 1 : place + 2]
-            text = template.rendered(messages[: place + 2], generation=True, tools=tools)
+            text = template.render(messages[: place + 2], generation=True, tools=tools)
             whole = list(template.tokenizer.encode(text, add_special_tokens=False))
             added = template.following(follow, answered=said, answer_ids=[closing(template, said)], tools=tools)
             end = len(whole) - len(added)
@@ -197,14 +198,38 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused() -> None:
         ChatTemplate(tokenizer)
 
 
+MARKS = re.compile(r"<\|[A-Za-z_]+\|>|<｜[^｜]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[[A-Z_/]{5,}\]|<(?:start|end)_of_turn>")  # noqa: RUF001
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["bytes, both strips", "metaspace first", "Python, rstrip"])
+def test_every_template_of_trl_goes_on_with_the_ids_of_the_whole(kind: str, name: str) -> None:
+    source = FILES[name].read_text()
+    tokenizer = KINDS[kind](sorted(set(MARKS.findall(source))))
+    tokenizer.chat_template = source
+    template = ChatTemplate(tokenizer, policy="append")
+    end = closing(template, SAYS)
+    follow: Message = {"role": "user", "content": "\nsays more "}
+    try:
+        added = template.following([follow], answered=SAYS, answer_ids=[end])
+    except TemplateError as error:
+        assert name.startswith("gptoss") and "renders the end of a turn differently" in str(error)
+        return
+    whole = template.encode(template.render([*USERS, SAYS, follow], generation=True))
+    assert whole[len(whole) - len(added) :] == added
+    if template.turn_ends.closes:
+        assert whole[len(whole) - len(added) - 1] == end
+    assert not [note for note in template.notes if "where a conversation goes on" in note]
+
+
 @pytest.mark.parametrize("source", ["chatml", "llama2", "mistral", "zephyr", "phi3", "gemma"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_supervised_examples_have_the_ids_of_a_session(kind: str, source: str) -> None:
     template = load(kind, source)
     said: Message = {"role": "assistant", "content": "yes"}
     encoded = Encoder(template).sample(Sample([*USERS, said, *USERS, said], 0), completion_only=True)
-    whole = template.rendered([*USERS, said], generation=False)
-    prompt = template.rendered(USERS, generation=True)
+    whole = template.render([*USERS, said], generation=False)
+    prompt = template.render(USERS, generation=True)
     answer = template.encode_after(prompt, whole[len(prompt) :].removesuffix(template.turn_ends.rest))
     added = template.following(USERS, answered=said, answer_ids=answer)
     assert encoded.ids == [*template.first(USERS), *answer, *added, *answer]
@@ -221,7 +246,7 @@ def test_the_shipped_models_tokenizer_gives_the_same_ids_in_pieces_as_in_one() -
         stored = template.first(messages[:1])
         for place in range(1, len(messages), 2):
             said, follow = messages[place], messages[place + 1 : place + 2]
-            text = template.rendered(messages[: place + 2], generation=True)
+            text = template.render(messages[: place + 2], generation=True)
             whole = template.encode(text)
             added = template.following(follow, answered=said, answer_ids=[template.eos_id])
             end = len(whole) - len(added)

@@ -203,7 +203,7 @@ async def test_text_that_ended_a_turn_is_kept_once_and_the_conversation_goes_on_
     said = [message.content.rstrip() for message in messages if not isinstance(message, dict)]
     assert said == ["yes", "12.", "yes more"]
     whole = [m if isinstance(m, dict) else {"role": "assistant", "content": m.content.rstrip()} for m in messages]
-    rendered = template.rendered([*whole, USER], generation=True)
+    rendered = template.render([*whole, USER], generation=True)
     assert prompt.replace(" ", "") == rendered.replace("Bot: ", "Bot:").replace(" ", "")
 
 
