@@ -60,7 +60,8 @@ def _about_end(template: Template) -> str:
         texts = " or ".join(map(repr, ends.texts))
         return (
             f"this chat template ends an assistant's turn with no token: answers stop at the text {texts}, the "
-            "heading of the next turn, or at the model's own end token, which the template would not render"
+            "heading of the next turn, or at the model's own end token, which the template would not render; where a "
+            "token joins two turns, the ids differ from those of the whole conversation"
         )
     return (
         "this chat template marks no end of an assistant's turn: answers stop at the model's own end token only, which "
