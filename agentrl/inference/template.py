@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
+from agentrl.inference.prompt_check import PromptCheck, TemplateError
+from agentrl.inference.tool_parsers import FALLBACK, parser_for
 
 RewritePolicy = Literal["append", "branch"]
 Tools = Sequence[dict[str, Any]]
@@ -24,10 +26,6 @@ _REASONED: tuple[Message, ...] = (  # templates find reasoning in the text, or i
     {"content": f"<think>\nr\n</think>\n\n{_SENTINEL}"},
     {"content": _SENTINEL, "reasoning_content": "r", "thinking": "r"},
 )
-
-
-class TemplateError(ValueError):
-    """The model has no chat template, or one that cannot be continued."""
 
 
 class Tokenizer(Protocol):
@@ -94,6 +92,7 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
         self._rewrites: dict[str, bool] = {}
+        self.prompts = PromptCheck(self._render_known, self._answer)
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         closing = self._closing_id(self._probe([_USER], {}, ())[1])  # a template that cannot render a turn is refused
         self.stop_ids = () if closing is None or closing in self.end_ids else (closing,)
@@ -136,7 +135,8 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
-        return self.encode(self._render(messages, generation=True, tools=tools))
+        self.prompts.check(messages, tools)
+        return self.encode(self.render(messages, generation=True, tools=tools))
 
     def following(
         self, messages: Sequence[Message], *, answered: Message, last_id: int | None, tools: Tools = ()
@@ -157,7 +157,8 @@ class ChatTemplate:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
-        longer = self._tail(self._render([_USER, said, *messages], generation=True, tools=tools), said)
+        self.prompts.check(messages, tools, before=[_USER, said], tail=lambda text: self._tail(text, said))
+        longer = self._tail(self.render([_USER, said, *messages], generation=True, tools=tools), said)
         closing, added = self._split_closing(longer)
         if closing is None:
             if not longer.startswith(shorter):
@@ -188,7 +189,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self._render(messages, generation=False, tools=tools))
+        return self.encode(self.render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
@@ -208,16 +209,18 @@ class ChatTemplate:
         if not results:
             said: Message = {"role": "assistant", "content": _SENTINEL}
             if bool(tools) not in self._closings:
-                rendered = self._render([_USER, said], generation=False, tools=tools)
+                rendered = self.render([_USER, said], generation=False, tools=tools)
                 self._closings[bool(tools)] = self._tail(rendered, said)
             return said, self._closings[bool(tools)]
         failure: Exception | None = None
         calls = [_call(result, answered) for result in results]
-        for count in (len(calls), 1):
+        known = parser_for(self.source).name != FALLBACK  # a family whose calls may stand in the text alone (LFM2)
+        for count in (len(calls), 1, 0) if known else (len(calls), 1):
             said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
+            said = said if count else {"role": "assistant", "content": _SENTINEL}
             try:
-                self._render([_USER, said, *messages], generation=True, tools=tools)
-                return said, self._tail(self._render([_USER, said], generation=False, tools=tools), said)
+                self.render([_USER, said, *messages], generation=True, tools=tools)
+                return said, self._tail(self.render([_USER, said], generation=False, tools=tools), said)
             except TemplateError as error:
                 failure = error
         raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
@@ -230,8 +233,8 @@ class ChatTemplate:
             if kind == "tool":
                 said["tool_calls"] = [_call(result, {})]
             try:
-                shorter = self._render([_USER, said], generation=False)
-                longer = self._render([_USER, said, after], generation=False)
+                shorter = self.render([_USER, said], generation=False)
+                longer = self.render([_USER, said, after], generation=False)
             except TemplateError:
                 continue  # messages that the template cannot render are refused when an agent sends them
             if shorter.partition(_SENTINEL)[0] != longer.partition(_SENTINEL)[0]:
@@ -258,7 +261,8 @@ class ChatTemplate:
         for end in self.end_ids:
             text = self.tokenizer.decode([end], skip_special_tokens=False)
             at = tail.find(text)
-            if text and at >= 0 and (found is None or at < found[0]):
+            between = tail[: max(at, 0)].strip()  # other text there would be lost: a system message before <|user|>
+            if text and at >= 0 and not between and (found is None or at < found[0]):
                 found = at, end, tail[at + len(text) :]
         return (None, tail) if found is None else found[1:]
 
@@ -274,7 +278,15 @@ class ChatTemplate:
 
         return call_form(render)
 
-    def _render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+    def render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+        """Text of a conversation as the template renders it, with or without the generation prompt.
+
+        Raises:
+            TemplateError: The template cannot render it.
+        """
+        return self._render_known(self.prompts.as_known(messages), tools, generation)
+
+    def _render_known(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str:
         if any(message.get("tool_calls") for message in messages):
             try:
                 messages = self.call_form.given(messages)
@@ -293,6 +305,12 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is code of its author and may raise anything
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    def _answer(self, rendered: str) -> str:
+        """Returns the text of the ids before the first end of turn."""
+        ids = self.encode(rendered)
+        end = next((at for at, token in enumerate(ids) if token in self.end_ids), len(ids))
+        return self.text(ids[:end], special=True)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; special tokens in the text become their ids."""
