@@ -159,7 +159,7 @@ class ChatTemplate:
         said, shorter = self._probe(messages, answered, tools)
         self.prompts.check(messages, tools, before=[_USER, said], tail=lambda text: self._tail(text, said))
         longer = self._tail(self.render([_USER, said, *messages], generation=True, tools=tools), said)
-        closing, added = self._split_closing(longer)
+        closing, added = self._split_closing(longer, follows_text="tool_calls" not in said)
         if closing is None:
             if not longer.startswith(shorter):
                 raise TemplateError(
@@ -255,13 +255,13 @@ class ChatTemplate:
         first = self.encode(tail)[:1]
         return first[0] if first and first[0] in known and known[first[0]].special else None
 
-    def _split_closing(self, tail: str) -> tuple[int | None, str]:
+    def _split_closing(self, tail: str, *, follows_text: bool) -> tuple[int | None, str]:
         """Finds the first end-of-turn id after an assistant's text; returns it and the text after it."""
         found: tuple[int, int, str] | None = None
         for end in self.end_ids:
             text = self.tokenizer.decode([end], skip_special_tokens=False)
             at = tail.find(text)
-            between = tail[: max(at, 0)].strip()  # other text there would be lost: a system message before <|user|>
+            between = follows_text and tail[: max(at, 0)].strip()  # would be lost: a system message before <|user|>
             if text and at >= 0 and not between and (found is None or at < found[0]):
                 found = at, end, tail[at + len(text) :]
         return (None, tail) if found is None else found[1:]
