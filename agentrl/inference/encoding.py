@@ -16,7 +16,7 @@ _CONTEXT_LENGTH = 64  # characters; what lies further back has no influence
 
 
 class TemplateError(ValueError):
-    """The model has no chat template, or one that cannot be continued."""
+    """The model has no chat template, or one that cannot be continued, or that leaves out what it is given."""
 
 
 class Tokenizer(Protocol):

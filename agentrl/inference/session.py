@@ -79,6 +79,11 @@ class ChatSession:
         return self._ledger.trajectory
 
     @property
+    def _parser(self) -> ToolParser:
+        """The parser of tool calls: the recipe's, or the one that fits the template."""
+        return self._settings.parser or parser_for(self._template.source)
+
+    @property
     def chat(self) -> "ChatSession":
         """``openai``'s namespace; there is nothing else in it."""
         return self
@@ -137,6 +142,8 @@ class ChatSession:
             answered = self._ledger.node(parent)
             said = answered.token_ids
             ids = self._template.following(new, answered=answered.message, answer_ids=said, tools=tools)
+        if tools:
+            self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
         return self._ledger.add_prompt(parent, new, ids, key)
 
     def drift(self) -> Drift | None:
@@ -191,8 +198,7 @@ class ChatSession:
             text = before_stop(self._template.text(answer.token_ids), stops)
             return {"role": "assistant", "content": text}
         text = before_stop(self._template.text(answer.token_ids, special=True), stops)
-        parser = self._settings.parser or parser_for(self._template.source)
-        return _with_calls(parser.parse(text, options.tools))
+        return _with_calls(self._parser.parse(text, options.tools))
 
     async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
         """Continue an aborted generation until it ends by itself or the token budget is used up."""

@@ -19,7 +19,9 @@ from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
 from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
+from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.template_notes import template_notes
+from agentrl.inference.tool_parsers import FALLBACK, parser_for
 from agentrl.inference.turn_ends import find_turn_ends
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
         self._rewrites: dict[str, bool] = {}
+        self.prompts = PromptCheck(self._render_known, self._answer)
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         named = frozenset({tokenizer.eos_token_id, *end_ids})
         self.turn_ends = find_turn_ends(self.render, tokenizer, named)  # refuses a template without assistant turns
@@ -124,6 +127,7 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
+        self.prompts.check(messages, tools)
         return self.encode(self.render(messages, generation=True, tools=tools))
 
     def following(
@@ -145,6 +149,7 @@ class ChatTemplate:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
+        self.prompts.check(messages, tools, before=[USER, said], tail=lambda text: tail(text, said))
         longer = tail(self.render([USER, said, *messages], generation=True, tools=tools), said)
         is_call = bool(said.get("tool_calls"))
         mark = self._ends.first(longer)
@@ -243,8 +248,10 @@ class ChatTemplate:
             return said, self._closings[bool(tools)]
         failure: Exception | None = None
         calls = [call_for(result, answered) for result in results]
-        for count in (len(calls), 1):
+        known = parser_for(self.source).name != FALLBACK  # a family whose calls may stand in the text alone (LFM2)
+        for count in (len(calls), 1, 0) if known else (len(calls), 1):
             said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
+            said = said if count else SAID
             try:
                 self.render([USER, said, *messages], generation=True, tools=tools)
                 return said, tail(self.render([USER, said], generation=False, tools=tools), said)
@@ -286,6 +293,9 @@ class ChatTemplate:
         Raises:
             TemplateError: The template cannot render them.
         """
+        return self._render_known(self.prompts.as_known(messages), tools, generation)
+
+    def _render_known(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str:
         if any(message.get("tool_calls") for message in messages):
             try:
                 messages = self.call_form.given(messages)
@@ -304,6 +314,12 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is code of its author and may raise anything
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    def _answer(self, rendered: str) -> str:
+        """Returns the text of the ids before the first end of turn."""
+        ids = self.encode(rendered)
+        end = next((at for at, token in enumerate(ids) if token in self.end_ids), len(ids))
+        return self.text(ids[:end], special=True)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that begins a conversation; special tokens in the text become their ids."""

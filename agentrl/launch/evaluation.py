@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from agentrl.config.recipe import Recipe
+from agentrl.data.models import ResolvedModel
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
+from agentrl.launch.first_prompt import check_prompt
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
@@ -47,15 +49,17 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        urls = list(recipe.inference.urls)
-        if model is not None and not urls:
-            processes = run_dir / "processes"
-            processes.mkdir(exist_ok=True)
-            urls = start_servers(recipe, model.path, processes, supervisor)
-        if in_text or model is None:
-            evaluator, summary = asyncio.run(_in_text(recipe, urls[0], journal, console))
-        else:
-            evaluator, summary = asyncio.run(_with_servers(recipe, model.path, urls, journal, console))
+        with asyncio.Runner() as loop:  # one event loop for all: environments may keep connections
+            if in_text or model is None:
+                evaluator, summary = loop.run(
+                    _in_text(recipe, _urls(recipe, model, run_dir, supervisor)[0], journal, console)
+                )
+            else:
+                problem = loop.run(check_prompt(recipe, model.path)).problem
+                if problem:
+                    console.print(f"prompt  the first one could not be tried: {problem}", style="yellow", markup=False)
+                urls = _urls(recipe, model, run_dir, supervisor)
+                evaluator, summary = loop.run(_with_servers(recipe, model.path, urls, journal, console))
     finally:
         supervisor.stop()
         journal.close()
@@ -65,6 +69,16 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
         console.print(f"{count} invalid: {text[-600:]}", style="red", markup=False)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return 0 if summary.n else 1
+
+
+def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor: Supervisor) -> list[str]:
+    """Returns the URLs of the recipe's servers, started if the recipe names none."""
+    urls = list(recipe.inference.urls)
+    if urls or model is None:
+        return urls
+    processes = run_dir / "processes"
+    processes.mkdir(exist_ok=True)
+    return start_servers(recipe, model.path, processes, supervisor)
 
 
 async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[Evaluator, EvalSummary]:

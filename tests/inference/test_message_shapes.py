@@ -14,7 +14,7 @@ from agentrl.inference.template import TemplateError
 from agentrl.supervised.examples import sample_of
 from agentrl.supervised.tokens import Encoder
 from tests.inference.fakes import FakeBackend, answer
-from tests.inference.test_template_zoo import NAMES, NO_TOOLS, TOOLS, load
+from tests.inference.test_template_zoo import NAMES, NO_TOOLS, TOOLS, load, tools_of
 
 Message = dict[str, Any]
 ARGUMENTS = {"a": "wörd", "b": [1, {"c": None}]}
@@ -76,7 +76,9 @@ async def ids(name: str, messages: list[Any], tools: bool = False) -> list[int]:
     template = load(name)
     backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
     settings = SessionSettings(SamplingParams(max_new_tokens=20), 1_000_000, locked=True, model="m")
-    await ChatSession(backend, template, settings).create(messages=messages, **({"tools": TOOLS} if tools else {}))
+    await ChatSession(backend, template, settings).create(
+        messages=messages, **({"tools": tools_of(name)} if tools else {})
+    )
     return backend.requests[0][0]
 
 

@@ -49,6 +49,9 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+FALLBACK = "json"  # format of a template without a known marker
+
+
 def parser_for(chat_template: str) -> ToolParser:
     """Returns the parser for a chat template's format of tool calls.
 
@@ -56,13 +59,13 @@ def parser_for(chat_template: str) -> ToolParser:
         chat_template: The template's Jinja text, or JSON that holds several templates, if the tokenizer has several.
 
     Returns:
-        The parser; ``json`` if the template has no known marker.
+        The parser; :data:`FALLBACK` if the template has no known marker.
     """
     source = _source(chat_template)
     for name, markers in _MARKERS:
         if all(marker in source for marker in markers):
             return PARSERS[name]
-    return PARSERS["json"]
+    return PARSERS[FALLBACK]
 
 
 def _source(chat_template: str) -> str:
