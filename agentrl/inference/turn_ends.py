@@ -5,7 +5,7 @@ is one token of the tokenizer is found as an id; any other end, and a turn that 
 text. A token that the template also puts inside a turn is no end.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class TurnEnds:
         return [end for end in dict.fromkeys((self.closing, self.calling)) if end is not None]
 
 
-def find_turn_ends(render: Render, tokenizer: Tokenizer, named: Container[int]) -> TurnEnds:
+def find_turn_ends(render: Render, tokenizer: Tokenizer, named: Collection[int]) -> TurnEnds:
     """Finds the ends of a turn.
 
     Args:
@@ -56,7 +56,7 @@ def find_turn_ends(render: Render, tokenizer: Tokenizer, named: Container[int]) 
         TemplateError: The template cannot render an assistant's turn.
     """
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    special = Marks(tokenizer, [token for token in added if added[token].special])
+    special = Marks(tokenizer, {*named, *(token for token in added if added[token].special)})
     bare = tail(render([USER, SAID], generation=False), SAID)
     followed = _followed(render, [USER, SAID], SAID, [{"role": "user", "content": word} for word in ("a", "0")])
     closing = _closing(bare, followed, (special, Marks(tokenizer, added)), named)
@@ -144,7 +144,7 @@ def _calling(render: Render, bare: str, followed: list[str], special: Marks) -> 
         mark = special.first(bare, mark.end)
     if last is None:
         return _next(special, bare, followed)
-    return None if _separates(render, special.word(last)) else last
+    return _next(special, bare, followed) if _separates(render, special.word(last)) else last
 
 
 def _separates(render: Render, word: str) -> bool:
