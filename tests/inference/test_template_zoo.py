@@ -1,6 +1,10 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
-"""Every text template that TRL ships, and ours: conversations with tools are continued as it renders them."""
+"""Every text template that TRL ships, ours, and those of further families: conversations are continued as they render.
 
+The templates in ``family_templates`` are written from the documented form of families that TRL has no template of.
+"""
+
+import json
 import random
 import re
 from importlib.util import find_spec
@@ -28,6 +32,8 @@ NO_TOOLS = re.compile(
 )
 FILES = {file.stem: file for file in FOLDER.glob("*.jinja") if file.stem.removesuffix("_training") not in PICTURES}
 FILES |= built_in_templates()
+FAMILIES = {file.stem: file for file in (Path(__file__).parent / "family_templates").glob("*.jinja")}
+FILES |= FAMILIES
 NAMES = sorted(FILES)
 ENDS = [
     "<|im_end|>",
@@ -45,6 +51,8 @@ ENDS = [
     "<｜end▁of▁sentence｜>",
     "<|user|>",
     "<|observation|>",
+    "<|eos|>",
+    "<seed:eos>",
 ]
 TOOLS: list[dict[str, Any]] = [
     {
@@ -117,7 +125,7 @@ def test_what_is_added_is_what_the_template_renders_there(name: str, seed: int) 
             messages = list(turn)
             assert template.text(template.first(messages, TOOLS), special=True)
             continue
-        answered = said_before(turn, as_text=name.startswith("deepseek"))
+        answered = said_before(turn, as_text=template.call_form.text)
         added = template.following(turn, answered=answered, last_id=None, tools=TOOLS)  # the end of turn is put in
         if name.startswith(
             "deepseekv3"

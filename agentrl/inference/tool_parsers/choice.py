@@ -12,11 +12,15 @@ from typing import Any
 from agentrl.inference.tool_parsers.answer import FormatParser, ToolParser
 from agentrl.inference.tool_parsers.bare_json import find_json, find_llama
 from agentrl.inference.tool_parsers.deepseek import find_deepseek
+from agentrl.inference.tool_parsers.ernie import find_ernie
 from agentrl.inference.tool_parsers.harmony import HarmonyParser
 from agentrl.inference.tool_parsers.hermes import find_hermes
+from agentrl.inference.tool_parsers.hunyuan import HUNYUAN_V3, find_hunyuan
+from agentrl.inference.tool_parsers.kimi import KIMI
 from agentrl.inference.tool_parsers.markup import GLM, QWEN_CODER
 from agentrl.inference.tool_parsers.mistral import find_mistral
 from agentrl.inference.tool_parsers.pythonic import find_pythonic
+from agentrl.inference.tool_parsers.seed import SEED
 
 _ALL: tuple[ToolParser, ...] = (
     FormatParser("hermes", find_hermes),
@@ -26,6 +30,12 @@ _ALL: tuple[ToolParser, ...] = (
     FormatParser("qwen_coder", QWEN_CODER.find),
     HarmonyParser(),
     FormatParser("glm", GLM.find),
+    FormatParser("kimi", KIMI.find),
+    FormatParser("seed", SEED.find, thinking=("<seed:think>", "</seed:think>")),
+    FormatParser("ernie", find_ernie),
+    FormatParser("hunyuan", find_hunyuan),
+    FormatParser("hunyuan_v3", HUNYUAN_V3.find),
+    FormatParser("hunyuan_v3_opensource", HUNYUAN_V3.find, thinking=("<think:opensource>", "</think:opensource>")),
     FormatParser("pythonic", find_pythonic),
     FormatParser("json", find_json),
 )
@@ -37,12 +47,19 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek", ("<｜tool▁call▁begin｜>",)),
     ("deepseek", ("｜DSML｜",)),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("kimi", ("<|tool_call_begin|>", "<|tool_call_argument_begin|>")),
+    ("seed", ("<seed:tool_call>", "<function=", "<parameter=")),
+    ("hunyuan_v3_opensource", ("tool_sep", "arg_key", ":opensource")),
+    ("hunyuan_v3", ("tool_sep", "arg_key")),
+    ("hunyuan", ("<tool_calls>", "<tool_response>", "<|extra_0|>")),
+    ("ernie", ("<tool_call>", "<response>")),
     ("glm", ("<tool_call>", "<arg_key>")),
     ("qwen_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
     ("pythonic", ("<|tool_call_start|>",)),
     ("pythonic", ("<|tool_list_start|>",)),
     ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("make calls in a single JSON array",)),  # xLAM
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('{"name": ', '"parameters": ', "<|start_header_id|>")),
     ("llama3_json", ('{"name": ', '"parameters": ', "<|header_start|>")),

@@ -1,4 +1,4 @@
-"""Finds calls with a tag for each argument: Qwen3-Coder and GLM-4.5; ``deepseek.py`` uses it for DeepSeek-V3.2.
+"""Finds calls with a tag for each argument: Qwen3-Coder and GLM from 4.5 on; other modules use it for their families.
 
 Guarantees: a value ends at the first closing tag that is followed by another tag of the call, so a value may contain
 tags, except one that begins an argument; a call with wrong or missing tags is malformed as a whole, and reaches to the
@@ -6,7 +6,7 @@ next tag that ends or begins a call.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Markup:
         layout: Example of a valid call, for error messages.
         padded: Whether a line break after the opening tag and before the closing tag is not part of the value.
         takes_json: Whether one JSON object may replace the argument tags.
+        read: Function that reads a value that is not a string; see :func:`typed`.
     """
 
     call: re.Pattern[str]
@@ -52,6 +53,7 @@ class Markup:
     layout: str
     padded: bool = False
     takes_json: bool = False
+    read: Callable[[str, str], Any] = read_json
 
     def find(self, text: str, tools: Tools) -> Iterator[Found]:
         """Finds the calls in a text."""
@@ -167,7 +169,7 @@ class _Cursor:
         is_text = tag.groupdict().get("string")
         if is_text == "true":
             return raw
-        return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key)
+        return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key, self._markup.read)
 
     def _skip_space(self) -> None:
         space = _SPACE.match(self._text, self.end)

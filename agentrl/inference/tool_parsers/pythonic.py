@@ -23,6 +23,7 @@ from agentrl.inference.tool_parsers.values import (
     malformed,
     mapping,
     object_text,
+    read_json,
     whose,
 )
 
@@ -93,18 +94,44 @@ def _read(source: str) -> tuple[ParsedCall, ...]:
     return tuple(_call(element, part) for element, part in zip(elements, parts, strict=True))
 
 
-def _elements(source: str) -> list[ast.expr]:
+def json_or_literal(text: str, what: str) -> Any:
+    """Reads a JSON value, or a list or an object that is written as in Python.
+
+    Args:
+        text: Text of the value.
+        what: Subject of the error.
+
+    Raises:
+        Malformed: ``text`` is neither.
+    """
+    try:
+        return read_json(text, what)
+    except Malformed as error:
+        try:
+            tree = _tree(text.strip())
+        except Malformed:
+            raise error from None
+        if not isinstance(tree, ast.List | ast.Dict):
+            raise
+        return _value(tree, what)
+
+
+def _tree(source: str) -> ast.expr:
     if _depth(source) > MAX_DEPTH:
         raise Malformed(f"the tool calls: nested more than {MAX_DEPTH} levels deep")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences of the model need no warning
-            tree = ast.parse(source, mode="eval").body
+            return ast.parse(source, mode="eval").body
     except SyntaxError as error:
         where = f" in line {error.lineno} at character {error.offset}" if error.lineno and error.offset else ""
         raise Malformed(f"the tool calls are not valid Python: {error.msg}{where}") from None
     except (ValueError, RecursionError, MemoryError):
         raise Malformed("the tool calls are not valid Python") from None
+
+
+def _elements(source: str) -> list[ast.expr]:
+    tree = _tree(source)
     elements = tree.elts if isinstance(tree, ast.List) else [tree]
     if not elements:
         raise Malformed("the list of tool calls is empty")
