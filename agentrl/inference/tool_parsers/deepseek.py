@@ -4,8 +4,8 @@
 ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name``, a line break and the arguments in a JSON code fence, or
 ``<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}``; each ends with ``<｜tool▁call▁end｜>``. In DSML, ``<｜DSML｜invoke
 name="...">`` holds one ``<｜DSML｜parameter name="..." string="true">`` for each argument, or one JSON object with all
-of them; the tag around all calls is ``<｜DSML｜function_calls>``, in V4 ``<｜DSML｜tool_calls>``. V4.1 has a space before
-each tag's name: ``<｜DSML｜ calls>``, ``<｜DSML｜ invoke name="...">``.
+of them; the tag around all calls is ``<｜DSML｜function_calls>``, in V4 ``<｜DSML｜tool_calls>``. V4.1 has a space
+before each tag's name: ``<｜DSML｜ calls>``, ``<｜DSML｜ invoke name="...">``.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Finds lists of Python calls: ``[f(a=1), g(b="x")]`` (Llama 3.2 and 4 with vLLM's templates, LFM2).
 
 LFM2 puts the list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``, Llama 4 sometimes between
-``<|python_start|>`` and ``<|python_end|>``.
+``<|python_start|>`` and ``<|python_end|>``. The templates of LFM2.5 write a string as it is between quotes, so a line
+break in a string is read as one.
 
 Guarantees: nothing is evaluated; values are literals of JSON's types, and ``true``, ``false`` and ``null`` are
 accepted. A list without tags is a call if its first name is a known tool, or if it is valid and no text stands before
@@ -36,6 +37,8 @@ _PIECE = re.compile(
 )
 _LAYOUT = "a tool call is written NAME(KEY=VALUE)"
 _NAMES = {"true": True, "false": False, "null": None}
+_STRING = re.compile(r"""'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\"""", re.DOTALL)
+_BREAK = re.compile(r"\\.|(\n)", re.DOTALL)
 _FIRST_NAME = re.compile(r"\s*+\[?\s*+([^\W\d][\w.]*+)\s*+\(")
 
 
@@ -82,7 +85,7 @@ def _read(source: str) -> tuple[ParsedCall, ...]:
     """Reads the calls of a list; if it cannot be read, returns one malformed call with all of its text."""
     source = source.strip()
     try:
-        elements = _elements(source)
+        elements, source = _elements_of_lines(source)
     except Malformed as error:
         name = _FIRST_NAME.match(source)
         return (malformed(name[1] if name else "", source, error),)
@@ -128,6 +131,21 @@ def _tree(source: str) -> ast.expr:
         raise Malformed(f"the tool calls are not valid Python: {error.msg}{where}") from None
     except (ValueError, RecursionError, MemoryError):
         raise Malformed("the tool calls are not valid Python") from None
+
+
+def _elements_of_lines(source: str) -> tuple[list[ast.expr], str]:
+    """Returns the elements of a list and its text, in which a line break in a string has become an escape sequence."""
+    try:
+        return _elements(source), source
+    except Malformed:
+        escaped = _STRING.sub(lambda string: _BREAK.sub(lambda at: "\\n" if at[1] else at[0], string[0]), source)
+        if escaped == source:
+            raise
+        try:
+            return _elements(escaped), escaped
+        except Malformed:
+            pass
+        raise
 
 
 def _elements(source: str) -> list[ast.expr]:
