@@ -73,6 +73,7 @@ ENDS = [
     "<|observation|>",
     "<|eos|>",
     "<seed:eos>",
+    "<|end_of_msg|>",
 ]
 TOOLS: list[dict[str, Any]] = [
     {

@@ -17,6 +17,7 @@ from agentrl.inference.tool_parsers.harmony import HarmonyParser
 from agentrl.inference.tool_parsers.hermes import find_hermes
 from agentrl.inference.tool_parsers.hunyuan import HUNYUAN_V3, find_hunyuan
 from agentrl.inference.tool_parsers.kimi import KIMI
+from agentrl.inference.tool_parsers.kimi_k3 import find_kimi_k3
 from agentrl.inference.tool_parsers.markup import GLM, QWEN_CODER
 from agentrl.inference.tool_parsers.mistral import find_mistral
 from agentrl.inference.tool_parsers.pythonic import find_pythonic
@@ -31,6 +32,7 @@ _ALL: tuple[ToolParser, ...] = (
     HarmonyParser(),
     FormatParser("glm", GLM.find),
     FormatParser("kimi", KIMI.find),
+    FormatParser("kimi_k3", find_kimi_k3, thinking=("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
     FormatParser("seed", SEED.find, thinking=("<seed:think>", "</seed:think>")),
     FormatParser("ernie", find_ernie),
     FormatParser("hunyuan", find_hunyuan),
@@ -48,6 +50,7 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek", ("｜DSML｜",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("kimi", ("<|tool_call_begin|>", "<|tool_call_argument_begin|>")),
+    ("kimi_k3", ("<|open|>", "<|sep|>", "argument")),
     ("seed", ("<seed:tool_call>", "<function=", "<parameter=")),
     ("hunyuan_v3_opensource", ("tool_sep", "arg_key", ":opensource")),
     ("hunyuan_v3", ("tool_sep", "arg_key")),

@@ -35,7 +35,7 @@ class Markup:
         call: Beginning of a call; group ``name`` is the tool's name. Group ``outer``, if the pattern has one, is the
             tag around the call; a call without it is text, unless it is valid or names a known tool.
         argument: Beginning of an argument; group ``key`` is its name, group ``string``, if the pattern has one, says
-            whether the value is text (``true``) or JSON (``false``).
+            whether the value is text (``true``, ``string``) or JSON (all else).
         value_end: End of a value, as group ``end``; a match without this group is a tag that no value may contain.
         call_end: End of a call.
         edge: End of a malformed call; group ``closing`` still belongs to the call.
@@ -43,6 +43,7 @@ class Markup:
         padded: Whether a line break after the opening tag and before the closing tag is not part of the value.
         takes_json: Whether one JSON object may replace the argument tags.
         read: Function that reads a value that is not a string; see :func:`typed`.
+        key: Function that returns an argument's name from the text of group ``key``.
     """
 
     call: re.Pattern[str]
@@ -54,6 +55,7 @@ class Markup:
     padded: bool = False
     takes_json: bool = False
     read: Callable[[str, str], Any] = read_json
+    key: Callable[[str], str] = str.strip
 
     def find(self, text: str, tools: Tools) -> Iterator[Found]:
         """Finds the calls in a text."""
@@ -130,7 +132,7 @@ class _Cursor:
         self._close()
         if body is not None:
             return object_text(read_json(body, whose(name)), whose(name))
-        found = [(tag["key"].strip(), self._value(tag, raw, schema)) for tag, raw in pairs]
+        found = [(self._markup.key(tag["key"]), self._value(tag, raw, schema)) for tag, raw in pairs]
         return object_text(mapping(found, whose(name)), whose(name))
 
     def _pairs(self) -> Iterator[tuple[re.Match[str], str]]:
@@ -140,7 +142,9 @@ class _Cursor:
             self.end = tag.end()
             closing = self._markup.value_end.search(self._text, self.end)
             if closing is None or closing["end"] is None:
-                raise Malformed(f"parameter {shown(tag['key'].strip())} is not closed; write {self._markup.layout}")
+                raise Malformed(
+                    f"parameter {shown(self._markup.key(tag['key']))} is not closed; write {self._markup.layout}"
+                )
             yield tag, self._text[tag.end() : closing.start()]
             self.end = closing.end()
             self._skip_space()
@@ -163,11 +167,11 @@ class _Cursor:
         self.end, self.is_closed = closing.end(), True
 
     def _value(self, tag: re.Match[str], raw: str, schema: dict[str, Any]) -> Any:
-        key = tag["key"].strip()
+        key = self._markup.key(tag["key"])
         if self._markup.padded:
             raw = raw.removeprefix("\n").removesuffix("\n")
         is_text = tag.groupdict().get("string")
-        if is_text == "true":
+        if is_text in ("true", "string"):
             return raw
         return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key, self._markup.read)
 
