@@ -62,13 +62,20 @@ class Markup:
         known = tool_names(tools)
         position = 0
         while opening := self.call.search(text, position):
-            call, end = _read(self, text, opening, tools)
-            is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
-            if is_bare and call.error is not None and call.name not in known:
-                position = opening.end()
-                continue
-            yield Found(opening.start(), end, (call,))
-            position = end
+            position = opening.end()
+            name = _name(opening)
+            cursor = _Cursor(self, text, position)
+            try:
+                call = ParsedCall(name, cursor.arguments(tool_parameters(tools, name), name))
+            except Malformed as error:
+                is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
+                if is_bare and name not in known:
+                    continue
+                if not cursor.is_closed:
+                    cursor.end = _edge(self, text, cursor.end)
+                call = malformed(name, text[opening.start() : cursor.end], error)
+            yield Found(opening.start(), cursor.end, (call,))
+            position = cursor.end
 
 
 QWEN_CODER = Markup(
@@ -94,19 +101,10 @@ GLM = Markup(
 )
 
 
-def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tuple[ParsedCall, int]:
-    """Reads the call that begins with ``opening``; returns it and its end."""
+def _name(opening: re.Match[str]) -> str:
+    """Returns the tool's name; empty if there is none."""
     name = (opening["name"] or "").strip()
-    name = name if NAME.fullmatch(name) else ""
-    cursor = _Cursor(markup, text, opening.end())
-    try:
-        if not name:
-            raise Malformed(f"the tool call has no name; write {markup.layout}")
-        arguments = cursor.arguments(tool_parameters(tools, name), name)
-    except Malformed as error:
-        end = cursor.end if cursor.is_closed else _edge(markup, text, cursor.end)
-        return malformed(name, text[opening.start() : end], error), end
-    return ParsedCall(name, arguments), cursor.end
+    return name if NAME.fullmatch(name) else ""
 
 
 def _edge(markup: Markup, text: str, position: int) -> int:
@@ -127,6 +125,8 @@ class _Cursor:
 
     def arguments(self, schema: dict[str, Any], name: str) -> str:
         """Returns the call's arguments as JSON; reads all tags before the values, so a wrong value cuts no call."""
+        if not name:
+            raise Malformed(f"the tool call has no name; write {self._markup.layout}")
         pairs = list(self._pairs())
         body = self._json_body() if not pairs else None
         self._close()
