@@ -171,7 +171,7 @@ def arguments_for(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments, with texts that the template can render."""
     if not QUOTES_AS_THEY_ARE.match(name):
         return arguments
-    return json.loads(json.dumps(arguments).replace("'", "’").replace('\\"', "”").replace("\\\\", "/"))
+    return json.loads(json.dumps(arguments).replace("\\\\", "/").replace('\\"', "”").replace("'", "’"))
 
 
 def test_only_these_templates_with_tool_calls_have_no_parser() -> None:
