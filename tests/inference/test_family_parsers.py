@@ -2,6 +2,8 @@
 """Parsers of further families: their documented texts, what is malformed, and texts of public bug reports."""
 
 import json
+import random
+import re
 from typing import Any
 
 import pytest
@@ -98,6 +100,7 @@ MALFORMED: list[tuple[str, str, str, str]] = [
     ("hunyuan", "<tool_calls>[{\"name\": \"search\", \"arguments\": {]</tool_calls>", "search", "not valid JSON"),
     ("hunyuan", "<tool_calls>", "", "got nothing"),
     ("hunyuan_v3", "<tool_calls>\n" + GLM_SEP.replace("<arg_value>3", "<arg_value>three") + "</tool_calls>", "search", "'top': want integer"),
+    ("pythonic", "<|tool_call_start|>[search(top=f(1), query='two\nlines')]<|tool_call_end|>", "search", "not an expression"),
     ("hunyuan_v3", "<tool_calls>\n" + GLM_SEP.replace("</tool_call>", ""), "search", "not closed"),
 ]
 # fmt: on
@@ -149,6 +152,45 @@ def test_a_damaged_call_is_never_lost_and_never_another(parser: str, damage: str
     assert calls
 
 
+PIECES = [
+    piece
+    for _, text, *_ in [*WELL_FORMED, *MALFORMED]
+    for piece in re.split(r"(<[^<>]{1,60}>|[{}\"'\n\[\]])", text)
+    if piece
+]
+
+
+def check_answers(parser: str, count: int) -> None:
+    """Takes answers apart that are made of pieces of the documented texts, or are those texts with damage."""
+    rng = random.Random(parser)
+    texts = [text for _, text, *_ in [*WELL_FORMED, *MALFORMED]]
+    for _ in range(count):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 25)))
+        if rng.random() < 0.5:
+            text = rng.choice(texts)
+            for _ in range(rng.randint(1, 3)):
+                start = rng.randint(0, len(text))
+                text = text[:start] + rng.choice(["", *PIECES]) + text[start + rng.randint(0, 10) :]
+        for call in PARSERS[parser].parse(text, TOOLS).calls:
+            if call.error is None:
+                assert isinstance(json.loads(call.arguments), dict)
+                assert call.name in text
+            else:
+                assert call.arguments in text
+                assert "\n" not in call.error
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_no_answer_raises_or_loses_the_words_of_a_call(parser: str) -> None:
+    check_answers(parser, 1_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parser", PARSERS)
+def test_none_of_many_answers_raises_or_loses_the_words_of_a_call(parser: str) -> None:
+    check_answers(parser, 100_000)
+
+
 # Texts of public bug reports, and what a reader of the answer must find.
 DSML = '<｜DSML｜invoke name="search">\n<｜DSML｜parameter name="query" string="true">Kö</｜DSML｜parameter>\n<｜DSML｜parameter name="top" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
 CODER = "<tool_call>\n<function=search>\n<parameter=query>\n{}\n</parameter>\n</function>\n</tool_call>"
@@ -161,6 +203,7 @@ REPORTS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     ("vllm-project/vllm/pull/22149", "kimi", KIMI.replace("search", "web-search"), "", [("web-search", {})]),
     ("vllm-project/vllm/issues/41739", "kimi", KIMI.replace("{}", '{"input": "{"key": "value"...}"'), "", [("search", ...)]),
     ("smg-project/smg/pull/1636", "kimi", KIMI.replace("{}", '{\n  "query": "a",\n  "top": 1\n}'), "", [("search", {"query": "a", "top": 1})]),
+    ("sgl-project/sglang/issues/25358", "kimi", "<|tool_calls_section_begin|><|tool_call_begin|>call00003<|tool_call_argument_begin|>{}<|tool_call_end|>", "", [("call00003", {})]),  # nobody can know the name
     ("exo-explore/exo/pull/1757", "kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.shell!166", "", [("", ...)]),
     ("ml-explore/mlx-lm/pull/1310", "qwen_coder", CODER.replace("query", "top").replace("{}", "2026-01-15"), "", [("search", ...)]),
     ("ml-explore/mlx-lm/issues/1236", "qwen_coder", CODER.replace("query", "ids").replace("{}", "[1234, 1235]") + CODER.replace("{}", "2026-01-15T10:00"), "", [("search", {"ids": [1234, 1235]}), ("search", {"query": "2026-01-15T10:00"})]),

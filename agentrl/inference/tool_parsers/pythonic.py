@@ -35,6 +35,7 @@ _PIECE = re.compile(
     r"""|'(?:[^'\\\n]++|\\.)*+'?|"(?:[^"\\\n]++|\\.)*+"?|(?P<open>[(\[{])|(?P<close>[)\]}])|[^'"()\[\]{}]++""",
     re.DOTALL,
 )
+_PIECE_OF_LINES = re.compile(_PIECE.pattern.replace(r"\\\n]", r"\\]"), re.DOTALL)  # a string may have several lines
 _LAYOUT = "a tool call is written NAME(KEY=VALUE)"
 _NAMES = {"true": True, "false": False, "null": None}
 _STRING = re.compile(r"""'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\"""", re.DOTALL)
@@ -85,13 +86,13 @@ def _read(source: str) -> tuple[ParsedCall, ...]:
     """Reads the calls of a list; if it cannot be read, returns one malformed call with all of its text."""
     source = source.strip()
     try:
-        elements, source = _elements_of_lines(source)
+        elements, pieces = _elements_and_pieces(source)
     except Malformed as error:
         name = _FIRST_NAME.match(source)
         return (malformed(name[1] if name else "", source, error),)
     if not source.startswith("["):
         return (_call(elements[0], source),)
-    parts = [part for part in items_in(source, _PIECE) if part]
+    parts = [part for part in items_in(source, pieces) if part]
     if len(parts) != len(elements):  # an element with a comma in it, such as a lambda
         return (malformed("", source, Malformed(_LAYOUT)),)
     return tuple(_call(element, part) for element, part in zip(elements, parts, strict=True))
@@ -133,16 +134,16 @@ def _tree(source: str) -> ast.expr:
         raise Malformed("the tool calls are not valid Python") from None
 
 
-def _elements_of_lines(source: str) -> tuple[list[ast.expr], str]:
-    """Returns the elements of a list and its text, in which a line break in a string has become an escape sequence."""
+def _elements_and_pieces(source: str) -> tuple[list[ast.expr], re.Pattern[str]]:
+    """Returns the elements of a list, and the pieces of its text: a line break in a string is read as one."""
     try:
-        return _elements(source), source
+        return _elements(source), _PIECE
     except Malformed:
         escaped = _STRING.sub(lambda string: _BREAK.sub(lambda at: "\\n" if at[1] else at[0], string[0]), source)
         if escaped == source:
             raise
         try:
-            return _elements(escaped), escaped
+            return _elements(escaped), _PIECE_OF_LINES
         except Malformed:
             pass
         raise
