@@ -6,6 +6,7 @@ Guarantees: formats that share tags are distinguished; a template without a know
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -49,6 +50,7 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+@lru_cache(maxsize=64)
 def parser_for(chat_template: str) -> ToolParser:
     """Returns the parser for a chat template's format of tool calls.
 

@@ -5,13 +5,13 @@
 
 Guarantees: a message to a recipient other than the user is a call in any channel; other messages of the analysis
 channel are reasoning; all other text is content. A marker inside of a JSON string ends no message. A call that ends
-within its header is malformed.
+within its header is malformed. Where no calls are looked for, a message to such a recipient is content as it stands.
 """
 
 import re
 from collections.abc import Iterator
 
-from agentrl.inference.tool_parsers.answer import ParsedAnswer, ParsedCall, Tools
+from agentrl.inference.tool_parsers.answer import ParsedAnswer, ParsedCall, Tools, joined
 from agentrl.inference.tool_parsers.values import NAME, Malformed, call_with, json_end, malformed
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
@@ -27,22 +27,35 @@ class HarmonyParser:
     """Parser of gpt-oss' answers."""
 
     name = "harmony"
+    thinking: tuple[str, str] | None = None
 
-    def parse(self, text: str, tools: Tools = ()) -> ParsedAnswer:
-        """Parses an answer; see :class:`ToolParser`."""
-        content: list[str] = []
-        reasoning: list[str] = []
-        calls: list[ParsedCall] = []
-        for header, body in _messages(text):
-            recipient = _RECIPIENT.search(header)
-            kind = _KIND.search(header)
-            if recipient and recipient["name"] not in _PEOPLE:
+    def parse(self, text: str, tools: Tools = (), *, in_thought: bool = False) -> ParsedAnswer:
+        """Parses an answer; see :class:`ToolParser`. No prompt ends in an open thought: each message has its header."""
+        return _read(text, makes_calls=True)
+
+    def without_calls(self, text: str, *, in_thought: bool = False) -> ParsedAnswer | None:
+        """Separates the reasoning from an answer without calls; see :class:`ToolParser`."""
+        return _read(text, makes_calls=False) if _MARKER.search(text) else None
+
+
+def _read(text: str, *, makes_calls: bool) -> ParsedAnswer:
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[ParsedCall] = []
+    for header, body in _messages(text):
+        recipient = _RECIPIENT.search(header)
+        kind = _KIND.search(header)
+        if recipient and recipient["name"] not in _PEOPLE:
+            if makes_calls:
                 calls.append(_call(recipient["name"], body))
-            elif kind and kind["kind"] == "analysis":
-                reasoning.append((body or "").strip())
             else:
-                content.append((body or "").strip())
-        return ParsedAnswer(_joined(content), _joined(reasoning) or None, tuple(calls))
+                whole = header if body is None else header + _MESSAGE + body
+                content.append(whole.removeprefix(_START + "assistant").strip())
+        elif kind and kind["kind"] == "analysis":
+            reasoning.append((body or "").strip())
+        else:
+            content.append((body or "").strip())
+    return ParsedAnswer(joined(content).strip(), joined(reasoning) or None, tuple(calls))
 
 
 def _messages(text: str) -> Iterator[tuple[str, str | None]]:
@@ -86,7 +99,3 @@ def _call(recipient: str, body: str | None) -> ParsedCall:
     if body is None:
         return malformed(name, "", Malformed(f"the tool call ends before its arguments; write {_MESSAGE} and JSON"))
     return call_with(name, body.strip())
-
-
-def _joined(parts: list[str]) -> str:
-    return "\n".join(part for part in parts if part)
