@@ -6,6 +6,11 @@
 Guarantees: a message to a recipient other than the user is a call in any channel; other messages of the analysis
 channel are reasoning; all other text is content. A marker inside of a JSON string ends no message. A call that ends
 within its header is malformed. Where no calls are looked for, a message to such a recipient is content as it stands.
+
+OpenAI's own parser, the package ``openai-harmony``, is not used. It reads ids, not text; it needs a vocabulary file
+that it fetches from the network (or finds in ``TIKTOKEN_ENCODINGS_BASE``); it raises on most answers that were cut off,
+which loses what they say; and it makes calls of headers that cannot be read. It agrees with this one on whole answers,
+and on the cut ones that it takes (version 0.0.8, 3000 random answers).
 """
 
 import re
@@ -16,10 +21,12 @@ from agentrl.inference.tool_parsers.values import NAME, Malformed, call_with, js
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 _END = re.compile(r"<\|(?:(?P<closing>end|call|return)|start|channel)\|>")
+_CLOSING = re.compile(r"<\|(?:end|call|return)\|>")
 _RECIPIENT = re.compile(r"(?:\A|\s|assistant|commentary|analysis)to=(?P<name>[^\s<]++)")
 _KIND = re.compile(r"<\|channel\|>\s*+(?P<kind>\w*+)")
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
 _SPACE = re.compile(r"\s*+")
+_ROLES = frozenset({"", "assistant", "analysis", "commentary", "final"})  # words of a header before its recipient
 _PEOPLE = frozenset({"assistant", "user", "all"})
 
 
@@ -63,17 +70,20 @@ def _messages(text: str) -> Iterator[tuple[str, str | None]]:
     position = 0
     while position < len(text):
         message = text.find(_MESSAGE, position)
-        header = text[position : message if message >= 0 else len(text)]
-        stray, start = _before_header(header, is_whole=message >= 0)
-        if stray:
-            yield "", stray
-        if message < 0:
+        is_whole = message >= 0
+        *cut, last = _CLOSING.split(text[position : message if is_whole else len(text)])
+        for header in cut if is_whole else [*cut, last]:
+            stray, start = _before_header(header, is_whole=False)
+            yield from ((("", stray),) if stray else ())
             yield header[start:], None
+        if not is_whole:
             return
+        stray, start = _before_header(last, is_whole=True)
+        yield from ((("", stray),) if stray else ())
         body = message + len(_MESSAGE)
         end = _END.search(text, _json_end(text, body))
         stop = end.start() if end else len(text)
-        yield header[start:], text[body:stop]
+        yield last[start:], text[body:stop]
         position = end.end() if end and end["closing"] else stop
 
 
@@ -82,7 +92,10 @@ def _before_header(header: str, *, is_whole: bool) -> tuple[str, int]:
     marker = _MARKER.search(header)
     end = marker.start() if marker else len(header)
     may_begin = marker[0] != _START if marker else is_whole  # after the prompt's role, a recipient may follow at once
-    return ("", 0) if may_begin and _RECIPIENT.search(header, 0, end) else (header[:end].strip(), end)
+    recipient = _RECIPIENT.search(header, 0, end) if may_begin else None
+    start = recipient.start() if recipient else end
+    before = header[:start].strip()
+    return ("", 0) if recipient and before in _ROLES else (before, start)
 
 
 def _json_end(text: str, start: int) -> int:

@@ -58,9 +58,10 @@ class Markup:
         known = tool_names(tools)
         position = 0
         while opening := self.call.search(text, position):
-            call, end = _read(self, text, opening, tools)
             is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
-            if is_bare and call.error is not None and call.name not in known:
+            may_be_text = is_bare and opening["name"].strip() not in known
+            call, end = _read(self, text, opening, tools, finds_edge=not may_be_text)
+            if may_be_text and call.error is not None:
                 position = opening.end()
                 continue
             yield Found(opening.start(), end, (call,))
@@ -90,8 +91,10 @@ GLM = Markup(
 )
 
 
-def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tuple[ParsedCall, int]:
-    """Reads the call that begins with ``opening``; returns it and its end."""
+def _read(
+    markup: Markup, text: str, opening: re.Match[str], tools: Tools, *, finds_edge: bool
+) -> tuple[ParsedCall, int]:
+    """Reads the call that begins with ``opening``; returns it and its end, of a malformed one if ``finds_edge``."""
     name = (opening["name"] or "").strip()
     name = name if NAME.fullmatch(name) else ""
     cursor = _Cursor(markup, text, opening.end())
@@ -100,7 +103,7 @@ def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tu
             raise Malformed(f"the tool call has no name; write {markup.layout}")
         arguments = cursor.arguments(tool_parameters(tools, name), name)
     except Malformed as error:
-        end = cursor.end if cursor.is_closed else _edge(markup, text, cursor.end)
+        end = cursor.end if cursor.is_closed or not finds_edge else _edge(markup, text, cursor.end)
         return malformed(name, text[opening.start() : end], error), end
     return ParsedCall(name, arguments), cursor.end
 
