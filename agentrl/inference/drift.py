@@ -41,11 +41,12 @@ def measure(template: ChatTemplate, token_ids: Sequence[int], messages: Sequence
     stored = list(token_ids)
     while canonical and canonical[-1] not in template.end_ids:
         canonical.pop()  # tokens after the last end of turn belong to the next turn
+    special = template.special_ids
+    kept, rendered = ([token for token in ids if token in special] for ids in (stored, canonical))
     if canonical and stored and stored[-1] not in template.end_ids:
         canonical.pop()  # the answer was cut off before its end of turn
-    special = template.special_ids
-    differs = [t for t in stored if t in special] != [t for t in canonical if t in special]
-    return Drift(differs, _changed(stored, canonical))
+        rendered = rendered[: len(kept)]  # and before the end of its thought or call, which the template closes
+    return Drift(kept != rendered, _changed(stored, canonical))
 
 
 def _changed(stored: Sequence[int], canonical: Sequence[int]) -> float:

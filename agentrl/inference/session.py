@@ -4,7 +4,8 @@ Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus 
 sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
 conversation that differs from the stored one starts a branch after the last common message. A request that the server
 aborted is continued with the same ids and with random numbers that were not used yet. No two requests of an episode
-draw the same random numbers.
+draw the same random numbers. Where the prompt ends in an open thought, everything sampled is reasoning until it closes,
+with tools or without.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
 from agentrl.inference.template import ChatTemplate
+from agentrl.inference.thoughts import TAIL, knows_tags, opens_thought, without_special
 from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
 
 MAX_RESUMES = 100  # a server that aborts one request this often is broken, not busy
@@ -77,6 +79,11 @@ class ChatSession:
     def trajectory(self) -> Trajectory:
         """The recorded trajectory, with token ids."""
         return self._ledger.trajectory
+
+    @property
+    def _parser(self) -> ToolParser:
+        """The parser of tool calls: the recipe's, or the one that fits the template."""
+        return self._settings.parser or parser_for(self._template.source)
 
     @property
     def chat(self) -> "ChatSession":
@@ -167,7 +174,7 @@ class ChatSession:
         return part if part.finish_reason != "abort" else await self._generate_on(prompt, part, params)
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
-        message = self._message(answer, params, options)
+        message = self._message(self._ledger.prompt(parent), answer, params, options)
         node = Node(
             parent=parent,
             message=message,
@@ -182,15 +189,21 @@ class ChatSession:
         finish = "length" if answer.finish_reason == "length" else finish  # as OpenAI: a cut answer says so first
         return Sampled(message, finish, answer.token_ids, answer.logprobs)
 
-    def _message(self, answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
-        """Parse an answer into a message, with tool calls if the conversation has tools."""
+    def _message(self, prompt: list[int], answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
+        """Parse an answer into a message with its reasoning; calls are made only if the conversation has tools."""
         stops = params.stop if answer.finish_reason == "stop" else ()
-        if not options.parses_calls:
-            text = before_stop(self._template.text(answer.token_ids), stops)
-            return {"role": "assistant", "content": text}
-        text = before_stop(self._template.text(answer.token_ids, special=True), stops)
-        parser = self._settings.parser or parser_for(self._template.source)
-        return _with_calls(parser.parse(text, options.tools))
+        parser, ids = self._parser, answer.token_ids
+        in_thought = opens_thought(self._template.text(prompt[-TAIL:], special=True), parser.thinking)
+        if options.parses_calls:
+            text = before_stop(self._template.text(ids, special=True), stops)
+            return _with_calls(parser.parse(text, options.tools, in_thought=in_thought))
+        if in_thought or knows_tags(self._template.source, parser.thinking):
+            text = before_stop(self._template.text(ids, special=True), stops)
+            parsed = parser.without_calls(text, in_thought=in_thought)
+            if parsed is not None:
+                content = without_special(self._template, parsed.content, ids).strip()
+                return _with_calls(replace(parsed, content=content))
+        return {"role": "assistant", "content": before_stop(self._template.text(ids), stops)}
 
     async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
         """Continue an aborted generation until it ends by itself or the token budget is used up."""

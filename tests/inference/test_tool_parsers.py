@@ -81,6 +81,7 @@ WELL_FORMED: list[tuple[str, str, str, str | None, Calls]] = [
     ("harmony", "<|channel|>final<|message|>Done, to=functions.now<|return|>", "Done, to=functions.now", None, []),
     ("harmony", HARMONY + '{"city": "<|end|>"}<|call|>', "", None, [("get_weather", {"city": "<|end|>"})]),
     ("harmony", "to=functions.now<|message|>{}", "", None, [("now", {})]),
+    ("harmony", "I call now() to=functions.now<|channel|>commentary<|message|>{}", "I call now()", None, [("now", {})]),
     ("harmony", "just text", "just text", None, []),
     ("pythonic", '[get_weather(city="Berlin", days=3), now()]', "", None, [("get_weather", BERLIN), ("now", {})]),
     ("pythonic", "[a.b(x=-1.5, y=[1, (2, true)], z={'k': None}, w='it\\'s [')]", "", None, [("a.b", {"x": -1.5, "y": [1, [2, True]], "z": {"k": None}, "w": "it's ["})]),
@@ -203,6 +204,13 @@ REPEATED = [
     ("hunyuan_v3", GLM.replace("get_weather", "get_weather<tool_sep>").replace("city", "days").replace("Berlin", "4")),
     ("hunyuan_v3_opensource", GLM.replace("get_weather", "get_weather<tool_sep>").replace("city", "days").replace("Berlin", "4").replace(">", ":opensource>")),
     ("harmony", HARMONY + '{"days": 4, "days": 3}<|call|>'),
+    ("gemma", "<|tool_call>call:get_weather{days:4,days:3}<tool_call|>"),
+    ("gemma", "<|tool_call>call:get_weather{spot:{days:4,days:3}}<tool_call|>"),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]'),
+    ("phi4_mini", 'functools[{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]'),
+    ("minimax_m1", '<tool_calls>\n{"name": "get_weather", "arguments": {"days": 4, "days": 3}}\n</tool_calls>'),
+    ("minimax_m2", '<minimax:tool_call><invoke name="get_weather"><parameter name="days">4</parameter><parameter name="days">3</parameter></invoke></minimax:tool_call>'),
+    ("muse", ' to=get_weather<|message|><atem:invoke name="get_weather"><atem:parameter name="days">4</atem:parameter><atem:parameter name="days">3</atem:parameter></atem:invoke>'),
     ("pythonic", "[get_weather(days=4, days=3)]"),
     ("pythonic", "[get_weather(spot={'days': 4, 'days': 3})]"),
     ("json", '```json\n{"name": "get_weather", "arguments": {"days": 4, "days": 3}}\n```'),
@@ -404,6 +412,8 @@ ADVERSARIAL = {
     "lists of no calls": "[TOOL_CALLS] [" + "1," * 100_000 + "1]",
     "lists of bad calls": "[now(" + "1),now(" * 30_000 + "1)]",
     "spaces": "[" + " " * 200_000 + "{",
+    "Windows' line ends": '{"name":"now",x' + "\r\n" * 100_000,
+    "functions in text": "<function=NAME>" * 13_000,
 }
 
 
@@ -445,7 +455,8 @@ def test_the_parser_is_chosen_from_the_template(name: str) -> None:
     ("{%- set dsml_token = '｜DSML｜' -%}<{{ dsml_token }}invoke name=", "deepseek"),
     ("{{ '<|python_tag|>' + call.name + '.call(' }}", "llama3_json"),
     ("List of tools: <|tool_list_start|>[", "pythonic"),
-    ("{{ '<|tool_call>call:' + call.name }}", "json"),
+    ("{{ '<|tool_call>call:' + call.name }}", "gemma"),
+    ("{{ '<|tool_call|>call:' + call.name }}", "json"),
     ("", "json"),
 ])  # fmt: skip
 def test_further_markers(template: str, name: str) -> None:
