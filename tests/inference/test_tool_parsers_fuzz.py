@@ -4,6 +4,7 @@ An answer is put together from pieces of the format's own examples (marks, whole
 JSON and of Unicode, and from words of which each occurs once.
 """
 
+import html
 import json
 import random
 import re
@@ -14,16 +15,16 @@ import pytest
 
 from agentrl.inference.tool_parsers import PARSERS, ParsedAnswer, ParsedCall, ToolParser
 from agentrl.inference.tool_parsers.answer import FormatParser
-from tests.inference import test_tool_parsers as first
-from tests.inference import test_tool_parsers_families as families
+from tests.inference import test_family_parsers, test_tool_parsers, test_tool_parsers_families
 from tests.inference.test_tool_parsers import TOOLS
 
 ANSWERS = 100_000
 FEW = 200
 EXAMPLES: dict[str, list[str]] = {name: [] for name in PARSERS}
-for row in (*first.WELL_FORMED, *first.MALFORMED, *families.WELL_FORMED, *families.MALFORMED):
-    if len(row[1]) < 600:
-        EXAMPLES[row[0]].append(row[1])
+for module in (test_tool_parsers, test_tool_parsers_families, test_family_parsers):
+    for row in (*module.WELL_FORMED, *module.MALFORMED):
+        if len(row[1]) < 600:
+            EXAMPLES[row[0]].append(row[1])
 PIECE = re.compile(r"</?[^<>\s\"']{1,30}>?|\[/?[A-Z_]+\]|```|\w+|\s+|.", re.DOTALL)
 JSON = ['{"name": "now", "arguments": {}}', '{"name": ', '"arguments": {', "}}", "}", "]", '"', "\\", ", ", "null",
         '{"a": "\\u00e9\\n"}', "[1, true]", "1e999", "NaN", '"name"', "{'a': 1}", "get_weather", "now", "(", ")", "=",
@@ -79,7 +80,10 @@ def stands_in(value: Any, text: str) -> bool:
     if isinstance(value, str):
         forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
         read = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace")
-        return any(form in text for form in forms) or value.encode("latin-1", "replace").decode() in read
+        return (
+            any(form in text or form in html.unescape(text) for form in forms)
+            or value.encode("latin-1", "replace").decode() in read
+        )
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "n"}[value] in text.lower()
     return any(float(found) == float(value) for found in NUMBER.findall(text)) or str(abs(value)) in text
