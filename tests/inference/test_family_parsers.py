@@ -39,7 +39,7 @@ calls_of = st.dictionaries(names, st.dictionaries(names, values, max_size=4), mi
 def test_calls_that_a_template_renders_come_back(family: str) -> None:
     template = load(family)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
     @given(calls=calls_of)
     def check(calls: dict[str, dict[str, Any]]) -> None:
         assert_comes_back(template, rendered(template, list(calls.items()), ENDS))
