@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
 from agentrl.inference.encoding import TemplateError
+from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import FALLBACK, PARSERS, ParsedAnswer, ToolParser
 
 Tools = Sequence[dict[str, Any]]
@@ -170,19 +171,21 @@ class PromptCheck:
         """Returns how the template's calls and the parser's reading of them differ; ``None`` if they do not."""
         asked: list[Message] = [{"role": "user", "content": "a"}]
         function = {"name": "look_up", "arguments": json.dumps(_CALL, ensure_ascii=False)}
-        said = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
-        }
-        prompt, failure = self._rendered(asked, [_TOOL], generation=True)
-        whole, failed = self._rendered([*asked, said], [_TOOL], generation=False)
-        answer = self._answer(whole[len(_common(prompt, whole)) :])
-        if failure or failed or "look_up" not in answer:
+        prompt, _ = self._rendered(asked, [_TOOL], generation=True)
+        whole, answer = "", ""
+        for call_id in ("call00000", "functions.look_up:0"):  # some formats write the id alone
+            call = {"id": call_id, "type": "function", "function": function}
+            said = {"role": "assistant", "content": "", "tool_calls": [call]}
+            whole, _ = self._rendered([*asked, said], [_TOOL], generation=False)
+            answer = self._answer(whole[len(_common(prompt, whole)) :])
+            if "look_up" in answer:
+                break
+        else:
             if parser.name != FALLBACK:
                 return None  # nothing to compare with; the format is known by the template's markers
             return "this chat template renders no tool calls, so it is not known how the model writes them"
-        parsed = parser.parse(answer, [_TOOL])
+        in_thought = whole.startswith(prompt) and opens_thought(prompt, parser.thinking)
+        parsed = parser.parse(answer, [_TOOL], in_thought=in_thought)
         if _reads_back(parsed):
             return None
         made = [f"{call.name}({call.arguments})" for call in parsed.calls] or "no call"
@@ -199,14 +202,17 @@ class PromptCheck:
 def _form(message: Message) -> list[Any]:
     """Whatever of a message decides how templates treat it, apart from its texts."""
     calls = [
-        sorted(arguments_object(call["function"]["arguments"]) or {}) != [] for call in message.get("tool_calls", ())
+        [bool(arguments_object(call["function"]["arguments"])), call["function"]["name"] in str(call.get("id"))]
+        for call in message.get("tool_calls", ())
     ]
+    ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls", ()))]
     reasoned = bool(message.get("reasoning_content"))
     return [
         message.get("role"),
         bool(str(message.get("content") or "").strip()),
         bool(message.get("name")),
         calls,
+        [None if one is None else [len(str(one)), str(one).isalnum()] for one in ids],  # Mistral's templates check them
         reasoned,
     ]
 
@@ -220,9 +226,12 @@ def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str],
     marked: list[Message] = []
     marks: dict[str, str] = {}
     asides: dict[str, str] = {}
+    ids: dict[Any, str] = {}  # ids of calls that hold the tool's name, which some templates render in its place
     for index, message in enumerate(messages):
         role, one, mark = message.get("role", ""), dict(message), f"{_MARK}{index}"
         calls = message.get("tool_calls")
+        if message.get("tool_call_id") in ids:
+            one["tool_call_id"] = ids[message["tool_call_id"]]
         if str(message.get("content") or "").strip():
             one["content"] = f"{mark}cx"
             if calls:
@@ -236,18 +245,25 @@ def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str],
             one["reasoning_content"] = f"{mark}rx"
             asides[one["reasoning_content"]] = f"the reasoning (reasoning_content) of the {role} message"
         if calls:
-            one["tool_calls"] = [_marked_call(call, f"{mark}f{number}x", marks) for number, call in enumerate(calls)]
+            one["tool_calls"] = [
+                _marked_call(call, f"{mark}f{number}x", marks, ids) for number, call in enumerate(calls)
+            ]
         marked.append(one)
     return marked, marks, asides
 
 
-def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str]) -> dict[str, Any]:
+def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str], ids: dict[Any, str]) -> dict[str, Any]:
     marks[mark] = "a tool call"
+    name, call_id = call["function"]["name"], call.get("id")
+    if isinstance(call_id, str) and name in call_id:
+        ids[call_id] = call_id.replace(name, mark)
     arguments = "{}"  # also for text that is no object: whether the template takes that is not decided here
     if arguments_object(call["function"]["arguments"]):
-        marks[f"{mark}v"] = "a tool call"
-        arguments = json.dumps({f"{mark}k": f"{mark}v"})
-    return {**call, "function": {**call["function"], "name": mark, "arguments": arguments}}
+        value = f"value-{mark[::-1]}"  # holds no other mark
+        marks[value] = "a tool call"
+        arguments = json.dumps({"key": value})
+    known = {"id": ids[call_id]} if call_id in ids else {}
+    return {**call, **known, "function": {**call["function"], "name": mark, "arguments": arguments}}
 
 
 def _tool_mark(index: int) -> str:

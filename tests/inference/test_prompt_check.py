@@ -189,3 +189,30 @@ def test_the_parser_of_a_template_reads_its_calls_or_it_is_refused(name: str) ->
     except TemplateError:
         return  # no tools, no calls
     template.prompts.check_calls(parser_for(template.source))
+
+
+async def test_the_models_own_ids_of_calls_are_kept() -> None:
+    """Kimi's template writes the id in place of the name, and its results name it."""
+    template = load("kimi_k2")
+    call_text = "<|tool_call_begin|>functions.add:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    texts = [call_text.format(0) + call_text.format(1), call_text.format(0) * 2]
+    for text, kept in zip(texts, (["functions.add:0", "functions.add:1"], None), strict=True):
+        ids = template.encode(text)
+        backend = FakeBackend(lambda prompt, params, ids=ids: answer([*ids, template.eos_id]))
+        settings = SessionSettings(SamplingParams(max_new_tokens=900), 100_000, locked=True, model="m")
+        chat = ChatSession(backend, template, settings)
+        said = (await chat.create(messages=[USER], tools=TOOLS)).choices[0].message
+        found = [one.id for one in said.tool_calls]
+        assert found == kept if kept else len(set(found)) == 2, "ids that the model repeats are replaced"
+        results = [{"role": "tool", "tool_call_id": one, "name": "add", "content": "7"} for one in found]
+        await chat.create(messages=[USER, said, *results], tools=TOOLS)
+        assert all(f"Return of {one}" in template.text(backend.requests[-1][0], special=True) for one in found)
+    own_name = {**call(), "id": "functions.add:0"}
+    example = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [own_name]},
+        {**RESULT, "tool_call_id": "functions.add:0"},
+    ]
+    assert "functions.add:0" in template.text(template.first(example, TOOLS), special=True)
+    with pytest.raises(TemplateError, match="leaves out a tool call"):
+        template.first(PROMPTS["a call"], TOOLS)
