@@ -17,14 +17,25 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import PARSERS, ToolParser
 from agentrl.inference.tool_parsers.choice import parser_for
+from tests.inference import test_family_parsers, test_tool_parsers, test_tool_parsers_families
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_session import HELLO, TOOL, calling, ids_of, make_session
 from tests.inference.test_template_zoo import FILES, load
-from tests.inference.test_tool_parsers import HERMES, TOOLS, WELL_FORMED, check
+from tests.inference.test_tool_parsers import HERMES, TOOLS, check
 
 THINKING = {name: parser for name, parser in PARSERS.items() if parser.thinking is not None}
-CALLS = {name: text for name, text, content, reasoning, calls in WELL_FORMED if calls and not (content or reasoning)}
-CALLS["mistral"] = '[TOOL_CALLS]get_weather[ARGS]{"city": "Berlin"}'
+CALLS = {
+    name: text
+    for module in (test_family_parsers, test_tool_parsers, test_tool_parsers_families)
+    for name, text, content, reasoning, calls in module.WELL_FORMED
+    if calls and not (content or reasoning)
+}
+CALLS |= {
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Berlin"}',
+    "ernie": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "hunyuan_v3": "<tool_call>now<tool_sep>\n</tool_call>",
+    "hunyuan_v3_opensource": "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>",
+}
 
 
 def tags(parser: ToolParser) -> tuple[str, str]:
@@ -114,7 +125,8 @@ def test_only_an_opening_tag_at_the_end_opens_a_thought(tail: str, found: bool) 
 
 
 OPEN = {"deepseek_r1_distill", "qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "nemotron_3_super",
-        "nemotron_3_ultra", "nemotron_3_5_lightning", "deepseekv3"}  # fmt: skip
+        "nemotron_3_ultra", "nemotron_3_5_lightning", "deepseekv3", "deepseek_v3_2", "deepseek_v4", "deepseek_v4_1",
+        "ernie_4_5", "glm_4_7", "kimi_k3", "minimax_m2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FILES if not name.endswith("_training")))
@@ -295,3 +307,16 @@ def test_many_thoughts_take_linear_time(name: str) -> None:
             parser.parse(text, TOOLS, in_thought=in_thought)
             parser.without_calls(text, in_thought=in_thought)
             assert time.process_time() - started < 5, (piece, in_thought)
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_of_samples_with_one_answer_the_one_with_the_same_reasoning_goes_on(
+    tiny_model: Path, chosen: int
+) -> None:
+    template = thoughtful(tiny_model, open=True, policy="append")
+    texts = ["3 + 4\n</think>\n\n7", "8 - 1\n</think>\n\n7", "</think>\n\n8"]
+    session = make_session(template, calling(template, *texts), context=2000)
+    reply = await session.create(messages=[HELLO], n=2)
+    message = reply.choices[chosen].message.model_dump(exclude_none=True)
+    await session.create(messages=[HELLO, message, {"role": "user", "content": "and?"}])
+    assert session.trajectory.nodes[-2].parent == 1 + chosen
