@@ -31,6 +31,15 @@ def essence(message: Message) -> str:
     return json.dumps(seen, sort_keys=True)
 
 
+def essences(message: Message) -> tuple[str, ...]:
+    """Returns the keys under which a message is found, the exact one first: with its reasoning, and without it.
+
+    Agents may leave the reasoning out; where they pass it back, it tells apart samples with the same answer.
+    """
+    key, reasoning = essence(message), message.get("reasoning_content")
+    return (f"{key}\n{reasoning}", key) if reasoning else (key,)
+
+
 def _arguments(given: Any) -> Any:
     """Returns arguments as the object that they encode, or unchanged where they encode none."""
     found = arguments_object(given)

@@ -26,11 +26,16 @@ from tests.inference.test_tool_parsers import HERMES, TOOLS, check
 THINKING = {name: parser for name, parser in PARSERS.items() if parser.thinking is not None}
 CALLS = {
     name: text
-    for module in (test_family_parsers, test_tool_parsers_families, test_tool_parsers)
+    for module in (test_family_parsers, test_tool_parsers, test_tool_parsers_families)
     for name, text, content, reasoning, calls in module.WELL_FORMED
     if calls and not (content or reasoning)
 }
-CALLS["mistral"] = '[TOOL_CALLS]get_weather[ARGS]{"city": "Berlin"}'
+CALLS |= {
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Berlin"}',
+    "ernie": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "hunyuan_v3": "<tool_call>now<tool_sep>\n</tool_call>",
+    "hunyuan_v3_opensource": "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>",
+}
 
 
 def tags(parser: ToolParser) -> tuple[str, str]:
@@ -302,3 +307,16 @@ def test_many_thoughts_take_linear_time(name: str) -> None:
             parser.parse(text, TOOLS, in_thought=in_thought)
             parser.without_calls(text, in_thought=in_thought)
             assert time.process_time() - started < 5, (piece, in_thought)
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_of_samples_with_one_answer_the_one_with_the_same_reasoning_goes_on(
+    tiny_model: Path, chosen: int
+) -> None:
+    template = thoughtful(tiny_model, open=True, policy="append")
+    texts = ["3 + 4\n</think>\n\n7", "8 - 1\n</think>\n\n7", "</think>\n\n8"]
+    session = make_session(template, calling(template, *texts), context=2000)
+    reply = await session.create(messages=[HELLO], n=2)
+    message = reply.choices[chosen].message.model_dump(exclude_none=True)
+    await session.create(messages=[HELLO, message, {"role": "user", "content": "and?"}])
+    assert session.trajectory.nodes[-2].parent == 1 + chosen

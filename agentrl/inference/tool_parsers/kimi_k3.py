@@ -9,6 +9,7 @@ Guarantees: a value ends at the first closing tag that is followed by another ta
 without the escapes of an attribute.
 """
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -21,12 +22,6 @@ _CALL = r"<\|open\|>call\b"
 _CALL_END = r"<\|close\|>call<\|sep\|>"
 _JSON, _JSON_END = r'<\|open\|>json\s++type="object"\s*+<\|sep\|>', r"<\|close\|>json<\|sep\|>"
 _AROUND = re.compile(r"<\|(?:open|close)\|>(?:response|tools|message)<\|sep\|>")
-
-
-def _key(attribute: str) -> str:
-    return attribute.replace("&quot;", '"').replace("&amp;", "&")
-
-
 _CALLS = Markup(
     call=re.compile(
         rf'{_CALL}\s++tool="(?P<name>{_ATTRIBUTE})"(?:\s++index="\d*+")?+\s*+<\|sep\|>(?:\s*+{_JSON})?+|{_CALL}'
@@ -41,7 +36,7 @@ _CALLS = Markup(
     layout='<|open|>call tool="NAME"<|sep|><|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|>'
     "<|close|>call<|sep|>",
     takes_json=True,
-    key=_key,
+    key=html.unescape,
 )
 
 
