@@ -167,7 +167,7 @@ class ChatClient:
         self, router: Router, template: ChatTemplate, training: SessionSettings, evaluation: SessionSettings
     ) -> None:
         self.router = router
-        self._template = template
+        self.template = template
         self._settings = {False: training, True: evaluation}
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
@@ -175,4 +175,4 @@ class ChatClient:
         lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
-        return EpisodeLLM(lambda role: ChatSession(lease, self._template, settings, role)), lease.release
+        return EpisodeLLM(lambda role: ChatSession(lease, self.template, settings, role)), lease.release
