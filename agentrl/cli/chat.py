@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.recipe import Overrides, complete_recipe
+from agentrl.cli.recipe import complete_override, complete_recipe
 
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
@@ -23,7 +23,14 @@ def chat(
             metavar="[NAME|URL]",
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Settings of a recipe, e.g. sampling.temperature=0 or model.chat_template=chatml_tools.",
+            metavar="[KEY=VALUE]...",
+            autocompletion=complete_override,
+        ),
+    ] = None,
     env: Annotated[
         str | None, typer.Option("--env", help="An environment's id: its messages and tools are the model's.")
     ] = None,
@@ -84,9 +91,12 @@ def chat_recipe(
         ConfigError: The arguments contradict each other, or a setting is wrong.
     """
     from agentrl.config.load import load_recipe
+    from agentrl.config.overrides import parse_override
     from agentrl.config.recipe import ComponentConfig
     from agentrl.config.supervised import NO_ENV
 
+    for text in overrides:
+        parse_override(text)  # a wrong key is said before a missing model
     settings = ["trainer.type=null"]
     settings += _model_settings(name, model, engine, needed=recipe is None and not _sets(overrides, "model.name"))
     if env is not None and env != NO_ENV:

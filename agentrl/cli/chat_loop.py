@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -148,7 +149,10 @@ class ChatLoop:
         return command != "/quit"
 
     def _begin(self) -> None:
-        for message in self._runner.run(self._conversation.begin()):
+        messages = self._runner.run(self._conversation.begin())
+        if self._conversation.tools:
+            self._say(f"tools: {', '.join(map(_signature, self._conversation.tools))}")
+        for message in messages:
             self._show(message)
 
     def _turn(self, text: str) -> None:
@@ -239,6 +243,13 @@ class ChatLoop:
 
 def _nothing() -> None:
     """Does nothing."""
+
+
+def _signature(tool: Mapping[str, Any]) -> str:
+    """Describes a tool's schema as ``name(arguments)``."""
+    function = tool.get("function") or {}
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    return plain(f"{function.get('name')}({', '.join(properties)})")
 
 
 def _title(block: Block) -> str:

@@ -23,6 +23,8 @@ from agentrl.cli.conversation import Conversation
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV
+from agentrl.core.registry import require
+from agentrl.core.task_source import NoTasksError
 from agentrl.inference.backend import Backend
 from agentrl.inference.client import ChatClient, Client
 from agentrl.inference.kinds.kind import kinds_that, server_kind
@@ -88,6 +90,10 @@ def check(recipe: Recipe, *, tokens: bool) -> bool:
         UserError: A component or a capability is missing.
     """
     check_names(recipe)
+    try:
+        require("agent", recipe.agent.id)
+    except LookupError as error:
+        raise UserError(str(error)) from error
     engine = recipe.inference.engine
     in_text = not server_kind(engine).capabilities.token_logprobs
     if in_text and tokens:
@@ -153,7 +159,10 @@ def _converse(
         loop.on_error = supervisor.check
         if isinstance(client, ChatClient):
             loop.before_retry = partial(_take_back, client.router, client.router.backends)
-        return loop.run()
+        try:
+            return loop.run()
+        except NoTasksError as error:
+            raise UserError(str(error)) from error
 
 
 async def _must_answer(backends: Sequence[Backend], recipe: Recipe) -> None:

@@ -110,6 +110,11 @@ class Conversation:
         return self.session.trajectory
 
     @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Schemas of the tools that the environment offers now."""
+        return list(self._info.get("tools") or ())
+
+    @property
     def can_answer(self) -> bool:
         """Whether something is there to be answered: messages of the environment, or a turn that failed."""
         return not self.over and (self._asked or any(one.get("role") != "system" for one in self._pending))

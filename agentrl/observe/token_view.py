@@ -122,11 +122,13 @@ def _origins(node: Node, pieces: Sequence[bytes], given: Sequence[Message]) -> l
         return [Origin.SAMPLED if mask else Origin.TEMPLATE for mask in node.loss_mask]
     whole, spans, position = b"".join(pieces), [], 0
     for message in given:
-        text = str(message.get("content") or "").strip().encode("utf-8", "surrogatepass")
-        at = whole.find(text, position) if text else -1
-        if at >= 0:
-            position = at + len(text)
-            spans.append((at, position))
+        content = str(message.get("content") or "").encode("utf-8", "surrogatepass")
+        for text in (content, content.strip()):  # many templates strip it
+            at = whole.find(text, position) if text else -1
+            if at >= 0:
+                position = at + len(text)
+                spans.append((at, position))
+                break
     found: list[Origin] = []
     start = 0
     for piece in pieces:
@@ -177,7 +179,8 @@ def _row_lines(row: Sequence[Token]) -> Iterator[Text]:
     for number in range(len(row[0].lines)):
         style = "" if number == 0 else "dim"
         label = names[number] if number == 0 else f"{'':>6}{names[number]}"
-        line = Text(f"{label:<{_LABEL - 2}}│", style="dim", overflow="fold")
+        line = Text(overflow="fold")
+        line.append(f"{label:<{_LABEL - 2}}│", style="dim")
         for token in row:
             text = token.lines[number]
             color = SPECIAL if token.special else COLORS[token.origin]
