@@ -147,7 +147,11 @@ def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Pa
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl chat")])
 def test_chats_answer_what_is_piped_in(line: str, server: str, tiny_model: Path, folder: Path) -> None:
-    words, external, piped = shlex.split(line)[1:], "http" in line, "" if "--env" in line or "--recipe" in line else "hi"
+    words, external, piped = (
+        shlex.split(line)[1:],
+        "http" in line,
+        "" if "--env" in line or "--recipe" in line else "hi",
+    )
     for at, word in enumerate(words):
         if external and word.startswith("http"):
             words[at] = f"{server}/v1" if word.endswith("/v1") else server

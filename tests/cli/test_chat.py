@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -75,7 +75,7 @@ Script = Callable[[list[int], SamplingParams], Generation]
 def talk(
     template: ChatTemplate,
     script: Script,
-    lines: list[str | BaseException],
+    lines: Sequence[str],
     *settings: str,
     env: str | None = None,
     tokens: bool = False,
@@ -88,9 +88,9 @@ def talk(
     out, given = io.StringIO(), iter(lines)
 
     def read() -> str:
-        line = next(given, EOFError())
-        if isinstance(line, BaseException):
-            raise line
+        line = next(given, None)
+        if line is None:
+            raise EOFError
         return line
 
     with asyncio.Runner() as runner:
