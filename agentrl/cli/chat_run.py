@@ -5,8 +5,10 @@ SIGTERM, a dead server), the environment is closed, and no process and no file i
 """
 
 import asyncio
+import io
 import json
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ from agentrl.inference.backend import Backend
 from agentrl.inference.client import ChatClient, Client
 from agentrl.inference.kinds.kind import kinds_that, server_kind
 from agentrl.inference.router import Router
+from agentrl.inference.template import TemplateError
 from agentrl.inference.tool_parsers import parser_for
 from agentrl.launch.resolve import resolve
 from agentrl.launch.run import check_names
@@ -57,6 +60,8 @@ def run_chat(recipe: Recipe, *, tokens: bool, console: Console | None = None, re
     Raises:
         UserError: The chat cannot start.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
     out = console or Console(highlight=False)
     in_text = check(recipe, tokens=tokens)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
@@ -114,7 +119,7 @@ def _serve(
     """Finds the model and starts its server, where they are needed.
 
     Returns:
-        The resolved recipe, the model's folder (``None`` for an API in text), and the servers' URLs.
+        The resolved recipe, the model's folder (``None`` if the servers are used through text), and their URLs.
     """
     urls, model = list(recipe.inference.urls), None
     if not (in_text and urls):
@@ -123,7 +128,7 @@ def _serve(
     if model is not None and not urls:
         out.print(Text("server  starting; this takes some seconds", style="dim"))
         urls = start_servers(recipe, model, folder, supervisor)
-    return recipe, model, urls
+    return recipe, None if in_text else model, urls
 
 
 def _for_a_person(recipe: Recipe, model: Path | None) -> Recipe:
@@ -147,7 +152,7 @@ def _converse(
         if model is None:
             client: Client = make_text_client(recipe, urls[0])
         else:
-            client = make_client(recipe, model, urls)
+            client = _token_client(recipe, model, urls)
             ends.callback(lambda: runner.run(client.router.close()))
             runner.run(_must_answer(client.router.backends, recipe))
             look = token_look(recipe, client)
@@ -163,6 +168,13 @@ def _converse(
             return loop.run()
         except NoTasksError as error:
             raise UserError(str(error)) from error
+
+
+def _token_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
+    try:
+        return make_client(recipe, model, urls)
+    except TemplateError as error:
+        raise UserError(str(error)) from error
 
 
 async def _must_answer(backends: Sequence[Backend], recipe: Recipe) -> None:
@@ -203,10 +215,8 @@ def opening(recipe: Recipe, look: TokenLook | None) -> list[str]:
     """
     sampling = recipe.sampling
     how = "greedy (temperature 0)" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    more = "".join(
-        [f", top_p {sampling.top_p:g}"] * (sampling.top_p < 1) + [f", top_k {sampling.top_k}"] * (sampling.top_k > 0)
-    )
-    lines = [f"sample  {how}{more}, up to {sampling.max_new_tokens} tokens an answer"]
+    how += f", top_p {sampling.top_p:g}" * (sampling.top_p < 1) + f", top_k {sampling.top_k}" * (sampling.top_k > 0)
+    lines = [f"sample  {how}, up to {sampling.max_new_tokens} tokens an answer"]
     if look is not None:
         lines[0] += f", {recipe.inference.context_length} tokens a conversation"
         lines.insert(0, f"prompt  template: {look.template_name}; tool calls are read by the parser {look.parser}")

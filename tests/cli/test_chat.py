@@ -1,15 +1,19 @@
 """``agentrl chat``: what a person sees, and what is left when it ends."""
 
 import asyncio
+import fcntl
 import io
 import os
+import pty
 import re
 import signal
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -380,21 +384,53 @@ def wait_for(process: "subprocess.Popen[str]", word: str) -> str:
     raise AssertionError(f"{word!r} was never printed: {text}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_of_an_answer_ends_it(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+@contextmanager
+def silent() -> Iterator[str]:
+    """URL of a server that never answers a question."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     Silent.asked.clear()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    process = start(url, "--model", str(tiny_model), "--env", f"{THIS}:Countdown", temporary=tmp_path)
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert Silent.asked.wait(SECONDS)
-    process.send_signal(number)
-    output = process.communicate(timeout=SECONDS)[0]
+    yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x04", 0)])
+def test_in_a_terminal_a_key_ends_it_and_the_terminal_is_as_before(tiny_model: Path, key: bytes, code: int) -> None:
+    mine, its = pty.openpty()
+    before = termios.tcgetattr(mine)
+    with silent() as url:
+        process = subprocess.Popen(
+            command("chat", url, "--model", str(tiny_model)), env={**environment(), "TERM": "xterm"},
+            stdin=its, stdout=its, stderr=its, preexec_fn=partial(_own_terminal, its),
+        )  # fmt: skip
+        shown = b""
+        while b"you: " not in shown:
+            shown += os.read(mine, 4096)
+        os.write(mine, key)
+        assert process.wait(SECONDS) == code, shown
+    assert termios.tcgetattr(mine) == before
+    os.close(mine)
+    os.close(its)
+
+
+def _own_terminal(its: int) -> None:
+    """Makes a terminal the controlling one, so that its keys send signals."""
+    os.setsid()
+    fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_an_answer_ends_it(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    with silent() as url:
+        process = start(url, "--model", str(tiny_model), "--env", f"{THIS}:Countdown", temporary=tmp_path)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert Silent.asked.wait(SECONDS)
+        process.send_signal(number)
+        output = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 130, output
     assert output.endswith("\nstopped\n") and "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
