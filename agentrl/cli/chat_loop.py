@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.conversation import Conversation, Turn
+from agentrl.cli.conversation import Conversation, Step
 from agentrl.core.agent import ContextOverflow, InferenceError
 from agentrl.core.episode import Message, Node
 from agentrl.core.message_shape import MessageError
@@ -168,39 +168,51 @@ class ChatLoop:
             return
         if self._failed:
             self.before_retry()
+        env = conversation.env
         try:
-            with self._waiting():
-                turn = self._runner.run(conversation.answer(text if text.strip() else ""))
+            with self._waiting("sampling"):
+                first = self._runner.run(conversation.answer(text if text.strip() else ""))
         except TURN_ERRORS as error:
-            self._failed, self._failures = True, self._failures + 1
-            self.on_error()
-            final = isinstance(error, ContextOverflow | TemplateError | MessageError)
-            again = "/reset begins a new conversation" if final else "Enter tries again, /reset begins anew"
-            self._out.print(Text(f"no answer: {plain(str(error))} ({again})", style="red"), soft_wrap=True)
-        else:
-            self._failed = False
-            self._show_turn(turn)
-
-    def _waiting(self) -> contextlib.AbstractContextManager[object]:
-        return self._out.status("sampling") if self._out.is_terminal else contextlib.nullcontext()
-
-    def _show_turn(self, turn: Turn) -> None:
-        nodes = self._conversation.trajectory.nodes
-        if self._tokens:
-            self._show_tokens(turn.first)
-        else:
-            self._show_answers(nodes[turn.first :])
-        if self._conversation.env is None:
+            if isinstance(error, ContextOverflow) and env is not None and conversation.session.last_sampled is not None:
+                self._say(str(error))
+                self._show_step(self._runner.run(conversation.judge(env)))
+            else:
+                self._report(error)
             return
-        reward = "missing" if turn.reward is None else f"{turn.reward:g}"
-        numbers = "".join(f"  {plain(name)} {value:g}" for name, value in turn.metrics.items())
+        self._failed = False
+        self._show_nodes(first)
+        if env is not None:
+            with self._waiting("the environment acts"):
+                step = self._runner.run(conversation.observe(env))
+            self._show_step(step)
+
+    def _report(self, error: Exception) -> None:
+        """Says why there is no answer, and what can be done."""
+        self._failed, self._failures = True, self._failures + 1
+        self.on_error()
+        final = isinstance(error, ContextOverflow | TemplateError | MessageError)
+        again = "/reset begins a new conversation" if final else "Enter tries again, /reset begins anew"
+        self._out.print(Text(f"no answer: {plain(str(error))} ({again})", style="red"), soft_wrap=True)
+
+    def _waiting(self, what: str) -> contextlib.AbstractContextManager[object]:
+        return self._out.status(what) if self._out.is_terminal else contextlib.nullcontext()
+
+    def _show_nodes(self, first: int) -> None:
+        if self._tokens:
+            self._show_tokens(first)
+        else:
+            self._show_answers(self._conversation.trajectory.nodes[first:])
+
+    def _show_step(self, step: Step) -> None:
+        reward = "missing" if step.reward is None else f"{step.reward:g}"
+        numbers = "".join(f"  {plain(name)} {value:g}" for name, value in step.metrics.items())
         self._out.print(Text(f"reward {reward}{numbers}", style="bold"))
-        for message in turn.observation:
+        for message in step.observation:
             self._show(message)
-        if turn.end is not None:
+        if step.end is not None:
             total = self._conversation.total
             end = "missing" if total is None else f"{total:g}"
-            self._out.print(Text(f"{turn.end}; reward of the episode: {end}. Enter begins the next one.", style="bold"))
+            self._out.print(Text(f"{step.end}; reward of the episode: {end}. Enter begins the next one.", style="bold"))
 
     def _show_answers(self, nodes: Sequence[Node]) -> None:
         """Shows the sampled messages, and what the agent itself answered between them."""

@@ -5,12 +5,12 @@ failed can be tried again, and nothing that was said before is lost.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV
-from agentrl.core.agent import Agent, ContextOverflow
+from agentrl.core.agent import Agent
 from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, Trajectory
@@ -43,22 +43,20 @@ class OfferedTools:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one turn brought.
+class Step:
+    """What the environment said to an answer.
 
     Attributes:
-        first: Index of the first node of the trajectory that is new.
-        observation: Messages of the environment that follow the answer.
-        reward: Reward of the step; ``None`` without an environment, or if it is missing.
+        observation: Its messages.
+        reward: Reward of the step; ``None`` if it is missing.
         metrics: Numbers that the environment reported.
-        end: ``terminated``, ``truncated`` or ``out of context``; ``None`` while the conversation goes on.
+        end: ``terminated``, ``truncated`` or ``out of context``; ``None`` while the episode goes on.
     """
 
-    first: int
     observation: list[Message]
-    reward: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    end: str | None = None
+    reward: float | None
+    metrics: dict[str, float]
+    end: str | None
 
 
 class Conversation:
@@ -116,14 +114,17 @@ class Conversation:
 
     @property
     def can_answer(self) -> bool:
-        """Whether something is there to be answered: messages of the environment, or a turn that failed."""
-        return not self.over and (self._asked or any(one.get("role") != "system" for one in self._pending))
+        """Whether the model can go on without a message of the person: in an environment, or after a failed turn."""
+        return self.env is not None or self._asked
 
-    async def answer(self, text: str = "") -> Turn:
-        """Lets the agent act, then the environment if there is one.
+    async def answer(self, text: str = "") -> int:
+        """Lets the agent act.
 
         Args:
             text: Further message of the person; empty for none.
+
+        Returns:
+            Index of the first node of the trajectory that was not returned before.
 
         Raises:
             InferenceError: The server gave no answer; the turn can be tried again with an empty text.
@@ -133,33 +134,29 @@ class Conversation:
         if text:
             observation = [*observation, {"role": "user", "content": text}]
         self._asked = True  # until the agent has answered: its own list has the messages from now on
-        first = self._shown
-        try:
-            action = await self.agent.step(observation, self._info)
-        except ContextOverflow:
-            if self.env is None or self.session.last_sampled is None:
-                raise
-            return await self._judged(first)
-        self._asked, self._shown = False, len(self.trajectory.nodes)
-        if self.env is None:
-            return Turn(first, [])
-        result = checked_step(await self.env.step(action), self.env)
+        self._action = await self.agent.step(observation, self._info)
+        self._asked = False
+        first, self._shown = self._shown, len(self.trajectory.nodes)
+        return first
+
+    async def observe(self, env: Environment[Any, Any]) -> Step:
+        """Gives the latest answer to the environment."""
+        result = checked_step(await env.step(self._action), env)
         observed, reward, terminated, truncated, self._info = result
         self._pending = list(observed)
         end = "terminated" if terminated else "truncated" if truncated else None
-        return self._turn(first, list(observed), reward, end, "step")
+        return self._step(list(observed), None if reward is None else checked_reward(reward, env), end)
 
-    async def _judged(self, first: int) -> Turn:
-        """The end of an episode whose next prompt does not fit the context."""
-        assert self.env is not None
-        reward, self._info = checked_unfinished(await self.env.judge_unfinished(), self.env)
-        return self._turn(first, [], reward, "out of context", "judge_unfinished")
+    async def judge(self, env: Environment[Any, Any]) -> Step:
+        """Ends an episode whose next prompt does not fit the context, as training does."""
+        reward, self._info = checked_unfinished(await env.judge_unfinished(), env)
+        value = None if reward is None else checked_reward(reward, env, "judge_unfinished")
+        return self._step([], value, "out of context")
 
-    def _turn(self, first: int, observed: list[Message], reward: Any, end: str | None, method: str) -> Turn:
-        value = None if reward is None else checked_reward(reward, self.env or self, method)
-        self.total = None if value is None or self.total is None else self.total + value
+    def _step(self, observed: list[Message], reward: float | None, end: str | None) -> Step:
+        self.total = None if reward is None or self.total is None else self.total + reward
         self.over = end is not None
-        return Turn(first, observed, value, self._info.get("metrics", {}), end)
+        return Step(observed, reward, self._info.get("metrics", {}), end)
 
     def _leave(self) -> None:
         if self._release is not None:
