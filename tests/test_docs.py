@@ -158,8 +158,8 @@ def test_chats_answer_what_is_piped_in(line: str, server: str, tiny_model: Path,
         elif words[at - 1] in ("chat", "--model"):
             words[at] = word if word.startswith("-") else str(tiny_model)
     small = ["sampling.max_new_tokens=8", "inference.context_length=512", "inference.threads=1"]
-    if "--recipe" in words:  # its template and its examples are too long for the tiny model in bytes
-        small += [f"model.name={tiny_model}", "model.chat_template=null", "env.kwargs.examples=0"]
+    if "--recipe" in words:  # its tools and examples are too long for the tiny model in bytes
+        small += [f"model.name={tiny_model}", "model.chat_template=null", "env.id=arithmetic"]
     result = subprocess.run(
         command(*words, *small), input=f"{piped}\n/quit\n", cwd=folder, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,

@@ -20,6 +20,7 @@ from agentrl.cli.conversation import Conversation, Step
 from agentrl.core.agent import ContextOverflow, InferenceError
 from agentrl.core.episode import Message, Node
 from agentrl.core.message_shape import MessageError
+from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.inference.token_bytes import TokenBytes
 from agentrl.observe.message_view import message_text
@@ -237,6 +238,23 @@ class ChatLoop:
             node = trajectory.nodes[block.node]
             if node.finish_reason is not None:
                 self._out.print(answer_view(node, parser, look.template_name), soft_wrap=True)
+        self._show_drift()
+
+    def _show_drift(self) -> None:
+        """Says whether the template would render the conversation to other ids than those that are stored."""
+        session = self._conversation.session
+        if not isinstance(session, ChatSession):
+            return
+        try:
+            drift = session.drift()
+        except TemplateError as error:
+            self._say(f"drift: not measured, the template does not render this conversation: {error}")
+            return
+        if drift is not None and (drift.special or drift.text):
+            what = "special tokens differ" if drift.special else "the same text in other tokens"
+            style = "red" if drift.special else "dim"
+            line = f"drift: the template would render {drift.text:.0%} of these ids differently ({what})"
+            self._out.print(Text(line, style=style))
 
     def _show_all(self) -> None:
         if self._look is None:

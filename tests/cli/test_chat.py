@@ -165,6 +165,17 @@ def test_tokens_of_the_conversation_so_far_can_be_asked_for(template: ChatTempla
     assert text.count("prompt, ") == 2 and text.count("parsed: ") == 2
 
 
+def test_drift_is_told_where_there_is_any(template: ChatTemplate) -> None:
+    odd = [*template.encode("u"), *template.encode("ser"), template.eos_id]  # "user" in a way no encoder splits it
+    _, text, _ = talk(template, lambda ids, params: answer(odd), ["x"], tokens=True)
+    assert re.search(r"drift: the template would render \d+% of these ids differently \(the same text in other", text)
+    special = [*template.encode("a<|im_start|>b"), template.eos_id]  # left out of the message's text
+    _, text, _ = talk(template, lambda ids, params: answer(special), ["x"], tokens=True)
+    assert "(special tokens differ)" in text
+    _, text, _ = talk(template, says(template, "user"), ["x"], tokens=True)
+    assert "drift" not in text
+
+
 def test_control_characters_of_a_model_do_not_reach_the_terminal(template: ChatTemplate) -> None:
     _, text, _ = talk(template, says(template, "\x1b[2J\x07red"), ["x", "/tokens"])
     assert "\x1b" not in text and "assistant: \\x1b[2J\\x07red" in text
