@@ -15,13 +15,14 @@ COLORS = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "g
 def message_text(message: Message) -> Text:
     """Returns a message as lines: its role and text, with reasoning dimmed and each call as ``name(arguments)``."""
     role = str(message.get("role"))
-    shown = Text(f"{plain(role)}: ", style=COLORS.get(role, "white"))
+    shown = Text()
+    shown.append(f"{plain(role)}: ", style=COLORS.get(role, "white"))
     lines: list[tuple[str, str]] = []
     if message.get("reasoning_content"):
         lines.append((str(message["reasoning_content"]), "dim"))
     if message.get("content"):
-        lines.append((str(message["content"]), "default"))
-    lines += [(line, "default") for line in call_lines(message)]
+        lines.append((str(message["content"]), ""))
+    lines += [(line, "") for line in call_lines(message)]
     lines += [(f"malformed call: {line}", "red") for line in error_lines(message)]
     for number, (line, style) in enumerate(lines):
         shown.append("\n" * bool(number) + plain(line), style=style)

@@ -198,13 +198,14 @@ def answer_view(node: Node, parser: str, template: str) -> Text:
         template: Name of the chat template.
     """
     message = node.message
-    shown = Text("parsed: ", style="bold")
+    shown = Text()
+    shown.append("parsed: ", style="bold")
     cut = node.finish_reason == "length"
     finish = f"finish {node.finish_reason}{', cut at its length limit' * cut}"
-    shown.append(f"{finish}; parser {parser}; template {template}", style="yellow" if cut else "default")
+    shown.append(f"{finish}; parser {parser}; template {template}", style="yellow" if cut else "")
     parts = [("reasoning", message["reasoning_content"], "dim")] if message.get("reasoning_content") else []
-    parts.append(("content", message.get("content") or "", "default"))
-    parts += [("call", line, "default") for line in call_lines(message)]
+    parts.append(("content", message.get("content") or "", ""))
+    parts += [("call", line, "") for line in call_lines(message)]
     parts += [("error", line, "red") for line in error_lines(message)]
     for name, text, style in parts:
         shown.append(f"\n  {name:<10}", style="bold")
