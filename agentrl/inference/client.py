@@ -167,12 +167,17 @@ class ChatClient:
         self, router: Router, template: ChatTemplate, training: SessionSettings, evaluation: SessionSettings
     ) -> None:
         self.router = router
-        self.template = template
+        self._template = template
         self._settings = {False: training, True: evaluation}
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template."""
+        return self._template
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
-        return EpisodeLLM(lambda role: ChatSession(lease, self.template, settings, role)), lease.release
+        return EpisodeLLM(lambda role: ChatSession(lease, self._template, settings, role)), lease.release
