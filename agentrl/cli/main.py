@@ -12,6 +12,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.bench import bench
+from agentrl.cli.chat import chat
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
@@ -33,6 +34,7 @@ app.add_typer(recipe_app, name="recipe")
 app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)
+app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
 app.command(name="doctor")(doctor)

@@ -170,6 +170,11 @@ class ChatClient:
         self._template = template
         self._settings = {False: training, True: evaluation}
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template."""
+        return self._template
+
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease()
