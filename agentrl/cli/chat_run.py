@@ -32,7 +32,7 @@ from agentrl.inference.client import ChatClient, Client
 from agentrl.inference.kinds.kind import kinds_that, server_kind
 from agentrl.inference.router import Router
 from agentrl.inference.template import TemplateError
-from agentrl.inference.tool_parsers import parser_for
+from agentrl.inference.tool_parsers import PARSERS, parser_for
 from agentrl.launch.resolve import resolve
 from agentrl.launch.run import check_names
 from agentrl.launch.servers import find_model, server_python, start_servers
@@ -209,10 +209,7 @@ def token_look(recipe: Recipe, client: ChatClient) -> TokenLook:
 
 
 def opening(recipe: Recipe, look: TokenLook | None) -> list[str]:
-    """Returns the lines that are shown once, before the first prompt: how prompts are made and answers sampled.
-
-    What a probe finds out about the template before anything is asked belongs here.
-    """
+    """Returns the lines that are shown once, before the first prompt: how prompts are made and answers sampled."""
     sampling = recipe.sampling
     how = "greedy (temperature 0)" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     how += f", top_p {sampling.top_p:g}" * (sampling.top_p < 1) + f", top_k {sampling.top_k}" * (sampling.top_k > 0)
@@ -220,4 +217,6 @@ def opening(recipe: Recipe, look: TokenLook | None) -> list[str]:
     if look is not None:
         lines[0] += f", {recipe.inference.context_length} tokens a conversation"
         lines.insert(0, f"prompt  template: {look.template_name}; tool calls are read by the parser {look.parser}")
+        found = [*look.template.prompts.findings(PARSERS[look.parser]), *look.template.notes]
+        lines += [f"check   {line}" for line in found]
     return lines

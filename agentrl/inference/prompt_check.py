@@ -45,6 +45,25 @@ _TOOL: dict[str, Any] = {
         },
     },
 }
+_ASKED: Message = {"role": "user", "content": "a"}
+_SAID: Message = {"role": "assistant", "content": "a"}
+_CALLED: list[Message] = [
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": json.dumps(_CALL)}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "a"},
+]
+_TRIED: dict[str, tuple[list[Message], list[dict[str, Any]]]] = {
+    "system message": ([{"role": "system", "content": "a"}, _ASKED], []),
+    "developer message": ([{"role": "developer", "content": "a"}, _ASKED], []),
+    "late system message": ([_ASKED, _SAID, {"role": "system", "content": "a"}, _ASKED], []),
+    "tools": ([_ASKED], [_TOOL]),
+    "a call and its result as an example": ([_ASKED, *_CALLED], [_TOOL]),
+}
 log = logging.getLogger(__name__)
 
 
@@ -129,6 +148,24 @@ class PromptCheck:
                 f"{WITH_TOOLS}"
             )
 
+    def findings(self, parser: ToolParser) -> list[str]:
+        """Says what the template does with each thing that a prompt may hold, one line for each.
+
+        Args:
+            parser: Parser of the model's answers.
+        """
+        lines = [f"{what}: {self._outcome(messages, tools)}" for what, (messages, tools) in _TRIED.items()]
+        lines[1] += ", as system messages" * bool(self._roles and "rendered" in lines[1])
+        read = self._calls.setdefault(parser.name, self._unread(parser))
+        return [*lines, f"tool calls: {read or f'read back by the parser {parser.name}'}"]
+
+    def _outcome(self, messages: Sequence[Message], tools: Tools) -> str:
+        try:
+            self.check(messages, tools)
+        except TemplateError as error:
+            return f"refused: {error}"
+        return "rendered"
+
     def _missing(
         self,
         messages: Sequence[Message],
@@ -169,7 +206,7 @@ class PromptCheck:
 
     def _unread(self, parser: ToolParser) -> str | None:
         """Returns how the template's calls and the parser's reading of them differ; ``None`` if they do not."""
-        asked: list[Message] = [{"role": "user", "content": "a"}]
+        asked = [_ASKED]
         function = {"name": "look_up", "arguments": json.dumps(_CALL, ensure_ascii=False)}
         prompt, _ = self._rendered(asked, [_TOOL], generation=True)
         whole, answer = "", ""

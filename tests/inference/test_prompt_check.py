@@ -216,3 +216,23 @@ async def test_the_models_own_ids_of_calls_are_kept() -> None:
     assert "functions.add:0" in template.text(template.first(example, TOOLS), special=True)
     with pytest.raises(TemplateError, match="leaves out a tool call"):
         template.first(PROMPTS["a call"], TOOLS)
+
+
+FOUND = {
+    "qwen3": [
+        "rendered", "rendered, as system messages", "rendered", "rendered", "rendered", "read back by the parser hermes"
+    ],
+    "chatml_tools": ["rendered"] * 5 + ["read back by the parser hermes"],
+    "gemma": ["refused", "refused", "refused", "refused", "refused", "this chat template renders no tool calls"],
+    "qwen3_5_think": [
+        "rendered", "rendered, as system messages", "refused", "rendered", "rendered",
+        "read back by the parser qwen_coder",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_a_template_does_is_said_in_words(name: str) -> None:
+    template = load(name)
+    lines = template.prompts.findings(parser_for(template.source))
+    assert [line.partition(": ")[2][: len(want)] for line, want in zip(lines, FOUND[name], strict=True)] == FOUND[name]
