@@ -2,7 +2,8 @@
 
 Guarantees: a wrong 5-tuple, reward or info raises an error that names the class, the method and its line, the returned
 value and the expected one; wrong values are never converted silently. A number is a number in any shape without
-dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats.
+dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats. In observations and infos, half of a
+surrogate pair, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 import functools
@@ -11,6 +12,8 @@ import math
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
+from agentrl.core.valid_text import valid_data, valid_text
 
 MAX_SHOWN = 200  # characters of a wrong value in an error message
 
@@ -38,7 +41,7 @@ def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
     observation, info = result
     if not isinstance(observation, list | tuple):
         raise TypeError(f"{where(env, 'reset')} returned observation={observation!r}; want a list of messages")
-    return observation, checked_info(info, where(env, "reset"))
+    return valid_data(observation), checked_info(info, where(env, "reset"))
 
 
 def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -56,7 +59,7 @@ def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[s
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if type(value).__name__ not in ("bool", "bool_"):  # also accepts numpy's bool
             raise TypeError(f"{place} returned {name}={value!r}, a {type(value).__name__}; want a bool")
-    return observation, reward, bool(terminated), bool(truncated), checked_info(info, place)
+    return valid_data(observation), reward, bool(terminated), bool(truncated), checked_info(info, place)
 
 
 def checked_reward(reward: Any, env: object, method: str = "step") -> float:
@@ -136,6 +139,7 @@ def checked_info(info: Any, place: str) -> dict[str, Any]:
     """
     if not isinstance(info, dict):
         raise TypeError(f"{place} returned info={info!r}; want a dict")
+    info = valid_data(info)
     metrics = checked_metrics(info.get("metrics", {}), f"{place} returned info['metrics']")
     return {**info, "metrics": metrics} if metrics else info
 
@@ -151,7 +155,7 @@ def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
         isinstance(name, str) and isinstance(value, Real) and _is_finite(value) for name, value in plain.items()
     ):
         raise TypeError(f"{place}={_short(metrics)}; want a dict of finite numbers by name")
-    return {name: float(value) for name, value in plain.items()}
+    return {valid_text(name): float(value) for name, value in plain.items()}
 
 
 def where(env: object, method: str) -> str:

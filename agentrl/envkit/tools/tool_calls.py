@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
 from agentrl.core.registry import nearest
+from agentrl.core.valid_text import valid_data, valid_text
 from agentrl.envkit.tools.tool import Tool, tools_by_name
 from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArgumentsError, one_line, quote
 
@@ -76,7 +77,7 @@ async def run_tool_calls(
 
     Returns:
         One event per call, in order. A ``str`` result is the answer unchanged, any other becomes JSON.
-        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in the answer.
+        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in arguments and answer.
 
     Raises:
         ValueError: Two tools have the same name, or a limit is not above 0.
@@ -168,7 +169,7 @@ async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_c
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the episode was cancelled; otherwise a task inside the tool was
         event = call.raised(error)
-    content = shortened(_sendable(event.message["content"]), max_chars)
+    content = shortened(valid_text(event.message["content"]), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
 
 
@@ -181,7 +182,7 @@ async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -
         why = f"no tool is called {quote(call.name)}{nearest(call.name, list(table))} ({known})"
         return call.not_run(ToolEventKind.UNKNOWN_TOOL, why)
     try:
-        arguments = _arguments(call, tool)
+        arguments = valid_data(_arguments(call, tool))
     except UnparsableArgumentsError as error:
         return call.not_run(ToolEventKind.UNPARSABLE, str(error))
     except ToolArgumentError as error:
@@ -216,14 +217,6 @@ def _as_text(tool: Tool, result: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         kind = type(result).__name__
         raise TypeError(f"the result of {tool.name}, a {kind}, cannot be turned into JSON: {error}") from error
-
-
-def _sendable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def shortened(text: str, max_chars: int | None) -> str:
