@@ -2,8 +2,8 @@
 
 Guarantees: an episode is plain JSON data and refers to nothing in the process that made it. Messages form a graph: a
 shared history is stored once, and a fork is a node with several children. Each node's per-token lists have equal
-length. A missing reward is ``None``, never 0; a failed episode has a stop reason and no reward. Half of a surrogate pair in
-a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
+length. A missing reward is ``None``, never 0; a failed episode has a stop reason and no reward. Half of a surrogate
+pair in a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 from enum import StrEnum
@@ -139,8 +139,8 @@ class EpisodeBase(Record):
         drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
             empty if it was not measured.
         stop_reason: Reason why the episode ended.
-        error: Error message, with traceback if ``stop_reason`` is a failure; also of a ``close`` that raised or was cut,
-            after which the episode keeps its reward.
+        error: Error message, with traceback if ``stop_reason`` is a failure; also that of a ``close`` that raised or
+            was cut, after which the episode keeps its reward.
         seconds: Duration, teardown included.
         abandoned: Whether the teardown was given up at its time limit: what the environment held may be left, and its
             task may still run.

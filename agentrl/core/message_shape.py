@@ -3,8 +3,8 @@
 Guarantees: the result is plain JSON data with a role and a text as ``content``; ``tool_calls`` is a list with at least
 one call or not there, and the arguments of a call are text; no key is ``None``. Parts of text become one text, a
 refusal becomes text, ``function_call`` and its result become a tool call and its result. What a text model cannot read
-(images, audio, files) is refused with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold, becomes
-U+FFFD. A message in this shape comes out equal.
+(images, audio, files) is refused with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold,
+becomes U+FFFD. A message in this shape comes out equal.
 """
 
 import hashlib

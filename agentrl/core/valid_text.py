@@ -2,8 +2,8 @@
 
 Guarantees: text that is valid comes back as the same object. Half a surrogate pair becomes U+FFFD (the replacement
 character); two halves that belong together become the character that they stand for. Data keeps its other values
-unchanged. Half pairs come from JSON such as ``"\\ud83d"``, which an API, a tool or a dataset that cuts text by UTF-16
-units can write; a tokenizer, a file and an HTTP body refuse them.
+unchanged. JSON can write half a pair as an escape, and an API, a tool or a dataset that cuts text by UTF-16 units does;
+a tokenizer, a file and an HTTP body refuse it.
 """
 
 import re
@@ -39,7 +39,7 @@ def valid_data(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Returns ``text`` with control characters as escapes such as ``\\x1b``, but for tabs and line ends.
+    """Returns ``text`` with control characters as escapes, but for tabs and line ends.
 
     A terminal obeys such characters; text of a model or an environment must not move its cursor or set its title.
     """

@@ -1,8 +1,9 @@
 """Loads rows of JSON-lines files or of a hub dataset unchanged.
 
-Guarantees: a line that is not a JSON object is refused with its file and number; half of a surrogate pair in a line
-(``"\\ud83d"``), which UTF-8 cannot hold, becomes U+FFFD. The returned sentence names the source. A hub dataset's tables give all messages, calls and tools of a column the same keys, with ``None`` in those that
-a row did not have; in the columns of conversations these are taken out again.
+Guarantees: a line that is not a JSON object is refused with its file and number; half of a surrogate pair in a line,
+which UTF-8 cannot hold, becomes U+FFFD. The returned sentence names the source. A hub dataset's tables give all
+messages, calls and tools of a column the same keys, with ``None`` in those that a row did not have; in the columns of
+conversations these are taken out again.
 """
 
 import json

@@ -1,9 +1,10 @@
 """The standard workflow: one agent acts in one environment until the episode ends.
 
 Guarantees: each step's reward is credited to the message that the agent returned; the environment is always closed,
-within a time limit, in the task that made it, and a ``close`` that raises or hangs costs no reward; a reward that is not a finite number raises an error that names the environment; if a reward is missing (``None``), the episode has no
-reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps
-what its steps earned, and the environment judges it as it stands.
+within a time limit, in the task that made it, and a ``close`` that raises or hangs costs no reward; a reward that is
+not a finite number raises an error that names the environment; if a reward is missing (``None``), the episode has no
+reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps what its steps
+earned, and the environment judges it as it stands.
 """
 
 import asyncio

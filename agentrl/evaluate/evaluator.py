@@ -12,10 +12,10 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Task
+from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.metrics import EvalSummary, summarize
-from agentrl.core.valid_text import printable
 from agentrl.inference.client import Client
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.deadline import Limits
@@ -96,7 +96,7 @@ class Evaluator:
                 group_id=f"eval{version}-{number}",
                 index=index,
                 seed=number * self._recipe.eval.samples + index,
-                limits=Limits(rollout.episode_timeout, rollout.close_timeout),
+                limits=Limits.of(rollout),
                 left=self._left,
                 evaluation=True,
             )

@@ -1,9 +1,9 @@
 """Finds the sampled message that an environment acted on.
 
 Guarantees: pure. A message is looked for among those sampled since the latest reward, then among all: the newest call's
-first, and of equal samples of one call the first, which is the one that the conversation goes on from. An agent may have
-changed the message: without an equal one, a sample since the latest reward counts that has the same text but for white
-space at its ends.
+first, and of equal samples of one call the first, which is the one that the conversation goes on from. An agent may
+have changed the message: without an equal one, a sample since the latest reward counts that has the same text but for
+white space at its ends.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,11 +12,13 @@ import time
 import traceback
 from collections.abc import Callable
 
+from agentrl.config.rollout import RolloutConfig
 from agentrl.core.stack_place import outer_frames, place
 
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 5.0  # seconds without progress of any episode after which a line is logged
 EXIT_CODE = 4
+SHORTEST_STANDSTILL = 30.0  # a loop blocked for fewer seconds never ends the run, even if episodes are shorter
 
 
 class LoopWatch:
@@ -38,6 +40,11 @@ class LoopWatch:
         self._served = clock()
         self._warned = False
         self._stopped = threading.Event()
+
+    @classmethod
+    def of(cls, config: RolloutConfig, *, end: Callable[[int], object] = os._exit) -> "LoopWatch":
+        """Returns a watch that ends the process when no deadline of a recipe's episodes can be kept."""
+        return cls(max(SHORTEST_STANDSTILL, config.episode_timeout), end=end)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
         """Watch a loop until :meth:`stop`."""

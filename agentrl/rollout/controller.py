@@ -2,10 +2,11 @@
 
 Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
 a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
-many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it again,
-and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however small. The
-servers' version does not change during its evaluation: the trainer asks (:meth:`Controller.ready`) before it
-publishes the next version, and a push during an evaluation is refused. No call waits for the end of an evaluation.
+many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
+group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
+is left is the last batch, however small. The servers' version does not change during its evaluation: the trainer asks
+(:meth:`Controller.ready`) before it publishes the next version, and a push during an evaluation is refused. No call
+waits for the end of an evaluation.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -189,7 +190,7 @@ class Controller:
             group_id=f"g{draw}",
             index=index,
             seed=stream_seed(self.recipe.seed, draw, index),
-            limits=Limits(self._config.episode_timeout, self._config.close_timeout),
+            limits=Limits.of(self._config),
             left=self._left,
         )
         return episode if self._score is None else await self._score(episode)

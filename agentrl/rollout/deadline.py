@@ -2,8 +2,8 @@
 
 Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``close_timeout`` +
 ``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The coroutine has
-``timeout`` to end; then it is cancelled and has ``close_timeout`` for its teardown; then it is cancelled once more, which
-cuts a teardown that hangs; a task that runs on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
+``timeout`` to end; then it is cancelled and has ``close_timeout`` for its teardown; then it is cancelled once more,
+which cuts a teardown that hangs; a task that runs on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from agentrl.config.rollout import RolloutConfig
 from agentrl.core.stack_place import frames_of, place, written
 from agentrl.rollout.abandoned import Abandoned
 
@@ -29,6 +30,16 @@ class Limits:
 
     timeout: float
     close_timeout: float
+
+    @classmethod
+    def of(cls, config: RolloutConfig) -> "Limits":
+        """Returns the limits of a recipe's episodes."""
+        return cls(config.episode_timeout, config.close_timeout)
+
+    @property
+    def teardown(self) -> float:
+        """Most seconds from its cancellation until it has ended or is abandoned."""
+        return self.close_timeout + min(LAST_SECONDS, self.close_timeout)
 
 
 @dataclass(frozen=True)
@@ -64,26 +75,26 @@ async def within(limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned) 
             written(frames),
             f"no end within {limits.timeout:g} s (rollout.episode_timeout), in {place(frames)}",
         )
-        stuck = await _cancelled(job, limits.close_timeout)
+        stuck = await _cancelled(job, limits)
         if not stuck:
             return Ended(job, f"{stack}\n{why}")
         how = "was cut" if job.done() else "runs on: its task was abandoned"
         return Ended(job, f"{stack}\n{why}; its teardown took over {limits.close_timeout:g} s and {how}, {stuck}", True)
     except asyncio.CancelledError:  # the run ends
-        await _cancelled(job, limits.close_timeout)
+        await _cancelled(job, limits)
         raise
     finally:
         if not job.done():
             left.add(job)
 
 
-async def _cancelled(job: "asyncio.Task[Any]", close_timeout: float) -> str:
+async def _cancelled(job: "asyncio.Task[Any]", limits: Limits) -> str:
     """Cancels a task and waits for its teardown; returns the place where that hung, empty if it ended in time."""
     job.cancel()
-    await asyncio.wait({job}, timeout=close_timeout)
+    await asyncio.wait({job}, timeout=limits.close_timeout)
     if job.done():
         return ""
     where = f"in {place(frames_of(job))} (rollout.close_timeout)"
     job.cancel()
-    await asyncio.wait({job}, timeout=min(LAST_SECONDS, close_timeout))
+    await asyncio.wait({job}, timeout=limits.teardown - limits.close_timeout)
     return where

@@ -2,10 +2,10 @@
 
 Guarantees: an exception, a timeout or a missing reward becomes a failed episode with a typed reason and the traceback,
 never a reward; cancellation of the run itself is not caught. An episode takes no longer than its time limit and that of
-its teardown (:mod:`agentrl.rollout.deadline`); after its record is made, a task that it left gets no answers and changes
-nothing. A ``close`` that raises or hangs costs no reward. Running out of context is no failure unless the very first
-prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the last
-answer was cut (:mod:`agentrl.core.ending`).
+its teardown (:mod:`agentrl.rollout.deadline`); after its record is made, a task that it left gets no answers and
+changes nothing. A ``close`` that raises or hangs costs no reward. Running out of context is no failure unless the very
+first prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the
+last answer was cut (:mod:`agentrl.core.ending`).
 """
 
 import asyncio

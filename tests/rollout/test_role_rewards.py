@@ -15,8 +15,8 @@ from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.evaluate.metrics import summarize
 from agentrl.inference.template import ChatTemplate
-from agentrl.rollout.buffer import Group
 from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.buffer import Group
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.group_account import Tally, is_uniform, judge, step_metrics
