@@ -93,9 +93,9 @@ def too_many(abandoned: int, config: RolloutConfig) -> str | None:
         return None
     return (
         f"{abandoned} episodes were abandoned and still run, as many as rollout.max_concurrent="
-        f"{config.max_concurrent}: code of the environment, the agent or the workflow goes on after it was cancelled. Let it raise "
-        "asyncio.CancelledError (no bare `except:` or `except BaseException:` around an await), and give close() and "
-        "blocking calls time limits; the episodes' errors name the lines"
+        f"{config.max_concurrent}: code of the environment, the agent or the workflow goes on after it was cancelled. "
+        "Let it raise asyncio.CancelledError (no bare `except:` or `except BaseException:` around an await), and give "
+        "blocking calls time limits of their own; the episodes' errors name the lines"
     )
 
 
