@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import LLM, Outcome
@@ -337,27 +338,33 @@ def harness(tmp_path: Path, tiny_model: Path, holds: Holds, *overrides: str) -> 
 async def test_training_goes_on_beside_abandoned_episodes_and_counts_them(tiny_model: Path, tmp_path: Path) -> None:
     holds = Holds(lambda task: task.data["n"] == 0)
     made, controller = harness(tmp_path, tiny_model, holds, "rollout.max_failure_rate=1.0", "rollout.batch_size=5")
-    controller.start()
-    await controller.next_batch(0)
-    await made.publish(1)
-    metrics = made.written[-1][1]
-    assert metrics["rollout/abandoned"] == 3 == metrics["rollout/failed_timeout"], "the group of the one task"
-    assert (metrics["rollout/groups_kept"], metrics["rollout/groups_failed"]) == (5, 1)
-    assert len(controller._left) >= 3
-    await controller.close()
-    holds.go.set()
+    try:
+        controller.start()
+        while not controller._account.uncounted:
+            await asyncio.sleep(SHORT)
+        await controller.next_batch(0)
+        await made.publish(1)
+        metrics = made.written[-1][1]
+        groups = metrics["rollout/groups_failed"]
+        assert groups >= 1 and metrics["rollout/groups_kept"] == 5
+        assert metrics["rollout/abandoned"] == metrics["rollout/failed_timeout"] == 3 * groups
+        assert len(controller._left) >= 3
+        await controller.close()
+    finally:
+        holds.go.set()
 
 
 async def test_too_many_abandoned_episodes_end_the_run_with_a_diagnosis(tiny_model: Path, tmp_path: Path) -> None:
     holds = Holds(lambda task: True)
-    made, controller = harness(tmp_path, tiny_model, holds, "rollout.max_failure_rate=1.0", "rollout.max_concurrent=6")
-    made.recipe.rollout.batch_size  # noqa: B018 - larger than the failures that come first
-    controller._rules._failing = lambda episodes: None  # type: ignore[method-assign]
-    controller.start()
-    with pytest.raises(RolloutError, match=r"(?s)6 episodes were abandoned and still run.*CancelledError"):
-        await controller.next_batch(0)
-    await controller.close()
-    holds.go.set()
+    limits = ("rollout.max_failure_rate=1.0", "rollout.max_concurrent=6", "rollout.batch_size=9")
+    _, controller = harness(tmp_path, tiny_model, holds, *limits)
+    try:
+        controller.start()
+        with pytest.raises(RolloutError, match=r"(?s)6 episodes were abandoned and still run.*CancelledError"):
+            await controller.next_batch(0)
+        await controller.close()
+    finally:
+        holds.go.set()
 
 
 def test_a_run_stops_at_as_many_abandoned_tasks_as_it_runs_at_a_time() -> None:
@@ -373,7 +380,5 @@ def test_the_count_is_of_all_drawn_episodes() -> None:
     other = ended(1, stop_reason=StopReason.TIMEOUT, abandoned=True)
     good = [ended(index, reward=0.0, stop_reason=StopReason.TERMINATED) for index in (2, 3)]
     recipe = RolloutConfig(group_size=4)
-    from agentrl.config.recipe import RewardConfig
-
     metrics = step_metrics([judge([one, other, *good], recipe, RewardConfig())])
     assert (metrics["rollout/abandoned"], metrics["rollout/failed"]) == (2.0, 1.0)
