@@ -395,3 +395,16 @@ async def test_a_limit_that_leaves_nothing_is_an_error(limit: str) -> None:
 async def test_tools_of_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match="two tools are called 'look'"):
         await run([Recorder().look, Recorder().add, Recorder().look])
+
+
+@pytest.mark.parametrize("arguments", ['{"text": "a\\ud83d"}', {"text": "a\ud83d"}])
+async def test_a_tool_gets_and_gives_text_that_utf8_can_hold(arguments: Any) -> None:
+    got: list[str] = []
+
+    def echo(text: str) -> str:
+        """Say it again, and half a pair."""
+        got.append(text)
+        return text + "\udfff"
+
+    event = await run_one(echo, call("echo", arguments))
+    assert got == ["a\ufffd"] and event.message["content"] == "a\ufffd\ufffd"
