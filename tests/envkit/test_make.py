@@ -37,7 +37,7 @@ async def test_an_environment_is_closed_inside_a_running_event_loop() -> None:
 
 
 def test_a_close_that_hangs_or_raises_is_reported_before_any_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TimeoutError, match="^its own$"):
+    with pytest.raises(TimeoutError, match=r"^its own$"):
         discard(Closing("raises"))
     monkeypatch.setattr(make, "CLOSE_SECONDS", 0.02)
     with pytest.raises(TimeoutError, match=r"Closing\.close \(test_make\.py:\d+\) .* did not end within 0\.02 s"):

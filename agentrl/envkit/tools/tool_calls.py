@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
 from agentrl.core.registry import nearest
-from agentrl.core.valid_text import valid_data, valid_text
+from agentrl.core.valid_text import valid_text
 from agentrl.envkit.tools.tool import Tool, tools_by_name
 from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArgumentsError, one_line, quote
 
@@ -77,7 +77,7 @@ async def run_tool_calls(
 
     Returns:
         One event per call, in order. A ``str`` result is the answer unchanged, any other becomes JSON.
-        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in arguments and answer.
+        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in the answer.
 
     Raises:
         ValueError: Two tools have the same name, or a limit is not above 0.
@@ -182,7 +182,7 @@ async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -
         why = f"no tool is called {quote(call.name)}{nearest(call.name, list(table))} ({known})"
         return call.not_run(ToolEventKind.UNKNOWN_TOOL, why)
     try:
-        arguments = valid_data(_arguments(call, tool))
+        arguments = _arguments(call, tool)
     except UnparsableArgumentsError as error:
         return call.not_run(ToolEventKind.UNPARSABLE, str(error))
     except ToolArgumentError as error:
