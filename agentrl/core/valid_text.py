@@ -9,15 +9,16 @@ a tokenizer, a file and an HTTP body refuse it.
 import re
 from typing import Any
 
-_HALVES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def valid_text(text: str) -> str:
     """Returns ``text`` with each half of a surrogate pair replaced."""
-    if text.isascii() or _HALVES.search(text) is None:
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def valid_data(value: Any) -> Any:

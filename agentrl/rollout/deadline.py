@@ -75,22 +75,24 @@ async def within(limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned) 
             written(frames),
             f"no end within {limits.timeout:g} s (rollout.episode_timeout), in {place(frames)}",
         )
-        stuck = await _cancelled(job, limits)
+        job.cancel()
+        stuck = await _torn_down(job, limits)
         if not stuck:
             return Ended(job, f"{stack}\n{why}")
         how = "was cut" if job.done() else "runs on: its task was abandoned"
         return Ended(job, f"{stack}\n{why}; its teardown took over {limits.close_timeout:g} s and {how}, {stuck}", True)
     except asyncio.CancelledError:  # the run ends
-        await _cancelled(job, limits)
+        if not job.cancelling():  # else the end of the process cancelled it too; a second time would cut its teardown
+            job.cancel()
+        await _torn_down(job, limits)
         raise
     finally:
         if not job.done():
             left.add(job)
 
 
-async def _cancelled(job: "asyncio.Task[Any]", limits: Limits) -> str:
-    """Cancels a task and waits for its teardown; returns the place where that hung, empty if it ended in time."""
-    job.cancel()
+async def _torn_down(job: "asyncio.Task[Any]", limits: Limits) -> str:
+    """Waits for the teardown of a cancelled task; returns the place where that hung, empty if it ended in time."""
     await asyncio.wait({job}, timeout=limits.close_timeout)
     if job.done():
         return ""

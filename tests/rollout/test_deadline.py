@@ -312,6 +312,27 @@ async def test_cancelling_the_run_waits_no_longer_than_a_teardown_may_take() -> 
     assert len(left) == 0
 
 
+async def test_the_end_of_the_process_cancels_all_tasks_and_a_teardown_still_gets_its_time() -> None:
+    left, closed, started = Abandoned(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            closed.set()
+
+    job = asyncio.create_task(within(Limits(LONG, LONG), work(), left))
+    await started.wait()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert closed.is_set() and len(left) == 0
+
+
 class Holds:
     """Workflow whose episodes swallow every cancellation until they are let go."""
 
