@@ -111,7 +111,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
     async def _play(self, env: Environment[list[Message], Message], task: Task, llm: LLM, seed: int) -> Outcome:
         agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
         # Copies: the task belongs to the whole group.
-        observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
+        started = await env.reset(seed=seed, options=copy.deepcopy(task.data))
+        observation, info = valid_data(checked_reset(started, env))
         await agent.reset(seed=seed, options=copy.deepcopy(task.data))
         said, metrics = list(observation), dict(info.get("metrics", {}))
         rewards: list[float | None] = []
@@ -125,7 +126,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
                 reason = StopReason.CONTEXT_OVERFLOW
                 break
             result = await env.step(action)
-            observation, reward, terminated, truncated, info = checked_step(result, env)
+            observation, reward, terminated, truncated, info = valid_data(checked_step(result, env))
             _note(llm, rewards, None if reward is None else checked_reward(reward, env), action)
             metrics.update(info.get("metrics", {}))
             said += [action, *observation]
