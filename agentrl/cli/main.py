@@ -4,6 +4,7 @@ Guarantees: an error that a user can fix prints one message on standard error, w
 other errors keep their traceback. ``agentrl --help`` imports neither torch nor transformers, gymnasium or openai.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: Arguments without the program's name; the process's own by default.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal of another encoding ends no run
     try:
         app(args=list(argv) if argv is not None else None, prog_name="agentrl")
     except UserError as error:

@@ -105,9 +105,12 @@ def run(
 
 def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console", numbered: bool = False) -> int:
     """Train, or evaluate if the recipe has no trainer; returns the exit code."""
+    from agentrl.launch.bounded_run import END_SECONDS, end_within
     from agentrl.launch.run import run_recipe
 
-    return run_recipe(recipe, resume=resume, console=console, numbered=numbered)
+    code = run_recipe(recipe, resume=resume, console=console, numbered=numbered)
+    end_within(END_SECONDS, code)
+    return code
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":

@@ -28,12 +28,14 @@ from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
+from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
@@ -44,7 +46,6 @@ from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 WATCH_SECONDS = 1.0
-SHORTEST_STANDSTILL = 30.0  # a loop blocked for fewer seconds never ends the run, even if episodes are shorter
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
@@ -128,7 +129,7 @@ async def serve(
     data += f"; the first prompt could not be tried: {problem}" if problem else ""
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
-    watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
+    watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     try:
         controller.start()
         return await _until_over(controller, recipe, stopping)
@@ -200,10 +201,12 @@ def main(argv: list[str] | None = None) -> int:
     recipe = recipe_of_run(args.run_dir)
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
-        return asyncio.run(work)
+        code = bounded_run(work, Limits.of(recipe.rollout).teardown)
     except (InferenceError, UserError) as error:
         print(error, file=sys.stderr)
-        return 1
+        code = 1
+    end_within(END_SECONDS, code)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Runs an evaluation without training (``trainer.type=null``), on a server that the run starts or on any other.
 
 Guarantees: no trainer is started and, with an external API, no model is loaded and torch is not imported; the API key
-is read from the environment and written nowhere; if no episode could be judged, the exit code is 1 instead of 0.
+is read from the environment and written nowhere; if no episode could be judged, or too many were abandoned, the exit
+code is 1 instead of 0. Tasks of abandoned episodes do not keep the process from ending.
 """
 
 import asyncio
+import os
 from functools import partial
 from pathlib import Path
 
@@ -19,23 +21,30 @@ from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
+from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.first_prompt import check_prompt
+from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
 from agentrl.observe.summary import evaluation_table, setup_line
 from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
+from agentrl.rollout.deadline import Limits
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 
 EPISODES = "eval-episodes.jsonl"
+ABANDONED = (
+    "{} abandoned: their teardown took longer than rollout.close_timeout; their `error` in the episodes names the line"
+)
 
 
 def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     """Run episodes of the validation tasks and print the result.
 
     Returns:
-        Exit code: 0, or 1 when no episode could be judged.
+        Exit code: 0, or 1 when no episode could be judged or too many were abandoned.
     """
     in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
     model = None
@@ -49,17 +58,19 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        with asyncio.Runner() as loop:  # one event loop for all: environments may keep connections
+        with BoundedRunner(Limits.of(recipe.rollout).teardown) as loop:  # one loop: environments may keep connections
             if in_text or model is None:
-                evaluator, summary = loop.run(
-                    _in_text(recipe, _urls(recipe, model, run_dir, supervisor)[0], journal, console)
-                )
+                urls = _urls(recipe, model, run_dir, supervisor)
+                evaluator, summary = loop.run(_in_text(recipe, urls[0], journal, console))
             else:
                 problem = loop.run(check_prompt(recipe, model.path)).problem
                 if problem:
                     console.print(f"prompt  the first one could not be tried: {problem}", style="yellow", markup=False)
                 urls = _urls(recipe, model, run_dir, supervisor)
                 evaluator, summary = loop.run(_with_servers(recipe, model.path, urls, journal, console))
+    except RolloutError as error:
+        console.print(f"the evaluation ended: {error}", style="red", markup=False, highlight=False)
+        return 1
     finally:
         supervisor.stop()
         journal.close()
@@ -67,6 +78,8 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     console.print(evaluation_table(summary.as_metrics(), title=f"{recipe.name}: {summary.tasks} tasks"))
     for text, count in evaluator.failures.most_common(3):
         console.print(f"{count} invalid: {text[-600:]}", style="red", markup=False)
+    if summary.abandoned:
+        console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return 0 if summary.n else 1
 
@@ -82,7 +95,8 @@ def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor
 
 
 async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[Evaluator, EvalSummary]:
-    return await _run(Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal), console)
+    evaluator = Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal)
+    return await _run(evaluator, recipe, console)
 
 
 async def _with_servers(
@@ -92,7 +106,7 @@ async def _with_servers(
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:
-        return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), console)
+        return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), recipe, console)
     finally:
         await client.router.close()
 
@@ -102,12 +116,22 @@ async def _take_back(router: Router, backend: Backend) -> None:
     router.admit(backend)
 
 
-async def _run(evaluator: Evaluator, console: Console) -> tuple[Evaluator, EvalSummary]:
+async def _run(evaluator: Evaluator, recipe: Recipe, console: Console) -> tuple[Evaluator, EvalSummary]:
     console.print(f"data    {evaluator.source}", highlight=False)
     console.print(f"sample  {setup_line(evaluator.setup)}", highlight=False)
     columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=evaluator.total)
         evaluator.on_episode = lambda _: bar.advance(row)
-        summary = await evaluator.run(0)
+        watch = LoopWatch.of(recipe.rollout, end=partial(_leave, console)).start(asyncio.get_running_loop())
+        try:
+            summary = await evaluator.run(0)
+        finally:
+            watch.stop()
     return evaluator, summary
+
+
+def _leave(console: Console, code: int) -> None:
+    """Ends the process at once, with the cursor that the progress bar hid."""
+    console.show_cursor(True)
+    os._exit(code)

@@ -3,10 +3,9 @@
 Guarantees: the workflow runs as in an episode, with the first task, up to its first request, which reaches no server;
 environment and agent are the recipe's own, so what is found is what the model will be told. A prompt that the chat
 template would not render whole raises; whatever else goes wrong is returned as a sentence, because the run may still be
-right. An environment that does not block the event loop is waited for no longer than :data:`LIMIT`.
+right. What does not block the event loop is waited for no longer than :data:`LIMIT` and the limit of its teardown.
 """
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from agentrl.inference.backend import Generation, SamplingParams
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.assemble import make_settings, make_workflow
+from agentrl.rollout.deadline import Limits, within
 
 LIMIT = 20.0  # seconds; an environment's reset may start containers
 SHOWN = 300  # characters at each end of a prompt
@@ -93,14 +94,15 @@ async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, t
         template, locked, free = make_settings(recipe, model)
     except TemplateError as error:
         raise PromptError(f"model {recipe.model.name}: {error}") from error
-    try:
-        episode = _until_reached(workflow, task, server, template, locked if recipe.trainer.type is not None else free)
-        async with asyncio.timeout(LIMIT):
-            problem = await episode
-    except TemplateError as error:
-        raise PromptError(f"model {recipe.model.name}: {error}") from error
-    except TimeoutError:
-        problem = f"task {task.id}: no request to the model within {LIMIT:g} s"
+    settings = locked if recipe.trainer.type is not None else free
+    limits = Limits(LIMIT, recipe.rollout.close_timeout)
+    ended = await within(limits, _until_reached(workflow, task, server, template, settings), Abandoned())
+    problem = f"task {task.id}: no request to the model within {LIMIT:g} s"
+    if not ended.overdue:
+        try:
+            problem = ended.job.result()
+        except TemplateError as error:
+            raise PromptError(f"model {recipe.model.name}: {error}") from error
     return FirstPrompt(server.prompt, template.text(list(server.prompt), special=True), problem)
 
 

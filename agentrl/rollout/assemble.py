@@ -30,6 +30,7 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
             "agent_kwargs": recipe.agent.kwargs,
             "reward": recipe.reward.id,
             "reward_kwargs": recipe.reward.kwargs,
+            "close_timeout": recipe.rollout.close_timeout,
         }
     elif recipe.reward.id is not None:
         raise ValueError(f"reward.id={recipe.reward.id} works with workflow.id=agent_env, not {recipe.workflow.id}")
