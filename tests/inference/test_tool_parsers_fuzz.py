@@ -4,7 +4,6 @@ An answer is put together from pieces of the format's own examples (marks, whole
 JSON and of Unicode, and from words of which each occurs once.
 """
 
-import html
 import json
 import random
 import re
@@ -81,8 +80,7 @@ def stands_in(value: Any, text: str) -> bool:
         forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
         read = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace")
         return (
-            any(form in text or form in html.unescape(text) for form in forms)
-            or value.encode("latin-1", "replace").decode() in read
+            any(form in text or form in plain for form in forms) or value.encode("latin-1", "replace").decode() in read
         )
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "n"}[value] in text.lower()
