@@ -4,7 +4,6 @@ An answer is put together from pieces of the format's own examples (marks, whole
 JSON and of Unicode, and from words of which each occurs once.
 """
 
-import html
 import json
 import random
 import re
@@ -80,10 +79,9 @@ def stands_in(value: Any, text: str) -> bool:
     if isinstance(value, str):
         forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
         read = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace")
-        return (
-            any(form in text or form in html.unescape(text) for form in forms)
-            or value.encode("latin-1", "replace").decode() in read
-        )
+        plain = text.replace("&quot;", '"').replace("&amp;", "&")  # Kimi-K3 writes keys so
+        is_written = any(form in text or form in plain for form in forms)
+        return is_written or value.encode("latin-1", "replace").decode() in read
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "n"}[value] in text.lower()
     return any(float(found) == float(value) for found in NUMBER.findall(text)) or str(abs(value)) in text
