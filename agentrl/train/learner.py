@@ -73,6 +73,7 @@ class PolicyLearner:
         self.layout = layout_of(policy.model)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
+        self.measured = Measured(device)  # of the latest step, from before its first update
         self._by_token = not needs_whole_sequences(config)
 
     @property
@@ -98,6 +99,7 @@ class PolicyLearner:
         drawn = [] if batch is None else self._sample(batch)
         share = self._share(self._work(batch, len(drawn)), config.minibatches)
         measured, sums = Measured(self.device), TokenSums(self.device)
+        self.measured = measured
         if share.notes["drawn"]:
             work = None if batch is None else Work(drawn, batch.tokens)
             self._measure(self._share(work), measured, weighted=True)
