@@ -13,8 +13,8 @@ ENOUGH = 32  # measured tokens below which a step says too little
 FAR, SHOWN = 0.1, 3  # absolute log ratio of a token that differs; number of such tokens in the message
 CAUSES = (
     "the server applies penalties (repetition, presence, frequency; its generation_config.json may set them), or "
-    "another temperature, top_p or top_k than sampling.*; it holds other weights than model.name; it computes in another "
-    "dtype; its weights are quantized (then raise trainer.max_first_mismatch, or set it to null)"
+    "another temperature, top_p or top_k than sampling.*; it holds other weights than model.name; it computes in "
+    "another dtype; its weights are quantized (then raise trainer.max_first_mismatch, or set it to null)"
 )
 
 
