@@ -64,12 +64,12 @@ class Policy(nn.Module):
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
         head, options = (states, weight, batch.targets), {"temperature": self.temperature, "chunk": self.chunk}
         if loss_of is not None:
-            return chunked_loss(*head, _of_trained(batch, loss_of, self.chunk), **options) + nothing
+            return chunked_loss(*head, _chunk_loss(batch, loss_of, self.chunk), **options) + nothing
         logprobs, entropies = chunked_logprobs(*head, **options)
         return logprobs[batch.trained] + nothing, entropies[batch.trained]
 
 
-def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
+def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
     """Makes the loss of a chunk of distinct predictions: the loss of all trained tokens that have one of them."""
     predictions, order = batch.trained.sort(stable=True)
     starts = torch.arange(0, len(batch.targets) + chunk, chunk, device=predictions.device)
@@ -204,7 +204,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _AsItIs(policy)
+    inner = _ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -213,7 +213,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _AsItIs(nn.Module):
+class _ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:

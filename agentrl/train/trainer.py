@@ -95,7 +95,7 @@ class Trainer:
             final, self._out_of_time = plan["final"], plan["late"]
             metrics = self._update(columns, plan)
             self._first_mismatch.check(metrics, self.engine.measured)
-            self._watch(metrics, columns)
+            self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
@@ -160,7 +160,7 @@ class Trainer:
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef
         return metrics
 
-    def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
+    def _check_gradients(self, metrics: dict[str, float], columns: Columns | None) -> None:
         """Saves a batch whose gradient was not finite, and stops training after several such steps in a row.
 
         Raises:

@@ -49,18 +49,14 @@ def trainer_of(model: Path, folder: Path, *batches: list[Episode], **settings: A
 
 
 @torch.no_grad()
-def logprobs(folder: Path, ids: Tensor, temperature: float, count: int, penalty: float = 1.0) -> Tensor:
-    """Returns the logprobs of the last ``count`` ids under a model, at a temperature, with a repetition penalty."""
-    logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=ids).logits[0].double()
-    for place in range(ids.shape[1]):
-        seen = ids[0, : place + 1].unique()
-        row = logits[place, seen]
-        logits[place, seen] = torch.where(row > 0, row / penalty, row * penalty)
+def logprobs(folder: Path, ids: Tensor, temperature: float, count: int) -> Tensor:
+    """Returns the logprobs of the last ``count`` ids under a model, at a temperature."""
+    logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=ids).logits[0]
     rows = (logits / temperature).log_softmax(-1)[:-1]
     return rows.gather(-1, ids[0, 1:, None])[-count:, 0]
 
 
-FAULTS = ("shifted", "temperature", "another model", "penalty")
+FAULTS = ("shifted", "temperature", "another model")
 
 
 def fault(kind: str, model: Path, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
@@ -69,8 +65,6 @@ def fault(kind: str, model: Path, folder: Path) -> Callable[[Tensor, Tensor], Te
         return lambda ids, right: right - 1
     if kind == "temperature":
         return lambda ids, right: logprobs(model, ids, 0.5, len(right))
-    if kind == "penalty":
-        return lambda ids, right: logprobs(model, ids, 1.0, len(right), penalty=10.0)
     other = build_tiny_model(folder / "other", seed=1)
     return lambda ids, right: logprobs(other, ids, 1.0, len(right))
 
