@@ -171,7 +171,7 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
         default=5, description="Consecutive steps with a non-finite gradient after which the run stops."
     )
     max_first_mismatch: float | None = Field(
-        default=0.2,
+        default=0.1,
         gt=0,
         description="Mean |log ratio| of trainer and server, on the first tokens of the current version, above which "
         "the run stops: they do not compute the same policy. null: no check.",
