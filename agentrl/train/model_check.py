@@ -91,14 +91,15 @@ def main(argv: list[str] | None = None) -> int:
     begin()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        undecided = check_model(recipe_of_run(args.run_dir), args.model)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 1
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            undecided = check_model(recipe_of_run(args.run_dir), args.model)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 1
+        finally:
+            dist.destroy_process_group()
     print(f"the trainer alone can tell: {undecided}" if undecided else "the model can be trained")
     return 0
 

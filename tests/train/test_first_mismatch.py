@@ -29,7 +29,9 @@ LIMIT = TrainerConfig().max_first_mismatch or 0.0
 def served(engine: Any, version: int, wrong: Callable[[Tensor, Tensor], Tensor] | None = None) -> list[Episode]:
     """Samples episodes; ``wrong`` makes the server's logprobs from the logits and ids of each answer."""
     episodes = sample(engine.policy, version, torch.Generator().manual_seed(0))
-    for one in episodes if wrong is not None else ():
+    if wrong is None:
+        return episodes
+    for one in episodes:
         prompt, answer = one.trajectories["assistant"].nodes
         ids = torch.tensor([prompt.token_ids + answer.token_ids])
         answer.logprobs[:] = wrong(ids, torch.tensor(answer.logprobs)).tolist()
