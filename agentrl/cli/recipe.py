@@ -63,6 +63,7 @@ def list_recipes() -> None:
 @app.command()
 def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> None:
     """Print a recipe as it would run here: every key, its value and its meaning, and the objective as a formula."""
+    from agentrl.config.hints import hints
     from agentrl.config.render import render
     from agentrl.config.supervised import SUPERVISED, objective
     from agentrl.launch.server_checks import check_servers
@@ -74,6 +75,8 @@ def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> 
     lines = objective(recipe) if recipe.trainer.type in SUPERVISED else formula(recipe.trainer)
     if recipe.trainer.type is not None:
         typer.echo("\n".join(["", "# what is minimised", *(f"#   {line}" for line in lines)]))
+    if found := hints(recipe):
+        typer.echo("\n".join(["", *(f"# hint: {one}" for one in found)]))
 
 
 @app.command()

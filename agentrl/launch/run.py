@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config.errors import UserError
+from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
@@ -32,6 +33,7 @@ from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
@@ -74,6 +76,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    for hint in hints(recipe):
+        console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
     try:
@@ -270,6 +274,7 @@ def _train(
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
+    start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
     if teacher is not None:
         view.state("starting the teacher")

@@ -88,7 +88,10 @@ class LiveView:
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            for finding in diagnose(self._steps, self._recipe.trainer.dtype, self._recipe.weights.pause_mode):
+            evaluations = [self._evaluation] if self._evaluation else []
+            for finding in diagnose(
+                [*evaluations, *self._steps], self._recipe.trainer.dtype, self._recipe.weights.pause_mode
+            ):
                 if finding.kind not in self._warnings:  # each kind is shown once
                     self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
                     self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))
