@@ -31,7 +31,8 @@ def said(number: int) -> str:
 
 def client(model: Path, policy: str) -> EpisodeLLM:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = REWRITING
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    tokenizer.chat_template = "{{ tools | tojson if tools }}" + REWRITING.replace("<|im_end|>", f"{calls}<|im_end|>")
     template = ChatTemplate(tokenizer, policy=policy)  # type: ignore[arg-type]
     answers = (answer([*tokenizer.encode(said(n), add_special_tokens=False), template.eos_id]) for n in range(9))
     backend = FakeBackend(lambda ids, params: next(answers))
