@@ -23,7 +23,7 @@ from tests.train.test_loss import tokens_of
 WALK = ROOT / "docs" / "environments.md"  # its commands follow from each other: test_environments_page.py runs them
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - {WALK})]
 NEEDS_MORE_THAN_A_TEST_HAS = {
-    "pip install 'agentrl[gpu]'": "SGLang needs a GPU and an environment of its own",
+    "pip install -e '.[gpu]'": "SGLang needs a GPU and an environment of its own",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
+from agentrl.core.extras import install_hint
 from agentrl.core.message_shape import MessageError
 
 RewritePolicy = Literal["append", "branch"]
@@ -330,7 +331,7 @@ def training_template(tokenizer: Any) -> str | None:
     try:
         from trl.chat_template_utils import get_training_chat_template
     except ImportError as error:
-        raise TemplateError("model.chat_template=training needs TRL: pip install 'agentrl[train]'") from error
+        raise TemplateError(f"model.chat_template=training needs TRL: {install_hint('train')}") from error
     try:
         return get_training_chat_template(tokenizer)
     except ValueError as error:

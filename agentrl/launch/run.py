@@ -23,6 +23,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
+from agentrl.core.extras import install_hint
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
 from agentrl.evaluate.paired import changes
@@ -210,7 +211,7 @@ def check_names(recipe: Recipe) -> None:
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
     if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
-        raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")
+        raise RunError(f"trainer.lora_rank needs PEFT: {install_hint('lora')}")
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
         raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template

@@ -122,7 +122,7 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
 @pytest.mark.parametrize(
     ("setting", "missing", "message"),
     [
-        ("trainer.lora_rank=4", "find_spec", r"trainer\.lora_rank needs PEFT: pip install 'agentrl\[lora\]'"),
+        ("trainer.lora_rank=4", "find_spec", r"trainer\.lora_rank needs PEFT: pip install -e '\.\[lora\]'"),
         ("trainer.compile=true", "_has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
     ],
 )
