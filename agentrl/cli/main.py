@@ -19,6 +19,7 @@ from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.config.errors import UserError
+from agentrl.core.extras import extra_of, install_hint
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -63,4 +64,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         app(args=list(argv) if argv is not None else None, prog_name="agentrl")
     except UserError as error:
         print(f"agentrl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:  # of an extra: where it was not foreseen, the package is named at least
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        print(f"agentrl: this needs {error.name}, not installed: {install_hint(extra)}", file=sys.stderr)
         sys.exit(2)

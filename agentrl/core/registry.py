@@ -8,21 +8,17 @@ is also found as ``mine``.
 
 import difflib
 import importlib
-import importlib.util
 import re
-import sys
-import threading
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentrl.core.gymnasium_ids import announce
+from agentrl.core.import_file import import_file, import_module
 from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer", "server"]
 
-_IMPORTING = threading.RLock()
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 
@@ -123,10 +119,11 @@ def load(kind: Kind, id: str) -> Any:
     """Imports the class or function of an id or a path.
 
     Raises:
-        LookupError: The id is unknown, the file does not exist, or it has no such attribute.
+        LookupError: The id is unknown, the file or module does not exist, or it has no such attribute.
+        UserFileError: The file or module cannot be imported.
     """
     module_name, _, attribute = spec_of(kind, id).entry_point.rpartition(":")
-    module = _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    module = import_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
         raise LookupError(f"{module_name} has no {attribute!r}{nearest(attribute, names)}")
@@ -189,30 +186,3 @@ def _local(id: str) -> str | None:
     if len(found) > 1:
         raise LookupError(f"environment {id!r} is in several files, say which: {', '.join(found)}")
     return found[0] if found else None
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise LookupError(f"no file {path} (looked in {path.resolve().parent})")
-    name = f"agentrl_user_{path.stem}_{abs(hash(path.resolve()))}"
-    with _IMPORTING:  # another thread must not see a partly run module
-        return sys.modules[name] if name in sys.modules else _run_file(path, name)
-
-
-def _run_file(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LookupError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    is_loaded = False
-    try:
-        spec.loader.exec_module(module)
-        is_loaded = True
-    except SystemExit as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
-    finally:
-        if not is_loaded:
-            del sys.modules[name]  # else the partly run module would be found the next time
-    return module

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import astuple
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
-from agentrl.core.extras import install_hint
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
 from agentrl.evaluate.paired import changes
@@ -34,6 +32,7 @@ from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
@@ -201,6 +200,7 @@ def check_names(recipe: Recipe) -> None:
             capability.
     """
     check_servers(recipe)
+    require_packages(needed_packages(recipe))
     try:
         if recipe.env.id != NO_ENV:
             make_workflow(recipe)
@@ -210,8 +210,6 @@ def check_names(recipe: Recipe) -> None:
             require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
-    if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
-        raise RunError(f"trainer.lora_rank needs PEFT: {install_hint('lora')}")
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
         raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
