@@ -2,14 +2,13 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from agentrl.core.extras import PACKAGES
+from tests.chat_api import chat_api
 from tests.without_packages import run_without
 
 EXTRAS = {package for packages in PACKAGES.values() for package in packages} - {"numpy"}  # gymnasium brings numpy
@@ -103,33 +102,11 @@ def test_a_users_file_that_needs_a_package_names_line_and_extra(folder: Path) ->
         assert "Traceback" not in result.stdout
 
 
-class Api(BaseHTTPRequestHandler):
-    """Answers every chat with the same words."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "42"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def api() -> Iterator[str]:
     """URL of a server that speaks OpenAI's protocol."""
-    server = HTTPServer(("127.0.0.1", 0), Api)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with chat_api("42") as url:
+        yield url
 
 
 def test_any_api_is_evaluated(api: str, folder: Path) -> None:

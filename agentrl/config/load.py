@@ -74,7 +74,7 @@ def load_recipe(
     """Builds the recipe of a run.
 
     Args:
-        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` is complete.
+        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` or ``overrides`` are complete.
         overrides: ``a.b=value`` texts; the value is YAML.
         config_file: YAML file that is merged over the recipe.
         device: Device whose part of the recipe is used; by default ``launch.device``, and for ``auto`` the machine's.
@@ -82,7 +82,7 @@ def load_recipe(
     Raises:
         ConfigError: The recipe has problems; the message lists all of them.
     """
-    if name_or_path is None and config_file is None:
+    if name_or_path is None and config_file is None and not overrides:
         raise ConfigError(f"name a recipe ({', '.join(recipe_names())}) or give --config FILE")
     files = [find_recipe(name_or_path)] if name_or_path is not None else []
     if config_file is not None:
@@ -96,7 +96,7 @@ def load_recipe(
         except ConfigError as error:
             wrong.append(str(error))
     device = device or _wanted_device(layers, settings) or detect_device()
-    data: dict[str, Any] = {"name": files[0].stem}
+    data: dict[str, Any] = {"name": files[0].stem} if files else {}
     for base, parts in layers:
         for part in (base, parts.get(_PARTS[device], {})):
             data = merge(without_foreign_kwargs(data, part), part)

@@ -2,8 +2,8 @@
 
 Guarantees: registering imports nothing; the error for an unknown name suggests the nearest known name. Ids follow
 Gymnasium's convention (``Name-v0``, ``entry_point="module:Class"``); ``name`` in upper or lower case means the newest
-version of ``Name``. A path (``envs/mine.py:MyEnv``) needs no registration; the only environment in ``./envs/mine.py``
-is also found as ``mine``.
+version of ``Name``. A path (``envs/mine.py:MyEnv``) or a module (``package.module:MyEnv``) needs no registration; the
+only environment of a file is found as ``mine.py``, and one in ``./envs/mine.py`` as ``mine``, ``mine-v0`` or ``MyEnv``.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from agentrl.core.gymnasium_ids import announce
 from agentrl.core.import_file import import_file, import_module
-from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
+from agentrl.core.local_envs import MAKER, check_syntax, classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer", "server"]
 
@@ -100,6 +100,8 @@ def spec_of(kind: Kind, id: str) -> Spec:
         return _SPECS[kind][full]
     if ":" in id:
         return Spec(id, id)
+    if id.endswith(".py") and not Path(id).is_file():
+        raise LookupError(f"no file {id} (looked in {Path(id).resolve().parent})")
     if kind == "env":
         found = _local(id)
         if found is not None:
@@ -108,10 +110,11 @@ def spec_of(kind: Kind, id: str) -> Spec:
     if kind == "env":
         names += [file.stem for file in local_files()]
     known = [*names, *(_VERSIONED.sub(r"\g<name>", name).lower() for name in names)]
+    known += [f"{id}.py"] * Path(f"{id}.py").is_file()
     what = "ClassName" if kind in ("env", "agent", "workflow", "trainer", "server") else "function"
     raise LookupError(
         f"{kind} {id!r} is not registered{nearest(id, known) or '.'} Known: {', '.join(names) or 'none'}. "
-        f"A path works too: path/to/file.py:{what}"
+        f"A path or a module works too: path/to/file.py:{what}, package.module:{what}"
     )
 
 
@@ -143,6 +146,16 @@ def require(kind: Kind, id: str) -> None:
         names = names_in(Path(module))
         if names is not None and attribute not in names:
             raise LookupError(f"{module} has no {attribute!r}{nearest(attribute, names)}")
+
+
+def gymnasium_names() -> list[str]:
+    """Returns the names under which ``gymnasium.make`` finds environments: registered ids, and those in ``./envs``."""
+    local: list[str] = []
+    for file in local_files():
+        classes = classes_in(file)
+        names = [*classes, file.stem] if len(classes) == 1 else classes
+        local += [f"{name}-v0" for name in names if name != MAKER and _full_id("env", name) is None]
+    return [*registered("env"), *local]
 
 
 def _full_id(kind: Kind, id: str) -> str | None:
