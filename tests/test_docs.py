@@ -127,8 +127,13 @@ def test_the_shown_loss_masks_old_bad_sequences_and_shows_its_formula(folder: Pa
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl env")])
 def test_the_shown_environment_is_checked_and_played(line: str, folder: Path) -> None:
     played = subprocess.run(
-        command(*shlex.split(line)[1:]), cwd=folder, env=environment(), input="I LIKE TEA\n", capture_output=True, text=True
-    )  # fmt: skip
+        command(*shlex.split(line)[1:]),
+        cwd=folder,
+        env=environment(),
+        input="I LIKE TEA\n",
+        capture_output=True,
+        text=True,
+    )
     assert played.returncode == 0, played.stdout + played.stderr
     assert "0 errors, 0 warnings" in played.stdout or "reward of the episode: 1" in played.stdout
 

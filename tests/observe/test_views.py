@@ -10,6 +10,7 @@ from agentrl.config.load import load_recipe
 from agentrl.observe.curve import draw_curve, moving_average
 from agentrl.observe.live import LiveView, evaluation_line, sparkline, step_line
 from agentrl.observe.sinks import MetricsWriter
+from agentrl.observe.step_table import step_table
 from agentrl.observe.summary import evaluation_table, summary_table
 
 STEP = {
@@ -76,6 +77,53 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     assert "step 4: the server's logprobs are not the trainer's (KL 0.500" in text
     assert "in 25.0% of the episodes the special tokens" in text
     assert "step 5: " not in text
+
+
+WIDE = {
+    **STEP,
+    **{f"metrics/{name}": 0.5 for name in ("format", "tool_calls", "tool_calls_ok", "tool_used", "a_rather_long_name")},
+}
+SICK = {"mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 500.0, "staleness/max": 0.0, "drift/special": 0.25}
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (120, 40), (200, 50)])
+def test_the_panel_fits_into_the_terminal_and_shows_every_number(width: int, height: int):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, height=height, color_system=None)
+    shown = LiveView(load_recipe("gsm8k_grpo", device="cpu"), Path("runs/x"), console, clock=lambda: 0.0)
+    for step in range(1, 30):
+        shown.update({**WIDE, **SICK, "step": step})
+    shown.update({"step": 29, **EVALUATION})
+    console.print(shown.render())
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= height and {len(line) for line in lines} == {width} and "…" not in out.getvalue()
+    text = " ".join(line.strip("│ ") for line in lines)
+    for word in ("step", "reward", "accuracy", "tokens", "age", "step s", "0.250", "0.125", "80.0"):
+        assert word in text
+    for name in ("format", "tool_calls_ok", "a_rather_long_name", "wait s", "update s"):
+        assert name in text
+    shown.close()
+    out.truncate(0)
+    console.print(shown.render())
+    text = " ".join(" ".join(line.strip("│ ") for line in out.getvalue().splitlines()).split())
+    assert "the server's logprobs are not the trainer's (KL 0.500 on tokens of the same policy version)" in text
+    assert (
+        "in 25.0% of the episodes the special tokens" in text and text.count("step 2: ") + text.count("step 1: ") == 2
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_step_table_leaves_out_the_least_important_columns(width: int):
+    out = io.StringIO()
+    Console(file=out, width=width).print(step_table([WIDE, {**WIDE, "step": 4}], width))
+    head, *rows = out.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= width for line in (head, *rows))
+    assert head.split()[:2] == ["step", "reward"]
+    wanted = ["step", "reward", "accuracy", "tokens", "age", "step s"]
+    there = [name for name in wanted if name in head]
+    assert there == wanted[: len(there)] and (width < 60 or there == wanted)
+    assert rows[0].split()[0] == "3" and rows[1].split()[0] == "4"
+    assert "also:" not in out.getvalue() if width == 200 else "also:" in out.getvalue()
 
 
 def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_that_were_drawn():
