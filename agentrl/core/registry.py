@@ -9,6 +9,7 @@ only environment of a file is found as ``mine.py``, and one in ``./envs/mine.py`
 import difflib
 import importlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -83,8 +84,14 @@ def _known(kind: Kind) -> dict[str, Spec]:
 
 def nearest(name: str, names: list[str]) -> str:
     """Returns ``", did you mean 'x'?"`` for the closest of ``names``, or an empty string."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    return f", did you mean {close!r}?" if close else ""
+
+
+def closest(name: str, names: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """Returns the one of ``names`` that is spelled most like ``name``, or ``None`` if none is like it."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return found[0] if found else None
 
 
 def spec_of(kind: Kind, id: str) -> Spec:
