@@ -36,7 +36,8 @@ NEEDS = {
     "recipe run arithmetic_grpo trainer.type=null": (TRAIN, "inference.engine=embedded needs torch"),
     "eval arithmetic --n 2": (TRAIN, "inference.engine=embedded needs torch"),
     "serve --model some-model": (TRAIN, "agentrl serve needs torch"),
-    "bench client": (TRAIN, "this needs huggingface_hub"),
+    "bench logprobs": (TRAIN, "agentrl bench logprobs needs torch"),
+    "bench client": (TRAIN, "agentrl bench client needs torch"),
 }
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.recipe import Overrides, complete_recipe, run_loaded
+from agentrl.cli.completion import complete_evaluated
+from agentrl.cli.recipe import Overrides, run_loaded
 
 # The recipe's limits suit its small CPU model; a model on an external server needs more. Overrides can change both.
 _EXTERNAL = ("sampling.max_new_tokens=1024", "inference.context_length=8192")
@@ -18,7 +19,7 @@ def evaluate(
         str,
         typer.Argument(
             help="A recipe's name, or an environment: an id, a name in ./envs, a path, a module:Class.",
-            autocompletion=complete_recipe,
+            autocompletion=complete_evaluated,
         ),
     ],
     overrides: Overrides = None,

@@ -12,6 +12,8 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.bench import bench
+from agentrl.cli.commands import Commands
+from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
@@ -25,6 +27,7 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="agentrl",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would double the time of --help
@@ -60,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: Arguments without the program's name; the process's own by default.
     """
+    use_own_scripts()
     try:
         app(args=list(argv) if argv is not None else None, prog_name="agentrl")
     except UserError as error:
