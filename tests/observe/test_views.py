@@ -7,9 +7,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config.load import load_recipe
-from agentrl.observe.curve import draw_curve, moving_average
 from agentrl.observe.live import LiveView, evaluation_line, sparkline, step_line
-from agentrl.observe.sinks import MetricsWriter
 from agentrl.observe.step_table import step_table
 from agentrl.observe.summary import evaluation_table, summary_table
 
@@ -141,10 +139,6 @@ def test_a_sparkline_spans_its_own_range():
     assert sparkline([2.0, 2.0], 10) == "▁▁"
 
 
-def test_the_moving_average_is_trailing():
-    assert moving_average([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
-
-
 def test_the_summary_has_intervals_and_counts():
     out = io.StringIO()
     after = {"eval/accuracy": 0.75, "eval/n": 64}
@@ -176,21 +170,3 @@ def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
     shown = [int(k) for k in re.findall(r"pass@(\d+)", out.getvalue())]
     assert shown == [1, 2, 4, 8, 12] and "of 9 tasks" in out.getvalue()
     assert "_tasks" not in out.getvalue() and "_tasks" not in evaluation_line({**names, "step": 3})
-
-
-def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.write(0, EVALUATION)
-    for step in range(1, 5):
-        writer.write(step, {**STEP, "reward/mean_drawn": step / 10})
-    writer.close()
-    assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.glob("*.png")] == ["reward.png"]
-
-
-def test_nothing_to_draw_draws_nothing(tmp_path: Path):
-    (tmp_path / "metrics.jsonl").touch()
-    assert not draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
-    assert not (tmp_path / "reward.png").exists()
