@@ -40,7 +40,7 @@ def recipe_of(name: str) -> str | None:
             raise ConfigError(str(error.args[0])) from error
         known = [*names, *(id.rpartition("-v")[0].lower() for id in registered("env"))]
         hint = nearest(name, known) or "."
-        text = f"no environment or recipe {name!r}{hint} {error.args[0]} Recipes: {', '.join(names)}"
+        text = f"no environment or recipe {name!r}{hint} {error.args[0]}. Recipes: {', '.join(names)}"
         raise ConfigError(text) from error
 
 
