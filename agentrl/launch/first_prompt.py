@@ -1,9 +1,10 @@
 """Renders a run's first prompt, before its servers are started.
 
-Guarantees: the workflow runs as in an episode, with a copy of the first task, up to its first request, which reaches no
-server: there it is cancelled. Environment and agent are the recipe's own, so what is found is what the model will be told. A prompt that the chat
-template would not render whole raises; whatever else goes wrong is returned as a sentence, because the run may still be
-right. What does not block the event loop is waited for no longer than :data:`LIMIT` and the limit of its teardown.
+Guarantees: the workflow runs as in an episode, with a copy of the first task, up to its first request. That reaches no
+server: the episode is cancelled there. Environment and agent are the recipe's own, so what is found is what the model
+will be told. A prompt that the chat template would not render whole raises; whatever else goes wrong is returned as a
+sentence, because the run may still be right. What does not block the event loop is waited for no longer than
+:data:`LIMIT` and the limit of its teardown.
 """
 
 import asyncio
@@ -140,7 +141,7 @@ async def _until_reached(
 ) -> str:
     """Runs an episode up to its first request; returns why it did not come so far, or an empty text."""
     llm = EpisodeLLM(lambda role: ChatSession(server, template, settings, role))
-    server.episode = asyncio.current_task()
+    server.episode = episode = asyncio.current_task()
     try:
         await workflow.arun_episode(task, llm, seed=0)
     except (
@@ -153,7 +154,7 @@ async def _until_reached(
         if refused is not None:
             raise refused from error
         if (
-            isinstance(error, asyncio.CancelledError) and server.episode.cancelling()
+            isinstance(error, asyncio.CancelledError) and episode is not None and episode.cancelling()
         ):  # at its first request, or too late
             raise
         kind = "" if isinstance(error, ContextOverflow) else f"{type(error).__name__}: "

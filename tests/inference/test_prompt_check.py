@@ -114,6 +114,73 @@ def test_a_developer_message_keeps_its_role_where_the_template_knows_it() -> Non
     assert mapped.canonical(PROMPTS["developer"]) == mapped.canonical([{"role": "system", "content": "rules"}, USER])
 
 
+TURN = (
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{'name': "
+    "'{{ c.function.name }}', 'arguments': {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n"
+)
+OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TOOLS_TEXT = "{% if tools %}{{ tools | tojson }}{% endif %}"
+LOOKED_UP = (  # a template may look a call's tool up among the tools
+    "{% for c in m.tool_calls or [] %}{% if tools and c.function.name not in tools | map(attribute='function') | "
+    "map(attribute='name') | list %}{{ raise_exception('no such tool') }}{% endif %}{% endfor %}"
+)
+UNUSUAL = {  # templates that render all, in ways of their own: where the tools are, around each message
+    "each text in capitals": ("", "{% if m.role == 'user' %}{{ m.content | upper }}{% endif %}" + TOOLS_TEXT),
+    "tools beside the system message": ("", "{% if m.role == 'system' %}" + TOOLS_TEXT + "{% endif %}"),
+    "tools with the last message": (
+        "",
+        "{% if m.role == 'user' and loop.last or m.role == 'system' %}" + TOOLS_TEXT + "{% endif %}",
+    ),
+    "what the schema says": (
+        "{% for t in tools or [] %}{{ t.function.name }} {{ t.function.parameters.properties.a.type }}{% endfor %}",
+        "",
+    ),
+    "a call's tool": (TOOLS_TEXT, LOOKED_UP),
+    "what a result says": (
+        TOOLS_TEXT,
+        "{% if m.role == 'tool' and m.content.startswith('result') %}{{ m.content }}{% endif %}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_an_unusual_template_renders_is_not_refused(name: str) -> None:
+    before, around = UNUSUAL[name]
+    tokenizer: Any = load("chatml_tools").tokenizer
+    own = next((role for role in ("user", "tool") if f"m.role == '{role}'" in around and "m.content" in around), "")
+    turn = TURN.replace(
+        "{{ m.content }}", f"{{{{ m.content if m.role != '{own}' }}}}"
+    )  # ``around`` has that of this role
+    tokenizer.chat_template = f"{before}{{% for m in messages %}}{around}{turn}{{% endfor %}}{OPENING}"
+    template = ChatTemplate(tokenizer, policy="append")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    system: Message = {"role": "system", "content": "rules"}
+    calling: Message = {"role": "assistant", "content": "", "tool_calls": [call()]}
+    text = template.text(template.first([system, USER, calling, RESULT], tools), special=True).lower()
+    assert all(word in text for word in ("rules", "question", "add", "value", "result"))
+    for new, answered in (([RESULT], calling), ([USER], {"role": "assistant", "content": "yes"})):
+        assert template.following(new, answered=answered, answer_ids=[template.eos_id], tools=tools)
+
+
+def test_a_tools_name_inside_of_an_id_by_chance_is_no_name() -> None:
+    """Mistral's templates refuse ids that have not nine letters and digits, and ``add`` may occur in them."""
+    template = load("chatml_tools")
+    tokenizer: Any = template.tokenizer
+    checks = (
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{% endfor %}"
+    )
+    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{checks}{TURN}{{% endfor %}}{OPENING}"
+    calling: Message = {"role": "assistant", "content": "", "tool_calls": [{**call(), "id": "1addf0b22"}]}
+    assert ChatTemplate(tokenizer).first([USER, calling, {**RESULT, "tool_call_id": "1addf0b22"}], TOOLS)
+
+
+def test_a_long_conversation_is_refused_in_a_short_sentence() -> None:
+    turns = [USER, {"role": "assistant", "content": "yes"}] * 50
+    with pytest.raises(TemplateError, match=r"user, assistant, .*\(102 messages\)") as caught:
+        load("phi3").first([*turns, USER, RESULT])
+    assert len(str(caught.value)) < 400
+
+
 def session(template: ChatTemplate, parser: str | None = None) -> ChatSession:
     backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
     chosen = PARSERS[parser] if parser else None
