@@ -8,6 +8,7 @@ messages where the template knows only those. A format of tool calls that the pa
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -26,10 +27,10 @@ _ROLES = (
     "use roles that the template renders there (most: one system message at the beginning, user and assistant in "
     "turns), or set model.chat_template to another template"
 )
+_SEEN = re.compile("( of a prompt of the roles .*)?, so the model would never see (it|them)$")  # stands in refusals
 MOST_ROLES = 10  # that a refusal names; of more, the first and the last
 _CALL: dict[str, Any] = {"city": 'Zürich "old" town', "count": 3, "exact": True}
 _ASKED: Message = {"role": "user", "content": "a"}
-_SAID: Message = {"role": "assistant", "content": "a"}
 _CALLED: list[Message] = [
     {
         "role": "assistant",
@@ -40,10 +41,11 @@ _CALLED: list[Message] = [
     },
     {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "a"},
 ]
+_LATE = "late system message"
 _TRIED: dict[str, tuple[list[Message], list[dict[str, Any]]]] = {
     "system message": ([{"role": "system", "content": "a"}, _ASKED], []),
     "developer message": ([{"role": "developer", "content": "a"}, _ASKED], []),
-    "late system message": ([_ASKED, _SAID, {"role": "system", "content": "a"}, _ASKED], []),
+    _LATE: ([{"role": "system", "content": "a"}, _ASKED], []),
     "tools": ([_ASKED], [TOOL]),
     "a call and its result as an example": ([_ASKED, *_CALLED], [TOOL]),
 }
@@ -83,7 +85,7 @@ class PromptCheck:
         tools: Tools,
         before: Sequence[Message] = (),
         *,
-        tail: Callable[[str], str] = str,
+        part: Callable[[str], str] = str,
         learned: bool = False,
     ) -> None:
         """Refuses messages that the template would drop.
@@ -95,7 +97,7 @@ class PromptCheck:
             messages: The new messages of a prompt.
             tools: Tools of the conversation.
             before: Earlier messages that are rendered before them, and not checked.
-            tail: Function that returns the part of the rendered text after those, where the messages must be.
+            part: Function that returns the part of the rendered text after those, where the messages must be.
             learned: Whether the last message is one that a model learns to write: then all of it must be rendered.
 
         Raises:
@@ -104,7 +106,7 @@ class PromptCheck:
         forms = [[_form(message) for message in some] for some in (before, messages)]
         form = json.dumps([*forms, min(len(tools), MOST_TOOLS), learned])
         if form not in self._failures:
-            self._failures[form] = self._missing(messages, tools, before, tail, learned)
+            self._failures[form] = self._missing(messages, tools, before, part, learned)
         failure = self._failures[form]
         if failure is not None:
             raise TemplateError(failure)
@@ -131,30 +133,41 @@ class PromptCheck:
                 f"{WITH_TOOLS}"
             )
 
-    def findings(self, parser: ToolParser) -> list[str]:
-        """Says what the template does with each thing that a prompt may hold, one line for each.
+    def findings(self, parser: ToolParser, following: Callable[[Sequence[Message]], object]) -> list[str]:
+        """Says what the template does with each thing that a prompt may hold: what it renders, and each refusal.
 
         Args:
             parser: Parser of the model's answers.
+            following: Renders messages that follow an answer; raises :class:`TemplateError` where it cannot.
         """
-        lines = [f"{what}: {self._outcome(messages, tools)}" for what, (messages, tools) in _TRIED.items()]
-        lines[1] += ", as system messages" * bool(self._roles and "rendered" in lines[1])
+        rendered: list[str] = []
+        refused: list[str] = []
+        remedies: list[str] = []
+        for what, (messages, tools) in _TRIED.items():
+            try:
+                if what == _LATE:
+                    following(messages)
+                else:
+                    self.check(messages, tools)
+            except TemplateError as error:
+                why = str(error)
+                remedies += [remedy for remedy in (WITH_TOOLS, _ROLES) if why.endswith(remedy)]
+                for rest in (f": {WITH_TOOLS}", f": {_ROLES}"):
+                    why = why.removesuffix(rest)
+                refused.append(f"refused: {what}: {_SEEN.sub('', why)}")
+            else:
+                rendered.append(what + " (as system)" * (what.startswith("developer") and bool(self._roles)))
         read = self._calls.setdefault(parser.name, self._unread(parser))
-        return [*lines, f"tool calls: {read or f'read back by the parser {parser.name}'}"]
-
-    def _outcome(self, messages: Sequence[Message], tools: Tools) -> str:
-        try:
-            self.check(messages, tools)
-        except TemplateError as error:
-            return f"refused: {error}"
-        return "rendered"
+        calls = f"tool calls: {read or f'read back by the parser {parser.name}'}"
+        first = [f"rendered: {', '.join(rendered)}"] if rendered else []
+        return [*first, *refused, calls, *(f"remedy: {remedy}" for remedy in dict.fromkeys(remedies))]
 
     def _missing(
         self,
         messages: Sequence[Message],
         tools: Tools,
         before: Sequence[Message],
-        tail: Callable[[str], str],
+        part: Callable[[str], str],
         learned: bool,
     ) -> str | None:
         """Returns what the template would leave out, as a sentence with the remedy; ``None`` if nothing.
@@ -165,7 +178,7 @@ class PromptCheck:
         def outcome(marked: Marked) -> tuple[str | None, bool]:
             if learned:
                 marked.need_last()
-            return self._outcome_of(marked, before, tail, generation=not learned)
+            return self._outcome_of(marked, before, part, generation=not learned)
 
         reason, certain = outcome(replaced(messages, len(tools)))
         if reason is None or certain:
@@ -173,7 +186,7 @@ class PromptCheck:
         return None if outcome(extended(messages, tools))[0] is None else reason
 
     def _outcome_of(
-        self, marked: Marked, before: Sequence[Message], tail: Callable[[str], str], *, generation: bool
+        self, marked: Marked, before: Sequence[Message], part: Callable[[str], str], *, generation: bool
     ) -> tuple[str | None, bool]:
         """Returns why a prompt is refused, and whether that is certain: whether it does not depend on its texts."""
         roles = _roles(marked.messages)
@@ -184,7 +197,7 @@ class PromptCheck:
                 return f"this chat template cannot render tools together with such messages: {WITH_TOOLS}", False
         if failure:
             return f"this chat template cannot render a prompt of the roles {roles} ({failure}): {_ROLES}", False
-        added, text = tail(text).lower(), text.lower()
+        added, text = part(text).lower(), text.lower()
         lost = list(dict.fromkeys(what for mark, what in (marked.contents | marked.calls).items() if mark not in added))
         if lost:
             remedy = WITH_TOOLS if any("tool" in what for what in lost) else _ROLES

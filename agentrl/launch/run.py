@@ -212,7 +212,7 @@ def check_names(recipe: Recipe) -> None:
             require("trainer", recipe.trainer.type)
             require("advantage", recipe.trainer.advantage)
             require("objective", recipe.trainer.objective)
-    except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
+    except (LookupError, ImportError, SyntaxError, TypeError, ValueError, TimeoutError) as error:
         raise RunError(str(error)) from error
     if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
         raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")

@@ -181,6 +181,42 @@ def test_a_long_conversation_is_refused_in_a_short_sentence() -> None:
     assert len(str(caught.value)) < 400
 
 
+def found(name: str) -> list[str]:
+    template = load(name)
+    return template.findings(parser_for(template.source))
+
+
+def test_findings_of_a_whole_template_are_two_lines() -> None:
+    assert found("chatml_tools") == [
+        "rendered: system message, developer message, late system message, tools, a call and its result as an example",
+        "tool calls: read back by the parser hermes",
+    ]
+    assert "developer message (as system)" in found("qwen3")[0]
+
+
+def test_findings_name_a_remedy_once() -> None:
+    lines = found("llama3")
+    assert lines[0] == "rendered: system message, developer message, late system message"
+    assert lines[1:3] == [
+        "refused: tools: this chat template does not render tools",
+        "refused: a call and its result as an example: this chat template leaves out a tool call",
+    ]
+    assert lines[-1].startswith("remedy: set model.chat_template=chatml_tools") and len(lines) == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_findings_say_what_happens_in_a_conversation(name: str) -> None:
+    """DeepSeek's template puts every system message first, where a conversation that goes on cannot have it."""
+    template, late = load(name), [{"role": "system", "content": "rules"}, USER]
+    try:
+        template.following(late, answered={"role": "assistant", "content": "yes"}, answer_ids=[template.eos_id])
+        taken = True
+    except TemplateError:
+        taken = False
+    lines = template.findings(parser_for(template.source))
+    assert ("late system message" in lines[0]) == taken, lines
+
+
 def session(template: ChatTemplate, parser: str | None = None) -> ChatSession:
     backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
     chosen = PARSERS[parser] if parser else None
@@ -301,7 +337,7 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_a_template_does_is_said_in_words(name: str) -> None:
     template = load(name)
-    lines = template.prompts.findings(parser_for(template.source))
+    lines = template.findings(parser_for(template.source))
     assert [line.partition(": ")[2][: len(want)] for line, want in zip(lines, FOUND[name], strict=True)] == FOUND[name]
 
 
