@@ -222,7 +222,10 @@ class PromptCheck:
         for call_id in ("call00000", "functions.look_up:0"):  # some formats write the id alone
             call = {"id": call_id, "type": "function", "function": function}
             said = {"role": "assistant", "content": "", "tool_calls": [call]}
-            whole, _ = self._rendered([*asked, said], [TOOL], generation=False)
+            whole, failure = self._rendered([*asked, said], [TOOL], generation=False)
+            if failure:  # some templates want the result, too
+                result = {**_CALLED[1], "tool_call_id": call_id}
+                whole, _ = self._rendered([*asked, said, result], [TOOL], generation=False)
             answer = self._answer(whole[len(_common(prompt, whole)) :])
             if "look_up" in answer:
                 break

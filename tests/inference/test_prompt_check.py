@@ -181,6 +181,14 @@ def test_a_long_conversation_is_refused_in_a_short_sentence() -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_a_call_is_read_back_where_its_result_must_follow() -> None:
+    tokenizer: Any = load("chatml_tools").tokenizer
+    last = "{% if m.tool_calls and loop.last %}{{ raise_exception('a result must follow') }}{% endif %}"
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{last}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{calls}<|im_end|>{{% endfor %}}{OPENING}"
+    ChatTemplate(tokenizer).prompts.check_calls(PARSERS["json"])
+
+
 def found(name: str) -> list[str]:
     template = load(name)
     return template.findings(parser_for(template.source))
