@@ -28,6 +28,7 @@ _ROLES = (
     "turns), or set model.chat_template to another template"
 )
 _SEEN = re.compile("( of a prompt of the roles .*)?, so the model would never see (it|them)$")  # stands in refusals
+_THOUGHT = "put it into the content, leave it out of the examples, or set model.chat_template to one that renders it"
 MOST_ROLES = 10  # that a refusal names; of more, the first and the last
 _CALL: dict[str, Any] = {"city": 'Zürich "old" town', "count": 3, "exact": True}
 _ASKED: Message = {"role": "user", "content": "a"}
@@ -200,10 +201,11 @@ class PromptCheck:
         added, text = part(text).lower(), text.lower()
         lost = list(dict.fromkeys(what for mark, what in (marked.contents | marked.calls).items() if mark not in added))
         if lost:
-            remedy = WITH_TOOLS if any("tool" in what for what in lost) else _ROLES
+            thought = all(what.startswith("the reasoning") for what in lost)
+            remedy = _THOUGHT if thought else WITH_TOOLS if any("tool" in what for what in lost) else _ROLES
             return (
                 f"this chat template leaves out {' and '.join(lost)} of a prompt of the roles {roles}, so the model "
-                f"would never see it: {remedy}"
+                f"would never {'see' if generation else 'learn'} it: {remedy}"
             ), any(mark not in added for mark in marked.calls)
         if not before and any(name not in text for name in marked.names):  # later ones follow the ids of these
             return f"this chat template does not render tools, so the model would never see them: {WITH_TOOLS}", True

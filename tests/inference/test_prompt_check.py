@@ -185,7 +185,8 @@ def test_a_call_is_read_back_where_its_result_must_follow() -> None:
     tokenizer: Any = load("chatml_tools").tokenizer
     last = "{% if m.tool_calls and loop.last %}{{ raise_exception('a result must follow') }}{% endif %}"
     calls = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
-    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{last}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{calls}<|im_end|>{{% endfor %}}{OPENING}"
+    turn = f"{last}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{calls}<|im_end|>"
+    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{turn}{{% endfor %}}{OPENING}"
     ChatTemplate(tokenizer).prompts.check_calls(PARSERS["json"])
 
 
