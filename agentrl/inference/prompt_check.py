@@ -27,7 +27,9 @@ _ROLES = (
     "use roles that the template renders there (most: one system message at the beginning, user and assistant in "
     "turns), or set model.chat_template to another template"
 )
-_SEEN = re.compile("( of a prompt of the roles .*)?, so the model would never see (it|them)$")  # stands in refusals
+_SEEN = re.compile(
+    "( of (a prompt|messages) of the roles .*)?, so the model would never see (it|them)$"
+)  # stands in refusals
 _THOUGHT = "put it into the content, leave it out of the examples, or set model.chat_template to one that renders it"
 MOST_ROLES = 10  # that a refusal names; of more, the first and the last
 _CALL: dict[str, Any] = {"city": 'Zürich "old" town', "count": 3, "exact": True}
@@ -190,21 +192,23 @@ class PromptCheck:
         self, marked: Marked, before: Sequence[Message], part: Callable[[str], str], *, generation: bool
     ) -> tuple[str | None, bool]:
         """Returns why a prompt is refused, and whether that is certain: whether it does not depend on its texts."""
-        roles = _roles(marked.messages)
+        prompt = f"a prompt of the roles {_roles(marked.messages)}"
+        if before:
+            prompt = f"messages of the roles {_roles(marked.messages)} after an answer"
         text, failure = self._rendered([*before, *marked.messages], marked.tools, generation=generation)
         if failure and marked.tools:
             text, without = self._rendered([*before, *marked.messages], (), generation=generation)
             if not without:
                 return f"this chat template cannot render tools together with such messages: {WITH_TOOLS}", False
         if failure:
-            return f"this chat template cannot render a prompt of the roles {roles} ({failure}): {_ROLES}", False
+            return f"this chat template cannot render {prompt} ({failure}): {_ROLES}", False
         added, text = part(text).lower(), text.lower()
         lost = list(dict.fromkeys(what for mark, what in (marked.contents | marked.calls).items() if mark not in added))
         if lost:
             thought = all(what.startswith("the reasoning") for what in lost)
             remedy = _THOUGHT if thought else WITH_TOOLS if any("tool" in what for what in lost) else _ROLES
             return (
-                f"this chat template leaves out {' and '.join(lost)} of a prompt of the roles {roles}, so the model "
+                f"this chat template leaves out {' and '.join(lost)} of {prompt}, so the model "
                 f"would never {'see' if generation else 'learn'} it: {remedy}"
             ), any(mark not in added for mark in marked.calls)
         if not before and any(name not in text for name in marked.names):  # later ones follow the ids of these

@@ -181,6 +181,18 @@ def test_a_long_conversation_is_refused_in_a_short_sentence() -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("name", ["gptoss", "gemma"])
+def test_a_refusal_says_that_messages_come_after_an_answer(name: str) -> None:
+    """``a prompt of the roles system, user`` is what the remedy asks for."""
+    template = load(name)
+    with pytest.raises(TemplateError, match=r"messages of the roles system, user after an answer"):
+        template.following(
+            [{"role": "system", "content": "rules"}, USER],
+            answered={"role": "assistant", "content": "yes"},
+            answer_ids=[template.eos_id],
+        )
+
+
 def test_a_call_is_read_back_where_its_result_must_follow() -> None:
     tokenizer: Any = load("chatml_tools").tokenizer
     last = "{% if m.tool_calls and loop.last %}{{ raise_exception('a result must follow') }}{% endif %}"
