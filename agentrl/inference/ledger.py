@@ -21,6 +21,14 @@ class _Known(NamedTuple):
     node: int
 
 
+class _Object(NamedTuple):
+    """An ``openai`` object of the latest call, its place, and what it said then."""
+
+    place: int
+    message: Any
+    said: tuple[Any, ...]
+
+
 class Ledger:
     """Nodes of a trajectory, found by their messages."""
 
@@ -29,8 +37,10 @@ class Ledger:
         self._children: dict[tuple[int, str], int] = {}
         self._latest: list[_Known] = []
         self._as_given: list[Any] = []  # the same messages as the agent passed them
+        self._objects: list[_Object] = []  # those of them that are objects, which an agent may change in place
         self._latest_tools = ""
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
+        self._depths: list[int] = []  # number of messages before each node
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
 
     def node(self, index: int) -> Node:
@@ -42,7 +52,7 @@ class Ledger:
 
         New messages may follow a sampled answer, or start a conversation: the messages between two answers were
         rendered together, so no new message can follow one of them. An ``openai`` message object that was passed before
-        counts as unchanged.
+        counts as unchanged while its content and its calls are the same.
 
         Args:
             messages: The conversation's messages, as dicts or ``openai``'s objects.
@@ -61,6 +71,8 @@ class Ledger:
             if found is None:
                 break
             path.append(_Known(message, found))
+            if not isinstance(given, dict):
+                self._objects.append(_Object(len(self._as_given), given, _said(given)))
             self._as_given.append(message if isinstance(given, dict) else given)
             new += 1
         rest = rest[new:]
@@ -80,7 +92,10 @@ class Ledger:
                 for given, old in zip(messages, known, strict=False)
             )
             known = known[: next((depth for depth, equal in enumerate(same) if not equal), len(messages))]
+        changed = (one.place for one in self._objects if _said(one.message) != one.said)
+        known = known[: next(changed, len(known))]
         self._as_given = known
+        self._objects = [one for one in self._objects if one.place < len(known)]
         return len(known)
 
     def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
@@ -113,7 +128,7 @@ class Ledger:
         if last is None or not equal:
             return None
         history = [essence(message) for message in messages[:last]]
-        same = [index for index in equal if self._history(index) == history]
+        same = [index for index in equal if self._depths[index] == last and self._history(index) == history]
         latest = max(known[-1] for known in self._answers.values())
         found = same or [index for index in equal if self.node(index).parent == self.node(latest).parent]
         # among equal samples of one call, the first
@@ -127,6 +142,7 @@ class Ledger:
         nodes = self.trajectory.nodes
         nodes.append(node)
         parent = ROOT if node.parent is None else node.parent
+        self._depths.append(0 if parent == ROOT else self._depths[parent] + 1)
         keys = essences(node.message)
         for key in keys:
             self._children.setdefault((parent, key if parent != ROOT else tools + key), len(nodes) - 1)
@@ -150,3 +166,10 @@ class Ledger:
             ids += self.node(node).token_ids
         self._prompt = index, ids
         return ids
+
+
+def _said(message: Any) -> tuple[Any, ...]:
+    """What a message object says: its content, and the names and arguments of its calls."""
+    functions = [getattr(call, "function", None) for call in getattr(message, "tool_calls", None) or ()]
+    calls = [(getattr(one, "name", None), getattr(one, "arguments", None)) for one in functions]
+    return getattr(message, "content", None), calls

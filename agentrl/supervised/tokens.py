@@ -3,11 +3,13 @@
 Guarantees: a prompt has the ids that an agent's session would send (:class:`~agentrl.inference.template.ChatTemplate`),
 and a completion the ids that a model would have to sample: its text and the end-of-turn token, without what the
 template puts after that. A template that leaves out a part of the example (its tools, a message, reasoning, words
-beside a call) is refused, and so is one that renders earlier turns differently once others follow.
+beside a call) is refused, and so is one that renders earlier turns differently once others follow. An answer that holds
+the text of an end token is refused.
 """
 
 from dataclasses import dataclass
 
+from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.supervised.examples import Pair, Sample
 
@@ -58,6 +60,7 @@ class Encoder:
         for place, message in enumerate(sample.messages):
             if place < sample.start or message["role"] != "assistant":
                 continue
+            self._refuse_end(message)
             self._template.prompts.check(sample.messages[: place + 1], sample.tools, learned=True)
             before = self._template.render(sample.messages[:place], generation=True, tools=sample.tools)
             after = self._template.render(sample.messages[: place + 1], generation=False, tools=sample.tools)
@@ -84,6 +87,17 @@ class Encoder:
 
     def _encode_after(self, before: str, text: str) -> list[int]:
         return self._template.encode_after(before, text) if before else self._template.encode(text)
+
+    def _refuse_end(self, message: Message) -> None:
+        """Refuses an answer whose own text would end the turn."""
+        said = [str(message.get(key) or "") for key in ("reasoning_content", "content")]
+        said += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        for word in self._ends.values():
+            if word and any(word in text for text in said):
+                raise TemplateError(
+                    f"an assistant's message holds {word}, which ends a turn: a model that learned it would stop "
+                    "there. Leave it out; the template adds the end of the turn"
+                )
 
     def _split(self, text: str) -> tuple[str, int]:
         """Split a rendered assistant turn into its text and the id of its end-of-turn token."""

@@ -323,6 +323,18 @@ async def test_logprobs_come_back_with_the_tokens_they_belong_to(template: ChatT
     assert [entry.logprob for entry in content] == [-1.0 - i for i in range(len(content))]
 
 
+async def test_logprobs_hold_the_bytes_of_each_token_also_of_parts_of_a_letter_and_of_the_end(
+    template: ChatTemplate,
+) -> None:
+    """Parts of a letter came as U+FFFD (ollama 13497), and the token that ended the turn as nothing."""
+    ids = [*ids_of(template, "ab 🙂"), template.eos_id]
+    session = make_session(template, lambda _, params: answer(ids))
+    reply = await session.create(messages=[HELLO], logprobs=True)
+    content = reply.choices[0].logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in content).decode() == "ab 🙂<|im_end|>"
+    assert content[-1].token == "<|im_end|>" and [entry.token for entry in content[:2]] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

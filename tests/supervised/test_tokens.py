@@ -133,3 +133,12 @@ def test_tools_are_in_the_prompt_that_a_session_sends(tiny_model: Path):
     assert not any(encoded.learned[: len(prompt)]) and all(encoded.learned[len(prompt) :])
     chosen, _, _ = Encoder(template).pair(Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"}, [TOOL]))
     assert chosen == prompt
+
+
+def test_an_answer_that_holds_the_text_of_an_end_token_is_refused(template: ChatTemplate):
+    """It was cut there: the rest of the answer stood in the next prompt, or nowhere."""
+    for said in ("A turn ends with <|im_end|> in ChatML.", "<|im_end|>"):
+        with pytest.raises(TemplateError, match=r"holds <\|im_end\|>, which ends a turn"):
+            Encoder(template).sample(Sample([TALK[1], {"role": "assistant", "content": said}], 0))
+    asked = [{"role": "user", "content": "What is <|im_end|>?"}, {"role": "assistant", "content": "An end."}]
+    assert spoken(template, *vars(Encoder(template).sample(Sample(asked, 0))).values()) == ["An end.<|im_end|>"]
