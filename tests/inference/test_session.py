@@ -141,6 +141,27 @@ async def test_a_response_format_is_refused_where_the_server_cannot_hold_to_it(t
         await session.create(messages=[HELLO], response_format={"type": "json_object"})
 
 
+async def test_conversations_that_begin_alike_are_each_continued_by_their_ids(template: ChatTemplate) -> None:
+    """The second one under the same system message was rendered anew at each turn: its answers were encoded again."""
+    odd = [*ids_of(template, "u"), *ids_of(template, "ser"), template.eos_id]  # "user" in a way no encoder splits it
+    session = make_session(template, lambda ids, params: answer(odd))
+    talks: dict[str, list[Message]] = {
+        name: [{"role": "system", "content": "Be brief."}, {"role": "user", "content": name}] for name in "abc"
+    }
+    sent: dict[str, list[int]] = {}
+    backend: FakeBackend = session._backend  # type: ignore[assignment]
+    for turn in range(3):
+        for name, messages in talks.items():
+            reply = await session.create(messages=messages)
+            prompt = backend.requests[-1][0]
+            if turn:
+                assert prompt[: len(sent[name]) + len(odd)] == [*sent[name], *odd]
+            sent[name] = prompt
+            said = {"role": "assistant", "content": reply.choices[0].message.content}
+            messages += [said, {"role": "user", "content": "go on"}]
+    assert [sum(flat.loss_mask) for flat in flat_branches(session.trajectory)] == [3 * len(odd)] * 3
+
+
 async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixing(template: ChatTemplate) -> None:
     session = make_session(template, lambda ids, params: answer([5, template.eos_id]))
     await session.create(messages=[HELLO])

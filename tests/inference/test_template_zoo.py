@@ -237,7 +237,7 @@ def test_trls_training_template_keeps_what_qwen3s_own_drops() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_6", "gemma4"])
 async def test_a_users_message_after_tool_results_rewrites_the_turns_before_it(name: str) -> None:
-    """Results alone keep the reasoning of the calls, and a user's message drops it, whichever comes first (verl 6501)."""
+    """Results alone keep the reasoning of the calls, and a user's message behind them drops it."""
     template = load(name)
     template.policy = None
     result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}
