@@ -3,8 +3,8 @@
 Guarantees: a shared history is stored once; finding a stored conversation costs one comparison per message and no
 rendering, whichever other conversations begin alike; a stored node never changes, except for its reward.
 
-Conversations are found by places: a place stands for a sequence of messages, and holds the nodes that end there. Several
-nodes may: a conversation that was rendered again has nodes of its own for the same messages.
+Conversations are found by places: a place stands for a sequence of messages, and holds the nodes that end there, which
+may be several: a conversation that was rendered again has nodes of its own for the same messages.
 """
 
 from collections.abc import Sequence

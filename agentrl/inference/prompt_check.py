@@ -9,6 +9,7 @@ messages where the template knows only those. A format of tool calls that the pa
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from itertools import takewhile
 from typing import Any
 
@@ -25,6 +26,7 @@ _ROLES = (
     "use roles that the template renders there (most: one system message at the beginning, user and assistant in "
     "turns), or set model.chat_template to another template"
 )
+FORMS = 4096  # that are remembered; a longer run or dataset tries the oldest once more
 _MARK = "agentrl0mark"  # occurs in no template
 _MOST_TOOLS = 2  # that are tried: one could come through where several do not
 _NAMED = ("user", "assistant", "system")  # roles whose ``name`` tells participants apart
@@ -79,7 +81,7 @@ class PromptCheck:
         self._render = render
         self._answer = answer
         self._roles: dict[str, str] | None = None
-        self._failures: dict[str, str | None] = {}  # form of a prompt -> why it is refused
+        self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused
         self._told: set[str] = set()  # dropped parts that were logged
         self._calls: dict[str, str | None] = {}  # parser -> why its reading of the template's calls is refused
 
@@ -119,8 +121,11 @@ class PromptCheck:
             TemplateError: Something of the messages or the tools would be missing in the prompt.
         """
         forms = [[_form(message) for message in some] for some in (before, messages)]
-        form = json.dumps([*forms, min(len(tools), _MOST_TOOLS), learned])
+        whole = json.dumps([*forms, min(len(tools), _MOST_TOOLS), learned])
+        form = sha256(whole.encode()).digest()  # a conversation of 200 turns has a long one
         if form not in self._failures:
+            if len(self._failures) >= FORMS:
+                del self._failures[next(iter(self._failures))]
             self._failures[form] = self._missing(messages, tools, before, tail, learned)
         failure = self._failures[form]
         if failure is not None:

@@ -69,7 +69,7 @@ class Encoder:
                     "this chat template renders earlier turns differently once others follow, so a token would be "
                     "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
                 )
-            words, end = self._split(after[len(before) :])
+            words, end = self._split(after[len(before) :], calls=bool(message.get("tool_calls")))
             prompt = self._encode_after(done, before[len(done) :])
             answer = [*self._encode_after(before, words), end]
             ids += [*prompt, *answer]
@@ -99,13 +99,20 @@ class Encoder:
                     "there. Leave it out; the template adds the end of the turn"
                 )
 
-    def _split(self, text: str) -> tuple[str, int]:
-        """Split a rendered assistant turn into its text and the id of its end-of-turn token."""
+    def _split(self, text: str, *, calls: bool) -> tuple[str, int]:
+        """Split a rendered assistant turn into its text and the id of its end-of-turn token.
+
+        A template may leave the end to the next turn, which begins with that token (GLM).
+        """
         places = {end: text.find(word) for end, word in self._ends.items() if word and word in text}
-        if not places:
+        if places:
+            end = min(places, key=lambda one: places[one])
+            return text[: places[end]], end
+        ends = self._template.turn_ends
+        follows = ends.calling if calls else ends.closing
+        if follows is None or ends.closes:
             raise TemplateError(
                 f"this chat template ends an assistant's turn with none of {', '.join(self._ends.values())} "
                 f"({text[-40:]!r}): a model could not learn to stop"
             )
-        end = min(places, key=lambda one: places[one])
-        return text[: places[end]], end
+        return text, follows
