@@ -65,10 +65,8 @@ class Encoder:
             before = self._template.render(sample.messages[:place], generation=True, tools=sample.tools)
             after = self._template.render(sample.messages[: place + 1], generation=False, tools=sample.tools)
             if not before.startswith(done) or not after.startswith(before):
-                raise TemplateError(
-                    "this chat template renders earlier turns differently once others follow, so a token would be "
-                    "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
-                )
+                given = self._template.render(sample.messages[:place], generation=False, tools=sample.tools)
+                raise _differs(before, after, given if before.startswith(done) else None)
             words, end = self._split(after[len(before) :], calls=bool(message.get("tool_calls")))
             prompt = self._encode_after(done, before[len(done) :])
             answer = [*self._encode_after(before, words), end]
@@ -116,3 +114,23 @@ class Encoder:
                 f"({text[-40:]!r}): a model could not learn to stop"
             )
         return text, follows
+
+
+def _differs(before: str, after: str, given: str | None) -> TemplateError:
+    """The error for a turn that is not rendered behind its prompt.
+
+    Args:
+        before: The text of the prompt.
+        after: The text with the answer.
+        given: The text of the prompt's messages alone; ``None`` if an earlier turn differs.
+    """
+    if given is not None and after.startswith(given):
+        return TemplateError(
+            f"this chat template ends the prompt in {before[-24:]!r}, and renders the answer otherwise "
+            f"({after[len(given) :][:60]!r}): give the answer reasoning_content, or leave it out, as the prompt wants; "
+            "or set inference.chat_template_kwargs (enable_thinking)"
+        )
+    return TemplateError(
+        "this chat template renders earlier turns differently once others follow, so a token would be trained after a "
+        "prompt that no session sends; use model.chat_template=training, which keeps them"
+    )
