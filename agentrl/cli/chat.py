@@ -113,6 +113,7 @@ def _model_settings(name: str | None, model: str | None, engine: str | None, *, 
     """Converts the arguments that name the model and the server to settings."""
     from agentrl.config.errors import ConfigError
     from agentrl.config.yaml12 import write_yaml
+    from agentrl.inference.kinds.kind import server_kind
 
     kind = [f"inference.engine={engine}"] if engine is not None else []
     if name is None or not name.startswith(_SCHEMES):
@@ -122,12 +123,13 @@ def _model_settings(name: str | None, model: str | None, engine: str | None, *, 
         if found is None and needed:
             raise ConfigError("name a model or the URL of a running server: agentrl chat NAME|URL, or give --recipe")
         return [*kind, *([f"model.name={write_yaml(found)}"] if found is not None else [])]
-    in_text = engine == "openai" or (engine is None and name.rstrip("/").endswith("/v1"))
+    chosen = engine or ("openai" if name.rstrip("/").endswith("/v1") else "embedded")
+    in_text = not server_kind(chosen).capabilities.token_logprobs
     if model is None and (needed or in_text):
         what = "NAME: the server's name of the model" if in_text else "FOLDER: the model, whose tokenizer is needed"
         raise ConfigError(f"{name} needs --model {what}")
     settings = [f"inference.urls={write_yaml([name])}"]
-    settings += kind or [f"inference.engine={'openai' if in_text else 'embedded'}"]
+    settings.append(f"inference.engine={chosen}")
     return settings + ([f"model.name={write_yaml(model)}"] if model is not None else [])
 
 

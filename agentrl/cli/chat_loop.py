@@ -22,7 +22,6 @@ from agentrl.core.episode import Message, Node
 from agentrl.core.message_shape import MessageError
 from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate, TemplateError
-from agentrl.inference.token_bytes import TokenBytes
 from agentrl.observe.message_view import message_text
 from agentrl.observe.shown_text import plain
 from agentrl.observe.token_view import LEGEND, Block, TokenRows, answer_view, read_blocks
@@ -230,7 +229,7 @@ class ChatLoop:
         look = self._look
         assert look is not None
         trajectory = self._conversation.trajectory
-        data_of = TokenBytes(look.template.tokenizer)
+        data_of = look.template.token_bytes
         parser = look.parser if self._conversation.offered.tools else "none (no tools offered)"
         for block in read_blocks(trajectory, first, data_of, look.template.special_ids):
             self._out.print(Text(_title(block), style="bold"))

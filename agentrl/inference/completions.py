@@ -29,7 +29,7 @@ class Sampled:
 
 
 def completion(
-    model: str, answers: Sequence[Sampled], prompt_tokens: int, token_text: Callable[[int], str] | None
+    model: str, answers: Sequence[Sampled], prompt_tokens: int, token_bytes: Callable[[int], bytes] | None
 ) -> ChatCompletion:
     """Builds a response that is not streamed.
 
@@ -37,7 +37,7 @@ def completion(
         model: Name of the model in the response.
         answers: Answers, one per choice.
         prompt_tokens: Length of the prompt, in tokens.
-        token_text: Function that decodes one id, to put logprobs into the response; ``None`` leaves them out.
+        token_bytes: Function that reads one id, to put logprobs into the response; ``None`` leaves them out.
     """
     tokens = sum(len(answer.token_ids) for answer in answers)
     return ChatCompletion.model_validate(  # five times faster than making an object for each part
@@ -46,7 +46,7 @@ def completion(
             "object": "chat.completion",
             "created": int(time.time()),
             "model": model,
-            "choices": [_choice(index, answer, token_text) for index, answer in enumerate(answers)],
+            "choices": [_choice(index, answer, token_bytes) for index, answer in enumerate(answers)],
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": tokens,
@@ -56,20 +56,25 @@ def completion(
     )
 
 
-def _choice(index: int, answer: Sampled, token_text: Callable[[int], str] | None) -> dict[str, Any]:
+def _choice(index: int, answer: Sampled, token_bytes: Callable[[int], bytes] | None) -> dict[str, Any]:
     seen = {key: answer.message[key] for key in ("reasoning_content", "tool_calls") if answer.message.get(key)}
     return {
         "index": index,
         "finish_reason": answer.finish_reason,
         "message": {"role": "assistant", "content": answer.message.get("content"), **seen},
-        "logprobs": _logprobs(answer, token_text) if token_text else None,
+        "logprobs": _logprobs(answer, token_bytes) if token_bytes else None,
     }
 
 
-def _logprobs(answer: Sampled, token_text: Callable[[int], str]) -> dict[str, Any]:
+def _logprobs(answer: Sampled, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
     return {
         "content": [
-            {"token": (text := token_text(token)), "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            {
+                "token": (data := token_bytes(token)).decode("utf-8", "replace"),
+                "logprob": logprob,
+                "bytes": list(data),
+                "top_logprobs": [],
+            }
             for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
         ]
     }

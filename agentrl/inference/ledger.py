@@ -1,7 +1,10 @@
 """The token ledger of one conversation: stored messages with their token ids.
 
 Guarantees: a shared history is stored once; finding a stored conversation costs one comparison per message and no
-rendering; a stored node never changes, except for its reward.
+rendering, whichever other conversations begin alike; a stored node never changes, except for its reward.
+
+Conversations are found by places: a place stands for a sequence of messages, and holds the nodes that end there, which
+may be several: a conversation that was rendered again has nodes of its own for the same messages.
 """
 
 from collections.abc import Sequence
@@ -15,10 +18,18 @@ ROOT = -1
 
 
 class _Known(NamedTuple):
-    """A message of the latest call, and the index of its node."""
+    """A message of the latest call, and its place among all conversations."""
 
     message: Message
-    node: int
+    place: int
+
+
+class _Object(NamedTuple):
+    """An ``openai`` object of the latest call, its place, and what it said then."""
+
+    place: int
+    message: Any
+    said: tuple[Any, ...]
 
 
 class Ledger:
@@ -26,11 +37,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self.trajectory = Trajectory()
-        self._children: dict[tuple[int, str], int] = {}
+        self._next: dict[tuple[int, str], int] = {}  # place and key of the message that follows -> place
+        self._ends: list[list[int]] = []  # nodes of each place that can be continued
+        self._places: list[int] = []  # place of each node
         self._latest: list[_Known] = []
         self._as_given: list[Any] = []  # the same messages as the agent passed them
+        self._objects: list[_Object] = []  # those of them that are objects, which an agent may change in place
         self._latest_tools = ""
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
+        self._depths: list[int] = []  # number of messages before each node
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
 
     def node(self, index: int) -> Node:
@@ -42,7 +57,7 @@ class Ledger:
 
         New messages may follow a sampled answer, or start a conversation: the messages between two answers were
         rendered together, so no new message can follow one of them. An ``openai`` message object that was passed before
-        counts as unchanged.
+        counts as unchanged while its content and its calls are the same.
 
         Args:
             messages: The conversation's messages, as dicts or ``openai``'s objects.
@@ -55,21 +70,34 @@ class Ledger:
         rest = [in_shape(message) for message in messages[len(path) :]]
         new = 0
         for given, message in zip(messages[len(path) :], rest, strict=True):
-            parent = path[-1].node if path else ROOT
-            keys = ((parent, key if path else tools + key) for key in essences(message))
-            found = next((self._children[key] for key in keys if key in self._children), None)
+            place = path[-1].place if path else ROOT
+            keys = ((place, key if path else tools + key) for key in essences(message))
+            found = next((self._next[key] for key in keys if key in self._next), None)
             if found is None:
                 break
             path.append(_Known(message, found))
+            if not isinstance(given, dict):
+                self._objects.append(_Object(len(self._as_given), given, _said(given)))
             self._as_given.append(message if isinstance(given, dict) else given)
             new += 1
         rest = rest[new:]
         self._latest, self._latest_tools = path, tools
         for depth in range(len(path), 0, -1):
-            node = self.node(path[depth - 1].node)
-            if node.finish_reason is not None or (depth == len(messages) and node.token_ids):
-                return [known.message for known in path[depth:]] + rest, path[depth - 1].node
+            node = self._end(path[depth - 1].place, whole=depth == len(messages))
+            if node is not None:
+                return [known.message for known in path[depth:]] + rest, node
         return [known.message for known in path] + rest, None
+
+    def _end(self, place: int, *, whole: bool) -> int | None:
+        """The node of a place that new messages continue: of the newest parent, the first one.
+
+        Args:
+            place: A place.
+            whole: Whether nothing follows, so that also a prompt can be continued.
+        """
+        nodes = self.trajectory.nodes
+        found = [index for index in self._ends[place] if whole or nodes[index].finish_reason is not None]
+        return next((index for index in found if nodes[index].parent == nodes[found[-1]].parent), None)
 
     def _unchanged(self, messages: Sequence[Any], tools: str) -> int:
         """Count the leading messages shared with the latest call, and forget the others."""
@@ -80,7 +108,10 @@ class Ledger:
                 for given, old in zip(messages, known, strict=False)
             )
             known = known[: next((depth for depth, equal in enumerate(same) if not equal), len(messages))]
+        changed = (one.place for one in self._objects if _said(one.message) != one.said)
+        known = known[: next(changed, len(known))]
         self._as_given = known
+        self._objects = [one for one in self._objects if one.place < len(known)]
         return len(known)
 
     def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
@@ -113,7 +144,7 @@ class Ledger:
         if last is None or not equal:
             return None
         history = [essence(message) for message in messages[:last]]
-        same = [index for index in equal if self._history(index) == history]
+        same = [index for index in equal if self._depths[index] == last and self._history(index) == history]
         latest = max(known[-1] for known in self._answers.values())
         found = same or [index for index in equal if self.node(index).parent == self.node(latest).parent]
         # among equal samples of one call, the first
@@ -126,13 +157,22 @@ class Ledger:
         """Store a node and return its index; among equal siblings, `find` returns the first."""
         nodes = self.trajectory.nodes
         nodes.append(node)
-        parent = ROOT if node.parent is None else node.parent
+        parent, index = node.parent, len(nodes) - 1
+        self._depths.append(0 if parent is None else self._depths[parent] + 1)
+        before = ROOT if parent is None else self._places[parent]
         keys = essences(node.message)
-        for key in keys:
-            self._children.setdefault((parent, key if parent != ROOT else tools + key), len(nodes) - 1)
-            if node.finish_reason is not None:
-                self._answers.setdefault(key, []).append(len(nodes) - 1)
-        return len(nodes) - 1
+        places = [(before, tools + key if parent is None else key) for key in keys]
+        place = self._next.setdefault(places[0], len(self._ends))  # one for each reasoning
+        if place == len(self._ends):
+            self._ends.append([])
+        self._next.setdefault(places[-1], place)
+        self._places.append(place)
+        if node.finish_reason is not None or node.token_ids:
+            self._ends[place].append(index)
+        if node.finish_reason is not None:
+            for key in keys:
+                self._answers.setdefault(key, []).append(index)
+        return index
 
     def prompt(self, index: int) -> list[int]:
         """Ids from the root to a node, both included; callers must not change the list."""
@@ -150,3 +190,10 @@ class Ledger:
             ids += self.node(node).token_ids
         self._prompt = index, ids
         return ids
+
+
+def _said(message: Any) -> tuple[Any, ...]:
+    """What a message object says: its content, and the names and arguments of its calls."""
+    functions = [getattr(call, "function", None) for call in getattr(message, "tool_calls", None) or ()]
+    calls = [(getattr(one, "name", None), getattr(one, "arguments", None)) for one in functions]
+    return getattr(message, "content", None), calls

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import takewhile
 from typing import Any
 
@@ -32,6 +33,7 @@ _SEEN = re.compile(
 )  # stands in refusals
 _THOUGHT = "put it into the content, leave it out of the examples, or set model.chat_template to one that renders it"
 MOST_ROLES = 10  # that a refusal names; of more, the first and the last
+FORMS = 4096  # that are remembered; a longer run or dataset tries the oldest once more
 _CALL: dict[str, Any] = {"city": 'Zürich "old" town', "count": 3, "exact": True}
 _ASKED: Message = {"role": "user", "content": "a"}
 _CALLED: list[Message] = [
@@ -67,7 +69,7 @@ class PromptCheck:
         self._render = render
         self._answer = answer
         self._roles: dict[str, str] | None = None
-        self._failures: dict[str, str | None] = {}  # form of a prompt -> why it is refused
+        self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused
         self._told: set[str] = set()  # dropped parts that were logged
         self._calls: dict[str, str | None] = {}  # parser -> why its reading of the template's calls is refused
 
@@ -107,8 +109,11 @@ class PromptCheck:
             TemplateError: Something of the messages or the tools would be missing in the prompt.
         """
         forms = [[_form(message) for message in some] for some in (before, messages)]
-        form = json.dumps([*forms, min(len(tools), MOST_TOOLS), learned])
+        whole = json.dumps([*forms, min(len(tools), MOST_TOOLS), learned])
+        form = sha256(whole.encode()).digest()  # a conversation of 200 turns has a long one
         if form not in self._failures:
+            if len(self._failures) >= FORMS:
+                del self._failures[next(iter(self._failures))]
             self._failures[form] = self._missing(messages, tools, before, part, learned)
         failure = self._failures[form]
         if failure is not None:

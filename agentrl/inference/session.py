@@ -121,8 +121,8 @@ class ChatSession:
         samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
         answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
-        text = (lambda token: self._template.text([token])) if options.logprobs else None
-        whole = completion(self._settings.model, sampled, len(prompt), text)
+        read = self._template.token_bytes if options.logprobs else None
+        whole = completion(self._settings.model, sampled, len(prompt), read)
         return CompletionStream(whole, include_usage=options.include_usage) if options.stream else whole
 
     def _store_new(self, messages: Sequence[Any], tools: list[dict[str, Any]]) -> int:
@@ -133,7 +133,7 @@ class ChatSession:
         new, parent = self._ledger.find(messages, key)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
-        if parent is not None and self._template.rewrites(new):
+        if parent is not None and self._template.rewrites(new, tools):
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":

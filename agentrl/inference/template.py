@@ -22,6 +22,7 @@ from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, t
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.template_notes import template_notes
+from agentrl.inference.token_bytes import TokenBytes
 from agentrl.inference.tool_parsers import FALLBACK, ToolParser, parser_for
 from agentrl.inference.turn_ends import find_turn_ends
 
@@ -77,7 +78,7 @@ class ChatTemplate:
         self.encoder = TextEncoder(tokenizer)
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
-        self._rewrites: dict[str, bool] = {}
+        self._rewrites: dict[tuple[bool, bool], bool] = {}
         self.prompts = PromptCheck(self._render_known, self._answer)
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         named = frozenset({tokenizer.eos_token_id, *end_ids})
@@ -149,9 +150,9 @@ class ChatTemplate:
         Raises:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
-        said, shorter = self._probe(messages, answered, tools)
+        said, shorter, whole = self._probe(messages, answered, tools)
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
-        longer = tail(self.render([USER, said, *messages], generation=True, tools=tools), said)
+        longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
         mark = self._ends.first(longer)
         if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
@@ -214,11 +215,18 @@ class ChatTemplate:
             parser, lambda messages: self.following(messages, answered=SAID, answer_ids=[self.eos_id])
         )
 
-    def rewrites(self, messages: Sequence[Message]) -> bool:
-        """Whether the template renders earlier turns differently when messages like these follow."""
-        kind = "tool" if messages[0].get("role") == "tool" else "user"
+    def rewrites(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
+        """Whether the template renders earlier turns differently when messages like these follow.
+
+        Args:
+            messages: New messages after an answer. Results of tools alone keep a turn going; other messages, also
+                behind results, begin another turn.
+            tools: Tools of the conversation; with them an earlier turn may hold calls and results.
+        """
+        results = [message.get("role") == "tool" for message in messages]
+        kind = all(results), bool(tools) or any(results)
         if kind not in self._rewrites:
-            self._rewrites[kind] = self._probe_rewrite(kind)
+            self._rewrites[kind] = any(self._changes(*case, tools) for case in _continuations(*kind))
         return self._rewrites[kind]
 
     def refuse_rewrite(self) -> TemplateError:
@@ -240,8 +248,12 @@ class ChatTemplate:
             token_ids = token_ids[:-1]
         return self.tokenizer.decode(token_ids, skip_special_tokens=not special)
 
-    def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str]:
-        """Returns a dummy assistant turn that these messages may follow, and the text after its sentinel."""
+    def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str, str]:
+        """Finds a dummy assistant turn that these messages may follow.
+
+        Returns:
+            The turn; the text after its sentinel; the text of a conversation in which the messages follow it.
+        """
         results = []
         for message in messages:
             if message.get("role") != "tool":
@@ -252,7 +264,8 @@ class ChatTemplate:
             if bool(tools) not in self._closings:
                 rendered = self.render([USER, said], generation=False, tools=tools)
                 self._closings[bool(tools)] = tail(rendered, said)
-            return said, self._closings[bool(tools)]
+            whole = self.render([USER, said, *messages], generation=True, tools=tools)
+            return said, self._closings[bool(tools)], whole
         failure: Exception | None = None
         calls = [call_for(result, answered) for result in results]
         known = parser_for(self.source).name != FALLBACK  # a family whose calls may stand in the text alone (LFM2)
@@ -260,27 +273,25 @@ class ChatTemplate:
             said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
             said = said if count else SAID
             try:
-                self.render([USER, said, *messages], generation=True, tools=tools)
-                return said, tail(self.render([USER, said], generation=False, tools=tools), said)
+                whole = self.render([USER, said, *messages], generation=True, tools=tools)
+                return said, tail(self.render([USER, said], generation=False, tools=tools), said), whole
             except TemplateError as error:
                 failure = error
         raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
 
-    def _probe_rewrite(self, kind: str) -> bool:
-        result = tool_result("b")
-        after = result if kind == "tool" else USER
-        for reasoned in _REASONED:
-            said: Message = {"role": "assistant", **reasoned}
-            if kind == "tool":
-                said["tool_calls"] = [call_for(result, {})]
-            try:
-                shorter = self.render([USER, said], generation=False)
-                longer = self.render([USER, said, after], generation=False)
-            except TemplateError:
-                continue  # messages that the template cannot render are refused when an agent sends them
-            if shorter.partition(SENTINEL)[0] != longer.partition(SENTINEL)[0]:
-                return True
-        return False
+    def _changes(self, turns: list[Message], after: list[Message], tools: Tools) -> bool:
+        """Whether the beginning of the last of these turns is rendered differently when messages follow."""
+        try:
+            shorter = self.render(turns, generation=False, tools=tools)
+            longer = self.render([*turns, *after], generation=False, tools=tools)
+        except TemplateError:
+            return False  # messages that the template cannot render are refused when an agent sends them
+        return shorter.partition(SENTINEL)[0] != longer.partition(SENTINEL)[0]
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Reads single ids as the bytes that they stand for."""
+        return TokenBytes(self.tokenizer)
 
     @cached_property
     def call_form(self) -> CallForm:
@@ -335,6 +346,28 @@ class ChatTemplate:
     def encode_after(self, before: str, text: str) -> list[int]:
         """Ids of a text where it continues another."""
         return self.encoder.after(before, text)
+
+
+def _continuations(is_result: bool, with_tools: bool) -> list[tuple[list[Message], list[Message]]]:
+    """Dummy turns whose last holds reasoning, and messages that may follow them.
+
+    Args:
+        is_result: Whether results of tools alone follow, rather than a user's message.
+        with_tools: Whether earlier turns may hold calls.
+    """
+    result = tool_result("b")
+    found: list[tuple[list[Message], list[Message]]] = []
+    for reasoned in _REASONED:
+        said: Message = {"role": "assistant", **reasoned}
+        called = {**said, "tool_calls": [call_for(result, {})]}
+        if is_result:
+            found.append(([USER, called], [result]))
+            continue
+        found.append(([USER, said], [USER]))
+        if with_tools:
+            answer: Message = {"role": "assistant", "content": "c"}
+            found += [([USER, called], [result, USER]), ([USER, called], [result, answer, USER])]
+    return found
 
 
 def template_text(source: str | None, folder: Path) -> str | None:

@@ -3,11 +3,13 @@
 Guarantees: a prompt has the ids that an agent's session would send (:class:`~agentrl.inference.template.ChatTemplate`),
 and a completion the ids that a model would have to sample: its text and the end-of-turn token, without what the
 template puts after that. A template that leaves out a part of the example (its tools, a message, reasoning, words
-beside a call) is refused, and so is one that renders earlier turns differently once others follow.
+beside a call) is refused, and so is one that renders earlier turns differently once others follow. An answer that holds
+the text of an end token is refused.
 """
 
 from dataclasses import dataclass
 
+from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.supervised.examples import Pair, Sample
 
@@ -58,15 +60,14 @@ class Encoder:
         for place, message in enumerate(sample.messages):
             if place < sample.start or message["role"] != "assistant":
                 continue
+            self._refuse_end(message)
             self._template.prompts.check(sample.messages[: place + 1], sample.tools, learned=True)
             before = self._template.render(sample.messages[:place], generation=True, tools=sample.tools)
             after = self._template.render(sample.messages[: place + 1], generation=False, tools=sample.tools)
             if not before.startswith(done) or not after.startswith(before):
-                raise TemplateError(
-                    "this chat template renders earlier turns differently once others follow, so a token would be "
-                    "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
-                )
-            words, end = self._split(after[len(before) :])
+                given = self._template.render(sample.messages[:place], generation=False, tools=sample.tools)
+                raise _differs(before, after, given if before.startswith(done) else None)
+            words, end = self._split(after[len(before) :], calls=bool(message.get("tool_calls")))
             prompt = self._encode_after(done, before[len(done) :])
             answer = [*self._encode_after(before, words), end]
             ids += [*prompt, *answer]
@@ -85,13 +86,51 @@ class Encoder:
     def _encode_after(self, before: str, text: str) -> list[int]:
         return self._template.encode_after(before, text) if before else self._template.encode(text)
 
-    def _split(self, text: str) -> tuple[str, int]:
-        """Split a rendered assistant turn into its text and the id of its end-of-turn token."""
+    def _refuse_end(self, message: Message) -> None:
+        """Refuses an answer whose own text would end the turn."""
+        said = [str(message.get(key) or "") for key in ("reasoning_content", "content")]
+        said += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        for word in self._ends.values():
+            if word and any(word in text for text in said):
+                raise TemplateError(
+                    f"an assistant's message holds {word}, which ends a turn: a model that learned it would stop "
+                    "there. Leave it out; the template adds the end of the turn"
+                )
+
+    def _split(self, text: str, *, calls: bool) -> tuple[str, int]:
+        """Split a rendered assistant turn into its text and the id of its end-of-turn token.
+
+        A template may leave the end to the next turn, which begins with that token (GLM).
+        """
         places = {end: text.find(word) for end, word in self._ends.items() if word and word in text}
-        if not places:
+        if places:
+            end = min(places, key=lambda one: places[one])
+            return text[: places[end]], end
+        ends = self._template.turn_ends
+        follows = ends.calling if calls else ends.closing
+        if follows is None or ends.closes:
             raise TemplateError(
                 f"this chat template ends an assistant's turn with none of {', '.join(self._ends.values())} "
                 f"({text[-40:]!r}): a model could not learn to stop"
             )
-        end = min(places, key=lambda one: places[one])
-        return text[: places[end]], end
+        return text, follows
+
+
+def _differs(before: str, after: str, given: str | None) -> TemplateError:
+    """The error for a turn that is not rendered behind its prompt.
+
+    Args:
+        before: The text of the prompt.
+        after: The text with the answer.
+        given: The text of the prompt's messages alone; ``None`` if an earlier turn differs.
+    """
+    if given is not None and after.startswith(given):
+        return TemplateError(
+            f"this chat template ends the prompt in {before[-24:]!r}, and renders the answer otherwise "
+            f"({after[len(given) :][:60]!r}): give the answer reasoning_content, or leave it out, as the prompt wants; "
+            "or set inference.chat_template_kwargs (enable_thinking)"
+        )
+    return TemplateError(
+        "this chat template renders earlier turns differently once others follow, so a token would be trained after a "
+        "prompt that no session sends; use model.chat_template=training, which keeps them"
+    )

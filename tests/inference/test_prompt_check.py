@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
+from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.inference.tool_parsers import PARSERS, parser_for
@@ -375,3 +376,19 @@ async def test_marks_around_an_answer_are_no_content_without_tools_either(name: 
     backend = FakeBackend(lambda ids, params: answer([*template.encode(text), template.eos_id]))
     message = (await ChatSession(backend, template, settings).create(messages=[USER])).choices[0].message
     assert (message.content, message.reasoning_content) == ("7", "hm")
+
+
+def test_the_forms_that_are_remembered_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each conversation of a dataset has a form of its own, and a long one has a long description."""
+    monkeypatch.setattr("agentrl.inference.prompt_check.FORMS", 5)
+    rendered: list[int] = []
+
+    def render(messages: Any, tools: Any, generation: bool) -> str:
+        rendered.append(len(messages))
+        return "".join(message["content"] for message in messages)
+
+    check = PromptCheck(render, str)
+    for size in (*range(1, 10), 9, 8, 5, 1):
+        check.check([USER] * size, [])
+    assert rendered == [*range(1, 10), 1], "the newest forms are tried once"
+    assert len(check._failures) == 5 and max(map(len, check._failures)) <= 32

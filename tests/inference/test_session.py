@@ -141,6 +141,27 @@ async def test_a_response_format_is_refused_where_the_server_cannot_hold_to_it(t
         await session.create(messages=[HELLO], response_format={"type": "json_object"})
 
 
+async def test_conversations_that_begin_alike_are_each_continued_by_their_ids(template: ChatTemplate) -> None:
+    """The second one under the same system message was rendered anew at each turn: its answers were encoded again."""
+    odd = [*ids_of(template, "u"), *ids_of(template, "ser"), template.eos_id]  # "user" in a way no encoder splits it
+    session = make_session(template, lambda ids, params: answer(odd))
+    talks: dict[str, list[Message]] = {
+        name: [{"role": "system", "content": "Be brief."}, {"role": "user", "content": name}] for name in "abc"
+    }
+    sent: dict[str, list[int]] = {}
+    backend: FakeBackend = session._backend  # type: ignore[assignment]
+    for turn in range(3):
+        for name, messages in talks.items():
+            reply = await session.create(messages=messages)
+            prompt = backend.requests[-1][0]
+            if turn:
+                assert prompt[: len(sent[name]) + len(odd)] == [*sent[name], *odd]
+            sent[name] = prompt
+            said = {"role": "assistant", "content": reply.choices[0].message.content}
+            messages += [said, {"role": "user", "content": "go on"}]
+    assert [sum(flat.loss_mask) for flat in flat_branches(session.trajectory)] == [3 * len(odd)] * 3
+
+
 async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixing(template: ChatTemplate) -> None:
     session = make_session(template, lambda ids, params: answer([5, template.eos_id]))
     await session.create(messages=[HELLO])
@@ -321,6 +342,18 @@ async def test_logprobs_come_back_with_the_tokens_they_belong_to(template: ChatT
     content = reply.choices[0].logprobs.content
     assert "".join(entry.token for entry in content) == "ab"
     assert [entry.logprob for entry in content] == [-1.0 - i for i in range(len(content))]
+
+
+async def test_logprobs_hold_the_bytes_of_each_token_also_of_parts_of_a_letter_and_of_the_end(
+    template: ChatTemplate,
+) -> None:
+    """Parts of a letter came as U+FFFD (ollama 13497), and the token that ended the turn as nothing."""
+    ids = [*ids_of(template, "ab 🙂"), template.eos_id]
+    session = make_session(template, lambda _, params: answer(ids))
+    reply = await session.create(messages=[HELLO], logprobs=True)
+    content = reply.choices[0].logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in content).decode() == "ab 🙂<|im_end|>"
+    assert content[-1].token == "<|im_end|>" and [entry.token for entry in content[:2]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

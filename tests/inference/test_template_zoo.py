@@ -238,6 +238,28 @@ def test_trls_training_template_keeps_what_qwen3s_own_drops() -> None:
     assert not ChatTemplate(tokenizer).rewrites(follow)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_6", "gemma4"])
+async def test_a_users_message_after_tool_results_rewrites_the_turns_before_it(name: str) -> None:
+    """Results alone keep the reasoning of the calls, and a user's message behind them drops it."""
+    template = load(name)
+    template.policy = None
+    result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}
+    user: Message = {"role": "user", "content": "more"}
+    assert not template.rewrites([result], TOOLS)
+    assert template.rewrites([result, user], TOOLS)
+    assert template.rewrites([user], TOOLS)
+    call = rendered(template, [("add", {"a": "1"})], ENDS, {"content": ""}).text
+    session = ChatSession(
+        FakeBackend(lambda ids, params: answer([*template.encode(call), template.eos_id])),
+        template,
+        SessionSettings(SamplingParams(max_new_tokens=900), 100_000, locked=True, model="m"),
+    )
+    said = (await session.create(messages=[user], tools=TOOLS)).choices[0].message
+    made = said.tool_calls[0].id
+    with pytest.raises(TemplateError, match=r"inference\.history"):
+        await session.create(messages=[user, said, {**result, "tool_call_id": made}, user], tools=TOOLS)
+
+
 def test_a_template_that_trl_does_not_know_is_refused() -> None:
     tokenizer: Any = load("qwen3").tokenizer
     tokenizer.chat_template = REWRITING

@@ -198,7 +198,10 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused() -> None:
         ChatTemplate(tokenizer)
 
 
-MARKS = re.compile(r"<\|[A-Za-z_]+\|>|<｜[^｜]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[[A-Z_/]{5,}\]|<(?:start|end)_of_turn>")  # noqa: RUF001
+MARKS = re.compile(
+    r"<\|[A-Za-z_]+\|>|<｜[^｜]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[[A-Z_/]{5,}\]|"  # noqa: RUF001
+    r"<(?:start|end|beginning)_of_(?:turn|sentence)>|<seed:[a-z]+>|\[e~\[|\]~b\]"
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -87,7 +87,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def template(tiny_model: Path) -> ChatTemplate:
-    return ChatTemplate.from_folder(tiny_model)
+    return ChatTemplate.from_folder(tiny_model, source="chatml_tools")
 
 
 async def run(template: ChatTemplate, folder: Path, value: str, place: str) -> Episode:

@@ -62,7 +62,7 @@ class OddAgent(ChatAgent):
 
 @pytest.fixture(scope="module")
 def template(tiny_model: Path) -> ChatTemplate:
-    return ChatTemplate.from_folder(tiny_model)
+    return ChatTemplate.from_folder(tiny_model, source="chatml_tools")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.supervised.examples import Pair, Sample, sample_of
 from agentrl.supervised.tokens import Encoder
+from tests.inference.test_template_zoo import load
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -149,3 +150,20 @@ def test_a_developer_message_is_learned_from_as_it_is_sent(template: ChatTemplat
     encoded = Encoder(template).sample(sample)
     prompt = template.first(sample.messages[:2])
     assert encoded.ids[: len(prompt)] == prompt and "Be brief." in template.tokenizer.decode(prompt)
+
+
+def test_an_answer_that_holds_the_text_of_an_end_token_is_refused(template: ChatTemplate):
+    """It was cut there: the rest of the answer stood in the next prompt, or nowhere."""
+    for said in ("A turn ends with <|im_end|> in ChatML.", "<|im_end|>"):
+        with pytest.raises(TemplateError, match=r"holds <\|im_end\|>, which ends a turn"):
+            Encoder(template).sample(Sample([TALK[1], {"role": "assistant", "content": said}], 0))
+    asked = [{"role": "user", "content": "What is <|im_end|>?"}, {"role": "assistant", "content": "An end."}]
+    assert spoken(template, *vars(Encoder(template).sample(Sample(asked, 0))).values()) == ["An end.<|im_end|>"]
+
+
+@pytest.mark.parametrize(("name", "given"), [("minimax_m2", {}), ("qwen3_5_nothink", {"reasoning_content": "hm"})])
+def test_an_answer_that_the_prompts_thought_does_not_fit_is_refused_by_that_name(name: str, given: dict[str, str]):
+    """It was said to be an earlier turn that is rendered differently, with a remedy that changes nothing."""
+    answer = {"role": "assistant", "content": "one", **given}
+    with pytest.raises(TemplateError, match=r"ends the prompt in .*think.*reasoning_content.*enable_thinking"):
+        Encoder(load(name)).sample(Sample([{"role": "user", "content": "q"}, answer], 0))
