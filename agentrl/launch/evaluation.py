@@ -77,11 +77,18 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
     write_json(run_dir / "result.json", evaluator.as_json(summary))
     console.print(evaluation_table(summary.as_metrics(), title=f"{recipe.name}: {summary.tasks} tasks"))
     for text, count in evaluator.failures.most_common(3):
-        console.print(f"{count} invalid: {text[-600:]}", style="red", markup=False)
+        console.print(f"{count} invalid: {last_lines(text)}", style="red", markup=False)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return 0 if summary.n else 1
+
+
+def last_lines(text: str, most: int = 600) -> str:
+    """Returns the end of a text of at most ``most`` characters, from the beginning of a line where it has several."""
+    end = text[-most:]
+    _, line, rest = end.partition("\n")
+    return rest if line and len(text) > most and not text[:-most].endswith("\n") else end
 
 
 def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor: Supervisor) -> list[str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentrl.launch.evaluation import last_lines
+
 ANSWER = {
     "id": "x", "object": "chat.completion", "created": 1, "model": "m",
     "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "42 \x1b[2J\ud83d"}}],
@@ -74,6 +76,14 @@ async def evaluation(folder: Path, swallows: str, *overrides: str) -> AsyncItera
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def test_the_end_of_a_failure_begins_with_a_line() -> None:
+    stack = "\n".join(f"  line {number}" for number in range(200))
+    shown = last_lines(stack)
+    assert stack.endswith("\n" + shown) and 580 < len(shown) <= 600
+    assert last_lines("short\ntext") == "short\ntext" and last_lines("x" * 700) == "x" * 600
+    assert last_lines("first\nsecond", most=6) == "second"
 
 
 async def test_eight_episodes_of_which_one_hangs_in_close_and_one_swallows_its_cancellation(tmp_path: Path) -> None:
