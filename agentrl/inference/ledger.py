@@ -8,6 +8,7 @@ may be several: a conversation that was rendered again has nodes of its own for 
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
@@ -78,7 +79,7 @@ class Ledger:
             path.append(_Known(message, found))
             if not isinstance(given, dict):
                 self._objects.append(_Object(len(self._as_given), given, _said(given)))
-            self._as_given.append(message if isinstance(given, dict) else given)
+            self._as_given.append(_kept(given, message))
             new += 1
         rest = rest[new:]
         self._latest, self._latest_tools = path, tools
@@ -190,6 +191,15 @@ class Ledger:
             ids += self.node(node).token_ids
         self._prompt = index, ids
         return ids
+
+
+def _kept(given: Any, message: Message) -> Any:
+    """What a message is compared with when it comes again: itself, or a copy that the agent cannot change."""
+    if not isinstance(given, dict):
+        return given
+    if all(isinstance(value, str) for value in given.values()):
+        return message
+    return deepcopy(given)  # its shape is another one: fields that are null, parts of text
 
 
 def _said(message: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import NOT_SAMPLED, Message
+from agentrl.core.message_shape import in_shape
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
@@ -170,6 +171,35 @@ async def test_a_conversation_that_rewrites_history_starts_over_instead_of_mixin
     backend: FakeBackend = session._backend  # type: ignore[assignment]
     assert backend.requests[1][0] == template.first(other)
     assert len(flat_branches(session.trajectory)) == 2
+
+
+async def test_messages_in_another_shape_are_read_once_and_noticed_when_changed(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dumped messages hold fields that are null: all of them were read again at each turn."""
+    reads = 0
+
+    def counted(message: Any) -> Message:
+        nonlocal reads
+        reads += 1
+        return in_shape(message)
+
+    monkeypatch.setattr("agentrl.inference.ledger.in_shape", counted)
+    session = make_session(template, lambda ids, params: answer([5, template.eos_id]))
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "hello"}], "name": None}]
+    for turn in range(8):
+        reads = 0
+        reply = await session.create(messages=messages)
+        assert reads <= 3, "what was new in the call before, the answer, and what follows it"
+        messages += [
+            reply.choices[0].message.model_dump(),
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        ]
+        assert len(session.trajectory.nodes) == 2 * (turn + 1)
+    messages[2]["content"][0]["text"] = "changed"
+    await session.create(messages=messages)
+    backend: FakeBackend = session._backend  # type: ignore[assignment]
+    assert "changed" in template.text(backend.requests[-1][0])
 
 
 async def test_a_sampled_token_shared_by_two_branches_is_trained_once(template: ChatTemplate) -> None:
