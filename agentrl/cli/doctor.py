@@ -11,7 +11,7 @@ def doctor(
 ) -> None:
     """Examine a run for common problems; each finding has its cause and a remedy.
 
-    The exit code is 1 if something was found.
+    The exit code is 1 if something is wrong; notes, about runs that do what their recipe says, leave it 0.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -22,11 +22,13 @@ def doctor(
     found, unjudged = examine(folder)
     console = Console(highlight=False)
     for finding in found:
-        console.print(f"[bold yellow]{finding.kind}[/]  {escape(finding.symptom)}", soft_wrap=True)
+        style = "bold yellow" if finding.level == "warning" else "bold cyan"
+        console.print(f"[{style}]{finding.kind}[/]{' (note)' * (finding.level == 'note')}  {escape(finding.symptom)}", soft_wrap=True)
         console.print(f"  cause   {finding.cause}", markup=False, soft_wrap=True)
         console.print(f"  remedy  {finding.remedy}", markup=False, soft_wrap=True)
     for text in unjudged:
         console.print(f"not judged: {text}", markup=False, soft_wrap=True)
-    if found:
+    if any(finding.level == "warning" for finding in found):
         raise typer.Exit(1)
-    console.print(f"nothing found in {folder}", markup=False)
+    if not found:
+        console.print(f"nothing found in {folder}", markup=False)
