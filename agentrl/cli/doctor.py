@@ -23,7 +23,10 @@ def doctor(
     console = Console(highlight=False)
     for finding in found:
         style = "bold yellow" if finding.level == "warning" else "bold cyan"
-        console.print(f"[{style}]{finding.kind}[/]{' (note)' * (finding.level == 'note')}  {escape(finding.symptom)}", soft_wrap=True)
+        console.print(
+            f"[{style}]{finding.kind}[/]{' (note)' * (finding.level == 'note')}  {escape(finding.symptom)}",
+            soft_wrap=True,
+        )
         console.print(f"  cause   {finding.cause}", markup=False, soft_wrap=True)
         console.print(f"  remedy  {finding.remedy}", markup=False, soft_wrap=True)
     for text in unjudged:

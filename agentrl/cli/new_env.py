@@ -21,7 +21,7 @@ PRICES = {"pen": 2, "book": 7, "lamp": 30, "chair": 55, "desk": 80, "cup": 4, "b
 
 
 class $title(ToolEnvironment):
-    """Ask a tool what several things of a kind cost, then say it."""
+    """Look up prices with a tool, then say what several things cost."""
 
     dataset = [  # or a registered name such as "openai/gsm8k", or a file such as "tasks.jsonl"
         {"question": f"How much is {item} x {count}?", "answer": price * count}
@@ -109,7 +109,7 @@ on_cpu:
     name: HuggingFaceTB/SmolLM2-135M-Instruct
     chat_template: chatml_tools  # this model's own template knows no tools
   inference:
-    context_length: 640
+    context_length: 512
     max_running: 32
   rollout:
     max_staleness: 0           # two cores do not gain from sampling ahead

@@ -17,6 +17,7 @@ MUCH_CLIPPED, MUCH_OVERHEAD = 0.5, 0.3
 MANY_INVALID = 0.2  # share of an evaluation's episodes
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
+DECAYED = 0.1  # of the highest learning rate: below it updates are meant to be small
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
 LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
 _FAILED = "rollout/failed_"  # then the kind
@@ -198,7 +199,9 @@ def _failed(steps: Sequence[Record]) -> Finding | None:
 def _unchanged(steps: Sequence[Record]) -> Finding | None:
     share = recent(steps, "weights/unchanged")
     moved = any(step.get("train/skipped", 1.0) == 0 for step in steps[-RECENT:])
-    if share is None or share <= UNCHANGED or not moved:
+    rates = [step.get("train/learning_rate", 1.0) for step in steps]
+    decayed = max(rates[-RECENT:]) < DECAYED * max(rates)
+    if share is None or share <= UNCHANGED or not moved or decayed:
         return None
     return Finding(
         "weights",

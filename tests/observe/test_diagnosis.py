@@ -137,6 +137,15 @@ def test_an_entropy_is_judged_only_where_something_was_trained() -> None:
     assert [finding.kind for finding in diagnose([gone] * 5 + [idle] * 3)] == ["signal"], "of an earlier step"
 
 
+def test_the_end_of_a_decaying_learning_rate_is_no_fault() -> None:
+    def run(last: float) -> list[dict[str, float]]:
+        end = {**HEALTHY, "weights/unchanged": 0.9, "train/learning_rate": last}
+        return [{**HEALTHY, "train/learning_rate": 2e-5}] * 9 + [end] * 3
+
+    assert diagnose(run(1e-6)) == []
+    assert [finding.kind for finding in diagnose(run(1e-5))] == ["weights"]
+
+
 SOLVED = {
     "rollout/groups_with_signal": 0.05, "train/signal": 0.05, "rollout/all_solved": 0.9, "rollout/none_solved": 0.05,
     "train/entropy": 0.001, "metrics/accuracy": 0.93,
