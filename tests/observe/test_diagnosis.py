@@ -78,6 +78,20 @@ def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
     assert [finding.kind for finding in diagnose([idle] * 3)] == ["signal"]
 
 
+@pytest.mark.parametrize(("name", "warned"), [("gsm8k_grpo_80_tokens", {"truncation"})])
+def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, warned: set[str]) -> None:
+    """Their metrics, as the rules read them, of runs on two CPU cores; that of 80 tokens an answer cuts half of them."""
+    file = Path(__file__).parent / "real_runs" / f"{name}.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    found = {
+        finding.kind
+        for count in range(1, len(records) + 1)
+        for finding in diagnose(records[:count], pause_mode="in_place")
+        if finding.level == "warning"
+    }
+    assert found == warned
+
+
 def test_a_slow_symptom_must_last() -> None:
     assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
 
