@@ -19,7 +19,6 @@ OF_THE_GAIN = 0.25  # share of the reward's gain that success has to gain, where
 CLEAR = 3.0  # standard errors from which the reward's gain is no noise
 GAINED = 0.05  # of the reward: a smaller gain is not judged
 SUCCESS = "accuracy"
-SIDE = 0.5  # share of the reward's relative gain that another metric gains where that metric explains it
 
 
 def signal(steps: Sequence[Record]) -> Finding | None:
@@ -130,7 +129,7 @@ def proxy(records: Sequence[Record], steps: Sequence[Record]) -> Finding | None:
     told = _unmoved(records, steps, OF_THE_GAIN * gain)
     if not told:
         return None
-    form = _explanation(steps)
+    form = _explanation(steps, gain)
     symptom = f"the reward rose from {old:.3f} to {new:.3f} while {told}"
     if form is not None:
         name, before, after = form
@@ -167,10 +166,11 @@ def _unmoved(records: Sequence[Record], steps: Sequence[Record], least: float) -
     return held_out
 
 
-def _explanation(steps: Sequence[Record]) -> tuple[str, float, float] | None:
-    """Returns the metric of the environment, other than success, that rose most; ``None`` if none rose clearly.
+def _explanation(steps: Sequence[Record], gain: float) -> tuple[str, float, float] | None:
+    """Returns the metric of the environment, other than success, that rose most, before and after.
 
-    Metrics beyond 1, such as numbers of calls, are no shares and explain nothing.
+    Metrics beyond 1, such as numbers of calls, are no shares and explain nothing. ``None`` if none rose by at least the
+    reward's ``gain``: it could not be paid for by as much as that.
     """
     found: list[tuple[float, str, float, float]] = []
     for key in steps[-1]:
@@ -182,7 +182,7 @@ def _explanation(steps: Sequence[Record]) -> tuple[str, float, float] | None:
         before, after = map(fmean, parts)
         found.append((after - before, key.removeprefix("metrics/"), before, after))
     rise, name, before, after = max(found, default=(0.0, "", 0.0, 0.0))
-    return (name, before, after) if rise >= SIDE * (1 - before) and rise > GAINED else None
+    return (name, before, after) if rise >= gain else None
 
 
 def quarters(steps: Sequence[Record], key: str) -> tuple[list[float], list[float]] | None:

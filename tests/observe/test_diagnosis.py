@@ -214,6 +214,8 @@ def test_a_reward_that_rises_without_success_is_a_finding() -> None:
     assert "the reward rose from" in found.symptom and "accuracy went from 2.0% to 2.0%" in found.symptom
     (found,) = diagnose(rising(accuracy=0.02, tool_calls=3.0))
     assert found.kind == "proxy", "a number of calls explains no reward"
+    (found,) = diagnose(rising(accuracy=0.02, brief=0.12))
+    assert found.kind == "proxy", "a metric that rises by less explains no reward"
 
 
 def test_a_reward_that_rises_with_success_or_hardly_at_all_is_none() -> None:
