@@ -129,7 +129,9 @@ def proxy(records: Sequence[Record], steps: Sequence[Record]) -> Finding | None:
     told = _unmoved(records, steps, OF_THE_GAIN * gain)
     if not told:
         return None
-    form = _explanation(steps, gain)
+    sampled = quarters(steps, f"metrics/{SUCCESS}")
+    memorised = sampled is not None and fmean(sampled[1]) - fmean(sampled[0]) >= OF_THE_GAIN * gain
+    form = None if memorised else _explanation(steps, gain)
     symptom = f"the reward rose from {old:.3f} to {new:.3f} while {told}"
     if form is not None:
         name, before, after = form

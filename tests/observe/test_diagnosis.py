@@ -80,7 +80,7 @@ def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
 
 @pytest.mark.parametrize(("name", "warned"), [("gsm8k_grpo_80_tokens", {"truncation"})])
 def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, warned: set[str]) -> None:
-    """Their metrics, as the rules read them, of runs on two CPU cores; that of 80 tokens an answer cuts half of them."""
+    """Their metrics, as the rules read them, of runs on two CPU cores; 80 tokens cut half of the answers."""
     file = Path(__file__).parent / "real_runs" / f"{name}.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()]
     found = {
@@ -230,6 +230,8 @@ def test_held_out_success_that_stays_is_a_finding_and_one_that_rises_is_none() -
     first, last = evaluations(0.02, 0.02)
     (found,) = diagnose([first, *rising(accuracy=0.22), last])
     assert found.kind == "proxy" and "held-out accuracy went from 2.0% to 2.0%" in found.symptom
+    (found,) = diagnose([first, *rising(accuracy=0.22, format=0.95), last])
+    assert found.kind == "proxy" and "memorised" in found.cause, "sampled success rises: it is not the form alone"
     first, last = evaluations(0.02, 0.02, half=0.1)
     assert diagnose([first, *rising(accuracy=0.22), last]) == [], "too few tasks to tell"
     first, last = evaluations(0.02, 0.3)
