@@ -78,7 +78,7 @@ def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
     assert [finding.kind for finding in diagnose([idle] * 3)] == ["signal"]
 
 
-@pytest.mark.parametrize(("name", "warned"), [("gsm8k_grpo_80_tokens", {"truncation"})])
+@pytest.mark.parametrize(("name", "warned"), [("my_shop_grpo", set()), ("gsm8k_grpo_80_tokens", {"truncation"})])
 def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, warned: set[str]) -> None:
     """Their metrics, as the rules read them, of runs on two CPU cores; 80 tokens cut half of the answers."""
     file = Path(__file__).parent / "real_runs" / f"{name}.jsonl"
