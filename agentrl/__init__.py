@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentrl.envkit.make import make
     from agentrl.envkit.tool_environment import ToolEnvironment
     from agentrl.envkit.tools.tool import tool
+    from agentrl.envkit.tools.worked_call import worked_call
 
 _HOME = {
     "Agent": "agentrl.core.agent",
@@ -34,6 +35,7 @@ _HOME = {
     "ToolEnvironment": "agentrl.envkit.tool_environment",
     "make": "agentrl.envkit.make",
     "tool": "agentrl.envkit.tools.tool",
+    "worked_call": "agentrl.envkit.tools.worked_call",
     "LLM": "agentrl.core.workflow",
     "Outcome": "agentrl.core.workflow",
     "RolloutWorkflow": "agentrl.core.workflow",
@@ -57,6 +59,7 @@ __all__ = [
     "make",
     "register",
     "tool",
+    "worked_call",
 ]
 
 register("GSM8K-v0", "agentrl.envs.gsm8k:GSM8K")

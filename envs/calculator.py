@@ -10,8 +10,7 @@ from typing import Any
 
 from simpleeval import SimpleEval
 
-from agentrl import Message, ToolEnvironment, tool
-from agentrl.envkit.tools.tool_calls import ToolEvent, ToolEventKind
+from agentrl import Message, ToolEnvironment, tool, worked_call
 from agentrl.rewards.numeric import numeric_reward
 
 INSTRUCTION = "Use the calculate tool, then reply with just the number."
@@ -60,7 +59,7 @@ class Calculator(ToolEnvironment):
         if not 0 <= examples <= len(EXAMPLES):
             raise ValueError(f"examples={examples} must lie in 0..{len(EXAMPLES)}")
         super().__init__(**settings)
-        self._call_reward = call_reward
+        self.first_call_reward = call_reward
         self._examples = examples
         self.reward_range = (0.0, 1.0 + call_reward)
 
@@ -77,42 +76,22 @@ class Calculator(ToolEnvironment):
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
         """Returns the examples, then the question."""
-        return [message for one in EXAMPLES[: self._examples] for message in worked(*one)] + [put(task["question"])]
-
-    def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
-        """Returns ``call_reward`` if all calls succeeded and no earlier message has earned it."""
-        earned = all(event.kind is ToolEventKind.OK for event in events) and not self._earned
-        self._earned |= earned
-        return self._call_reward if earned else 0.0
+        messages = [
+            message
+            for question, expression, answer in EXAMPLES[: self._examples]
+            for message in worked_call(put(question), "calculate", {"expression": expression}, answer, answer)
+        ]
+        return [*messages, {"role": "user", "content": put(task["question"])}]
 
     def reward(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
         """Returns 1 for the right number, else 0."""
         accuracy = numeric_reward(answer, task["answer"])
         return accuracy, {"accuracy": accuracy}
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[list[Message], dict[str, Any]]:
-        """Start with ``options`` as the task."""
-        self._earned = False
-        return await super().reset(seed=seed, options=options)
-
 
 EXAMPLES = (("What is 12 * 31?", "12 * 31", "372"), ("What is 95 - 128?", "95 - 128", "-33"))
 
 
-def put(question: str) -> Message:
-    """Returns a question with the instruction, as a user message."""
-    return {"role": "user", "content": f"{question} {INSTRUCTION}"}
-
-
-def worked(question: str, expression: str, answer: str) -> list[Message]:
-    """Returns a worked example: a question, the tool call, its result and the answer."""
-    call_id = f"example{len(expression)}"
-    function = {"name": "calculate", "arguments": f'{{"expression": "{expression}"}}'}
-    return [
-        put(question),
-        {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": call_id, "name": "calculate", "content": answer},
-        {"role": "assistant", "content": answer},
-    ]
+def put(question: str) -> str:
+    """Returns a question with the instruction."""
+    return f"{question} {INSTRUCTION}"

@@ -21,6 +21,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny random model with room for prompts of some thousand characters."""
+    return build_tiny_model(tmp_path_factory.mktemp("roomy-model"), positions=4096)
+
+
+@pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[DeviceMesh]":
     """A process group of one rank, so that FSDP2 runs inside the test process."""
     import torch

@@ -30,9 +30,9 @@ def block(word: str) -> str:
     return found
 
 
-def test_the_commands_lead_from_an_empty_folder_to_a_trained_environment(folder: Path, tiny_model: Path) -> None:
-    own = [s for s in overrides(tiny_model, folder / "runs", "shown") if not s.startswith("env.id")]
-    own += ["trainer.total_steps=1", "inference.context_length=512"]
+def test_the_commands_lead_from_an_empty_folder_to_a_trained_environment(folder: Path, roomy_model: Path) -> None:
+    own = [s for s in overrides(roomy_model, folder / "runs", "shown") if not s.startswith("env.id")]
+    own += ["trainer.total_steps=1", "inference.context_length=2048", "trainer.tokens_per_microbatch=4096"]
     seen: set[str] = set()
     for line in COMMANDS:
         words = shlex.split(line)[1:]
@@ -41,14 +41,21 @@ def test_the_commands_lead_from_an_empty_folder_to_a_trained_environment(folder:
         if kind == "env play":
             played = subprocess.run(
                 command(*words), cwd=folder, env=environment(), text=True, capture_output=True, timeout=SECONDS,
-                input='/price {"item": "pen"}\nI do not know\n',
+                input='/cost {"item": "pen", "count": 3}\nI do not know\n',
             )  # fmt: skip
             assert played.returncode == 0, played.stderr
-            assert "tool: 2" in played.stdout and "terminated; reward of the episode: 0" in played.stdout
+            assert "tool: 6" in played.stdout and "terminated; reward of the episode: 0.2" in played.stdout
             continue
         more = own if kind.startswith("recipe run") else []
+        if "--model" in words:
+            words[words.index("--model") + 1] = str(roomy_model)
+            more = [
+                part
+                for one in ("inference.context_length=2048", "sampling.max_new_tokens=8")
+                for part in ("--set", one)
+            ]
         if kind.startswith("eval"):
-            more = ["--model", str(tiny_model), "--output", str(folder / "eval"), "inference.context_length=512"]
+            more = ["--model", str(roomy_model), "--output", str(folder / "eval"), "inference.context_length=2048"]
             more += ["inference.threads=1", "sampling.max_new_tokens=8"]
         result = run(*words, *more, cwd=folder)
         assert result.returncode == 0, f"{line}\n{result.stdout}"

@@ -8,19 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end import ROOT, command
+from agentrl.cli.new_env import write_environment
+from agentrl.observe.examine_run import examine
+from tests.end_to_end import ROOT, command, environment
 
 pytestmark = pytest.mark.long
 SECONDS = 1500  # deadline of one run on a slow machine
 
 
-def train(recipe: str, runs: Path, name: str, *overrides: str) -> tuple[dict[str, float], dict[str, float], str]:
-    """Run a recipe as a user would; evaluation before, after, and what was printed."""
+def train(
+    recipe: str, runs: Path, name: str, *overrides: str, cwd: Path = ROOT
+) -> tuple[dict[str, float], dict[str, float], str]:
+    """Run a recipe as a user would; evaluation before, after, and what was printed. Nothing may be warned of."""
     arguments = ["recipe", "run", recipe, f"name={name}", f"launch.run_dir={runs}", *overrides]
+    own = {key: value for key, value in environment().items() if key != "OMP_NUM_THREADS"}
     result = subprocess.run(
-        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS
-    )
+        command(*arguments), cwd=cwd, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=SECONDS,
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout
+    assert "warning, step" not in result.stdout, result.stdout
+    assert [finding.kind for finding in examine(runs / name)[0] if finding.level == "warning"] == []
     (runs / name / "output.txt").write_text(result.stdout)
     evaluations = sorted((runs / name).glob("eval-[0-9]*.json"))
     before, after = (json.loads(p.read_text()) for p in (evaluations[0], evaluations[-1]))
@@ -33,8 +41,18 @@ def test_sums_are_learned(seed: int, tmp_path: Path) -> None:
     assert after["eval/accuracy"] > 0.8 > before["eval/accuracy_high"]
 
 
-def test_gsm8k_gains_the_answer_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_env_new_writes_is_learned(seed: int, tmp_path: Path) -> None:
+    write_environment("my_shop", tmp_path)
+    before, after, _ = train("my_shop_grpo", tmp_path / "runs", "shop", f"seed={seed}", cwd=tmp_path)
+    assert before["eval/accuracy"] < 0.2 and after["eval/accuracy"] > 0.8
+
+
+def test_gsm8k_gains_the_answer_format_and_goes_on_reasoning(tmp_path: Path) -> None:
     before, after, output = train("gsm8k_grpo", tmp_path, "gsm8k")
+    steps = [json.loads(line) for line in (tmp_path / "gsm8k" / "metrics.jsonl").read_text().splitlines()]
+    lengths = [step["tokens/completion_mean"] for step in steps if "tokens/completion_mean" in step]
+    assert min(lengths[-3:]) > 20, "answers are more than their last line"
     assert after["eval/format_low"] > before["eval/format_high"], "the gain is within the noise"
     assert "test accuracy" in output and "format rate" in output
 

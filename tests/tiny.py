@@ -19,13 +19,14 @@ CHATML = (
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def build_tiny_model(folder: Path, seed: int = 0, hidden: int = 32) -> Path:
+def build_tiny_model(folder: Path, seed: int = 0, hidden: int = 32, positions: int = 512) -> Path:
     """Write a two-layer random Llama (4 heads, 2 key/value heads, float32, tied) and its tokenizer.
 
     Args:
         folder: Where to write; created when missing.
         seed: Seed of the weights.
         hidden: Hidden size.
+        positions: Longest context, in tokens (bytes, nearly).
 
     Returns:
         The folder, loadable by ``AutoModelForCausalLM`` and ``AutoTokenizer``.
@@ -43,7 +44,7 @@ def build_tiny_model(folder: Path, seed: int = 0, hidden: int = 32) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.convert_tokens_to_ids("<|im_start|>"),
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),

@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Examine a run for common problems; each finding has its cause and a remedy.
 
-    The exit code is 1 if something was found.
+    The exit code is 1 if something is wrong; notes, about runs that do what their recipe says, leave it 0.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -30,12 +30,15 @@ def doctor(
     console = Console(highlight=False)
     whole = not console.is_terminal  # in a file a finding's sentence is one line; a terminal folds it at a word
     for finding in found:
-        console.print(f"[bold yellow]{finding.kind}[/]  {escape(finding.symptom)}", soft_wrap=whole)
+        style = "bold yellow" if finding.level == "warning" else "bold cyan"
+        note = " (note)" * (finding.level == "note")
+        console.print(f"[{style}]{finding.kind}[/]{note}  {escape(finding.symptom)}", soft_wrap=whole)
         for head, text in (("cause", finding.cause), ("remedy", finding.remedy)):
             line = f"  {head:6}  {text}"
             console.print(line, markup=False, soft_wrap=whole)
     for text in unjudged:
         console.print(f"not judged: {text}", markup=False, soft_wrap=whole)
-    if found:
+    if any(finding.level == "warning" for finding in found):
         raise typer.Exit(1)
-    console.print(f"nothing found in {folder}", markup=False)
+    if not found:
+        console.print(f"nothing found in {folder}", markup=False)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.completion import complete_environment
+from agentrl.cli.first_look import as_json as look_as_json
+from agentrl.cli.first_look import show_look
 from agentrl.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agentrl.envkit.check.findings import Report
+    from agentrl.envkit.check.first_look import FirstLook
 
 NAMES = "An id, a name in ./envs, a path such as mine.py or mine.py:Mine, or package.module:Mine."
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
@@ -34,11 +37,21 @@ def check(
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one call may take.")] = 30.0,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Also run 4 tasks x 8 episodes with this model: do the rewards differ?"),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="For --model: a setting over those of the ENV's recipe."),
+    ] = None,
 ) -> None:
     """Check an environment: contract, reproducibility, blocking calls and leaked resources.
 
     The exit code is 1 if there is an error, otherwise 0. The environment's own output goes to standard error.
     """
+    if overrides and model is None:
+        raise ConfigError("--set is for the first look with a model: give --model NAME too")
     kwargs, options = read_settings(settings or []), read_task(task)
     from agentrl.core.registry import spec_of
     from agentrl.envkit.check.case import Settings
@@ -55,16 +68,32 @@ def check(
         report = check_environment(env, kwargs=kwargs, settings=how)
     if strict:
         report = report.strict()
+    seen = _first_look(env, kwargs, model, overrides or []) if model is not None and report.ok else None
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        extra = {} if seen is None else {"first_look": look_as_json(seen)}
+        typer.echo(json.dumps(report.to_json() | extra, indent=2))
     else:
         from rich.console import Console
 
         show(report, Console(highlight=False))
-    code = 0 if report.ok else 1
+        if seen is not None and model is not None:
+            show_look(seen, model, Console(highlight=False))
+        elif model is not None:
+            typer.echo("no first look with a model: mend the errors first")
+    code = 1 if not report.ok or (strict and seen is not None and seen.problems()) else 0
     if not all(is_idle(thread) for thread in set(threading.enumerate()) - before):  # Python would wait for some of them
         leave_at_once(code)
     raise typer.Exit(code)
+
+
+def _first_look(env: str, kwargs: dict[str, Any], model: str, overrides: list[str]) -> "FirstLook":
+    """Run a few episodes with a model; all output goes to standard error."""
+    from rich.console import Console
+
+    from agentrl.cli.first_look import look
+
+    with redirect_stdout(sys.stderr):
+        return look(env, kwargs, model, overrides, Console(stderr=True, highlight=False))
 
 
 def read_settings(settings: list[str]) -> dict[str, Any]:

@@ -15,31 +15,37 @@ ENVIRONMENT = Template('''"""$title: say here what an agent has to do."""
 
 from typing import Any
 
-from agentrl import Message, ToolEnvironment, tool
+from agentrl import Message, ToolEnvironment, tool, worked_call
 
-PRICES = {"pen": 2, "book": 7, "lamp": 30, "chair": 55}
+PRICES = {"pen": 2, "book": 7, "lamp": 30, "chair": 55, "desk": 80, "cup": 4, "bag": 25, "clock": 19, "shelf": 64}
 
 
 class $title(ToolEnvironment):
-    """Look up prices with a tool, then say what two things cost together."""
+    """Look up prices with a tool, then say what several things cost."""
 
     dataset = [  # or a registered name such as "openai/gsm8k", or a file such as "tasks.jsonl"
-        {"question": f"What do a {a} and a {b} cost together?", "answer": PRICES[a] + PRICES[b]}
-        for a in PRICES
-        for b in PRICES
+        {"question": f"How much is {item} x {count}?", "answer": price * count}
+        for count in range(2, 12)
+        for item, price in PRICES.items()
     ]
+    first_call_reward = 0.2  # for well-formed calls, which a small model has to learn first; 1.0 is for the answer
 
     @tool
-    def price(self, item: str) -> int:
-        """Price of one item.
+    def cost(self, item: str, count: int) -> int:
+        """Cost of several things of a kind.
 
         Args:
-            item: Its name, e.g. pen.
+            item: Name of the thing, e.g. pen.
+            count: How many.
         """
-        return PRICES[item]
+        return PRICES[item] * count
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:
-        return [{"role": "user", "content": f"{task['question']} Use the price tool. Finish with just the number."}]
+        """Two worked calls come first: without them a small model never writes a call, and nothing is learned."""
+        ask = "{} Use the cost tool, then reply with just the number.".format
+        first = worked_call(ask("How much is pen x 15?"), "cost", {"item": "pen", "count": 15}, 30, "30")
+        second = worked_call(ask("How much is desk x 20?"), "cost", {"item": "desk", "count": 20}, 1600, "1600")
+        return [*first, *second, {"role": "user", "content": ask(task["question"])}]
 
     def reward(self, task: dict[str, Any], answer: str) -> tuple[float, dict[str, float]]:
         right = float(answer.strip().rstrip(".") == str(task["answer"]))
@@ -56,15 +62,15 @@ import agentrl
 def test_a_right_answer_after_a_call_earns_the_reward() -> None:
     async def episode() -> None:
         env = agentrl.make("envs/$name.py:$title")
-        task = {"question": "What do a pen and a book cost together?", "answer": 9}
+        task = {"question": "How much is pen x 3?", "answer": 6}
         messages, info = await env.reset(seed=0, options=task)
-        assert "pen" in messages[-1]["content"]
-        function = {"name": "price", "arguments": '{"item": "pen"}'}
+        assert "pen x 3" in messages[-1]["content"]
+        function = {"name": "cost", "arguments": '{"item": "pen", "count": 3}'}
         calls = [{"id": "1", "type": "function", "function": function}]
         call = {"role": "assistant", "content": "", "tool_calls": calls}
         (result,), reward, terminated, truncated, info = await env.step(call)
-        assert (result["content"], reward, terminated) == ("2", 0.0, False)
-        _, reward, terminated, truncated, info = await env.step({"role": "assistant", "content": "9"})
+        assert (result["content"], reward, terminated) == ("6", 0.2, False)
+        _, reward, terminated, truncated, info = await env.step({"role": "assistant", "content": "6"})
         assert (reward, terminated, info["metrics"]["accuracy"]) == (1.0, True, 1.0)
         await env.close()
 
@@ -79,21 +85,24 @@ env:
   id: envs/$name.py:$title     # its own dataset is used: see train_dataset and valid_dataset to change that
 
 sampling:
-  temperature: 1.0
-  max_new_tokens: 64
+  temperature: 1.0             # GRPO needs the whole distribution
+  max_new_tokens: 48           # a call takes about 30
 
 rollout:
-  batch_size: 8
-  group_size: 8
+  batch_size: 4                # tasks of a step
+  group_size: 8                # episodes of a task: GRPO learns from the differences of their rewards
 
 trainer:
-  total_steps: 50
+  total_steps: 60
   learning_rate: 2.0e-5
+  warmup_steps: 2
   schedule: linear
+  aggregation: token           # every token of the batch weighs the same
+  scale_rewards: none
 
 eval:
-  every: 10
-  tasks: null                  # all of them
+  every: 0                     # before and after only
+  tasks: null                  # all held-out ones
 
 on_cpu:
   model:
@@ -101,6 +110,15 @@ on_cpu:
     chat_template: chatml_tools  # this model's own template knows no tools
   inference:
     context_length: 512
+    max_running: 32
+  rollout:
+    max_staleness: 0           # two cores do not gain from sampling ahead
+  weights:
+    pause_mode: in_place
+  trainer:
+    time_budget: 240           # seconds of training; also paces the decay
+    tokens_per_microbatch: 2048
+    save_seconds: null         # short run: one checkpoint at the end
 
 on_gpu:
   model:
@@ -108,6 +126,8 @@ on_gpu:
   inference:
     engine: sglang
     context_length: 2048
+  trainer:
+    learning_rate: 2.0e-6      # a larger model
 """)
 
 

@@ -2,7 +2,8 @@
 
 Guarantees: the tool calls of a message run concurrently and each is answered, even a malformed one; the first
 message without a tool call is judged as the answer; an episode that uses up its tool turns is truncated without
-being judged, and counts as wrong. Outcomes of the calls are logged as metrics.
+being judged, and counts as wrong. Outcomes of the calls are logged as metrics. ``first_call_reward`` is paid at most
+once per episode, so that further calls earn nothing.
 """
 
 from abc import abstractmethod
@@ -22,6 +23,10 @@ class ToolEnvironment(LanguageEnvironment):
 
     Subclasses write ``prompt``, ``reward`` and ``@tool`` methods.
 
+    Attributes:
+        first_call_reward: Reward of an episode's first message whose calls all succeed; 0 by default. Small models
+            learn the form of a call first, and this pays for it.
+
     Args:
         max_tool_turns: Number of messages with tool calls after which the episode is truncated.
         tool_timeout: Time limit of one call in seconds, if the tool has no limit of its own.
@@ -31,8 +36,10 @@ class ToolEnvironment(LanguageEnvironment):
     max_tool_turns: int = 8
     tool_timeout: float = 30.0
     max_result_chars: int = 4000
+    first_call_reward: float = 0.0
     _task: dict[str, Any] | None = None
     _turns = 0
+    _first_call_paid = False
     _kinds: tuple[ToolEventKind, ...] = ()
 
     def __init__(self, *, max_tool_turns: int = 8, tool_timeout: float = 30.0, max_result_chars: int = 4000) -> None:
@@ -60,14 +67,17 @@ class ToolEnvironment(LanguageEnvironment):
         """
 
     def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
-        """Computes the reward of a message with tool calls from their outcomes; 0 by default."""
-        return 0.0
+        """Computes the reward of a message with tool calls; by default ``first_call_reward``, once per episode."""
+        earned = not self._first_call_paid and all(event.kind is ToolEventKind.OK for event in events)
+        self._first_call_paid |= earned
+        return self.first_call_reward if earned else 0.0
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
         """Start an episode with ``options`` as the task; ``info["tools"]`` holds the tools' schemas."""
         self._task, self._turns, self._kinds = self.choose_task(seed, options), 0, ()
+        self._first_call_paid = False
         return self.prompt(self._task), {"tools": [tool.schema() for tool in self.tools]}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:

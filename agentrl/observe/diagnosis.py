@@ -1,48 +1,27 @@
 """Diagnoses a run from its metrics: each finding with its likely cause and a remedy.
 
 Guarantees: every rule is a function of the step records alone, so the live view and ``agentrl doctor`` report the same
-findings; a rule whose metrics are missing reports nothing. The thresholds are constants of this module.
+findings; a rule whose metrics are missing reports nothing. The thresholds are constants of this module and of
+:mod:`agentrl.observe.learning_rules`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
-Record = Mapping[str, float]
+from agentrl.observe.finding import RECENT, Finding, Record, newest, recent
+from agentrl.observe.learning_rules import collapse, creep, entropy, proxy, signal, truncation
 
 KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 in bfloat16
 RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
 MANY_FILTERED = 0.8
-FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
+MUCH_CLIPPED, MUCH_OVERHEAD = 0.5, 0.3
 MANY_INVALID = 0.2  # share of an evaluation's episodes
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
-CREEP = 1.5  # factor by which answers may grow longer without a growing reward
+DECAYED = 0.1  # of the highest learning rate: below it updates are meant to be small
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
 LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
 _FAILED = "rollout/failed_"  # then the kind
-RECENT = 3  # steps over which a slow symptom is averaged
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A symptom in a run's metrics, with its likely cause and a remedy.
-
-    Attributes:
-        kind: Short name, the same for the same symptom.
-        symptom: Pattern in the metrics.
-        cause: Usual cause.
-        remedy: Suggested change.
-    """
-
-    kind: str
-    symptom: str
-    cause: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.symptom}. {self.cause} {self.remedy}"
 
 
 def diagnose(records: Sequence[Record], dtype: str = "float32", pause_mode: str = "retract") -> list[Finding]:
@@ -60,6 +39,7 @@ def diagnose(records: Sequence[Record], dtype: str = "float32", pause_mode: str 
         return [invalid] if invalid is not None else []
     pure = [step for step in steps if pause_mode != "in_place" or step.get("staleness/max") == 0]
     found = [_ratio(pure, dtype), *(rule(pure if rule is _other_policy else steps) for rule in _RULES)]
+    found.append(proxy(records, steps))
     return [finding for finding in [*found, invalid] if finding is not None]
 
 
@@ -70,7 +50,7 @@ def is_step(record: Mapping[str, object]) -> bool:
 
 def _invalid(records: Sequence[Record]) -> Finding | None:
     """Judges the newest evaluation."""
-    last = _newest(records, "eval/invalid")
+    last = newest(records, "eval/invalid")
     if last is None:
         return None
     invalid = last["eval/invalid"]
@@ -86,20 +66,9 @@ def _invalid(records: Sequence[Record]) -> Finding | None:
     )
 
 
-def _recent(steps: Sequence[Record], key: str) -> float | None:
-    """Averages a metric over the last ``RECENT`` steps; ``None`` if one of them lacks it."""
-    values = [step[key] for step in steps[-RECENT:] if key in step]
-    return fmean(values) if len(values) == RECENT else None
-
-
-def _newest(steps: Sequence[Record], key: str) -> Record | None:
-    """Returns the newest step that has a metric."""
-    return next((step for step in reversed(steps) if key in step), None)
-
-
 def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
     """Judges only tokens of age 0 before the first update: those of the very policy that the trainer holds."""
-    step = _newest(steps, "mismatch/ratio_max/age_0")
+    step = newest(steps, "mismatch/ratio_max/age_0")
     allowed = RATIO_AT_FIRST.get(dtype, RATIO_AT_FIRST["float32"])
     if step is None or step["mismatch/ratio_max/age_0"] <= allowed:
         return None
@@ -115,7 +84,7 @@ def _ratio(steps: Sequence[Record], dtype: str) -> Finding | None:
 
 
 def _other_policy(steps: Sequence[Record]) -> Finding | None:
-    step = _newest(steps, "mismatch/kl/age_0")
+    step = newest(steps, "mismatch/kl/age_0")
     if step is None or step.get("mismatch/tokens/age_0", 0.0) < ENOUGH_TOKENS:
         return None
     kl = step["mismatch/kl/age_0"]
@@ -130,7 +99,7 @@ def _other_policy(steps: Sequence[Record]) -> Finding | None:
 
 
 def _stale(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "mismatch/ess")
+    share = recent(steps, "mismatch/ess")
     if share is None or share >= LOW_ESS:
         return None
     return Finding(
@@ -155,9 +124,9 @@ def _masks(steps: Sequence[Record]) -> Finding | None:
 
 
 def _all_cut(steps: Sequence[Record]) -> Finding | None:
-    recent = steps[-RECENT:]
-    untrained = all(step.get("train/tokens") == 0 and step.get("rollout/groups_with_signal") for step in recent)
-    if len(recent) < RECENT or not untrained or _recent(steps, "rollout/truncated") != 1:
+    last = steps[-RECENT:]
+    untrained = all(step.get("train/tokens") == 0 and step.get("rollout/groups_with_signal") for step in last)
+    if len(last) < RECENT or not untrained or recent(steps, "rollout/truncated") != 1:
         return None
     return Finding(
         "all_cut",
@@ -168,25 +137,9 @@ def _all_cut(steps: Sequence[Record]) -> Finding | None:
     )
 
 
-def _signal(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "rollout/groups_with_signal")
-    if share is None or share >= FEW_SIGNALS or "distill/reverse_kl" in steps[-1]:  # a teacher teaches every token
-        return None
-    taught = _recent(steps, "train/signal")
-    if taught is not None and taught >= FEW_SIGNALS:  # a critic, each turn or the reward itself teaches such groups
-        return None
-    return Finding(
-        "signal",
-        f"only {share:.0%} of the groups have answers with different rewards",
-        "The tasks are too easy or too hard for the policy now; groups with uniform rewards teach nothing.",
-        "Use other tasks, more answers per task (rollout.group_size), a finer-grained reward, or "
-        "rollout.skip_uniform_groups=true. Near the end of a successful run this is normal.",
-    )
-
-
 def _filtered(steps: Sequence[Record]) -> Finding | None:
     names = ("groups_filtered", "groups_drawn", "filtered_all_solved", "filtered_none_solved")
-    found = [_recent(steps, f"rollout/{name}") for name in names]
+    found = [recent(steps, f"rollout/{name}") for name in names]
     filtered, drawn, every, none = (value or 0.0 for value in found)
     if not drawn or filtered / drawn <= MANY_FILTERED:
         return None
@@ -200,23 +153,11 @@ def _filtered(steps: Sequence[Record]) -> Finding | None:
 
 
 def _truncation(steps: Sequence[Record]) -> Finding | None:
-    if _all_cut(steps) is not None:  # whose remedy is another
-        return None
-    answers, episodes = _recent(steps, "tokens/truncated") or 0.0, _recent(steps, "rollout/ended_length") or 0.0
-    share = max(answers, episodes)
-    if share <= MANY_CUT:
-        return None
-    return Finding(
-        "truncation",
-        f"{share:.0%} of the {'answers' if share == answers else 'last answers of episodes'} reach the length limit",
-        "sampling.max_new_tokens is too small for what the model writes, or it does not end its answers.",
-        "Raise the limit, penalise overlong answers (agentrl.rewards), or set trainer.mask_truncated=true. Harmless if "
-        "the reward depends only on the beginning.",
-    )
+    return None if _all_cut(steps) is not None else truncation(steps)  # whose remedy is another
 
 
 def _overflow(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "rollout/ended_context_overflow")
+    share = recent(steps, "rollout/ended_context_overflow")
     if share is None or share <= MANY_OVERFLOWS:
         return None
     return Finding(
@@ -226,27 +167,6 @@ def _overflow(steps: Sequence[Record]) -> Finding | None:
         "trained.",
         "Raise inference.context_length, shorten tool results (ContextLimit, max_result_chars), limit the turns, or "
         "use an agent that shortens its conversation.",
-    )
-
-
-def _creep(steps: Sequence[Record]) -> Finding | None:
-    quarter = len(steps) // 4
-    if quarter < RECENT or not all("tokens/completion_mean" in s and "reward/mean_drawn" in s for s in steps):
-        return None
-    if any(key.startswith("reward/") and key.count("/") == 2 for key in steps[-1]):
-        return None  # roles have rewards of their own: those of a zero-sum game do not grow together
-    (old_length, old_reward), (length, reward) = (
-        (fmean(s["tokens/completion_mean"] for s in part), fmean(s["reward/mean_drawn"] for s in part))
-        for part in (steps[:quarter], steps[-quarter:])
-    )
-    if length < CREEP * old_length or reward > old_reward:
-        return None
-    return Finding(
-        "length",
-        f"answers grew from {old_length:.0f} to {length:.0f} tokens while the reward went from {old_reward:.3f} to "
-        f"{reward:.3f}",
-        "Length is rewarded by itself: a mean over each sequence makes long wrong answers cheap.",
-        "Use trainer.aggregation=token or constant (Dr. GRPO), or a length penalty.",
     )
 
 
@@ -277,9 +197,11 @@ def _failed(steps: Sequence[Record]) -> Finding | None:
 
 
 def _unchanged(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "weights/unchanged")
+    share = recent(steps, "weights/unchanged")
     moved = any(step.get("train/skipped", 1.0) == 0 for step in steps[-RECENT:])
-    if share is None or share <= UNCHANGED or not moved:
+    rates = [step.get("train/learning_rate", 1.0) for step in steps]
+    decayed = max(rates[-RECENT:]) < DECAYED * max(rates)
+    if share is None or share <= UNCHANGED or not moved or decayed:
         return None
     return Finding(
         "weights",
@@ -301,20 +223,8 @@ def _skipped(steps: Sequence[Record]) -> Finding | None:
     )
 
 
-def _entropy(steps: Sequence[Record]) -> Finding | None:
-    entropy, share = _recent(steps, "train/entropy"), _recent(steps, "rollout/groups_with_signal")
-    if entropy is None or share is None or entropy >= LOW_ENTROPY or share >= FEW_SIGNALS:
-        return None
-    return Finding(
-        "entropy",
-        f"the entropy has fallen to {entropy:.3f} nats per token",
-        "The policy always gives the same answer, so the rewards within a group no longer differ.",
-        "Use a lower learning rate, trainer.clip_eps_high=0.28, trainer.entropy_coef or a KL term.",
-    )
-
-
 def _clipped(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "train/clip_fraction")
+    share = recent(steps, "train/clip_fraction")
     if share is None or share <= MUCH_CLIPPED:
         return None
     return Finding(
@@ -326,7 +236,7 @@ def _clipped(steps: Sequence[Record]) -> Finding | None:
 
 
 def _overhead(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "time/overhead_share")
+    share = recent(steps, "time/overhead_share")
     if share is None or share <= MUCH_OVERHEAD:
         return None
     return Finding(
@@ -338,7 +248,7 @@ def _overhead(steps: Sequence[Record]) -> Finding | None:
 
 
 def _critic(steps: Sequence[Record]) -> Finding | None:
-    share = _recent(steps, "critic/explained")
+    share = recent(steps, "critic/explained")
     if share is None or share >= 0 or len(steps) < GIVEN_TO_LEARN:
         return None
     return Finding(
@@ -350,7 +260,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, _signal, _filtered, _entropy,
-    _truncation, _overflow, _creep,
+    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered, entropy,
+    _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _critic,
 )  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Any
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
 from agentrl.core.episode import FAILURES
-from agentrl.observe.diagnosis import Finding, diagnose, is_step
+from agentrl.observe.diagnosis import diagnose, is_step
+from agentrl.observe.finding import Finding
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
 

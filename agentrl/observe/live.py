@@ -51,7 +51,8 @@ class LiveView:
         self._state = "starting"
         self._steps: list[dict[str, float]] = []
         self._evaluation: dict[str, float] = {}
-        self._warnings: dict[str, str] = {}
+        self._records: list[dict[str, float]] = []  # steps and evaluations, for the diagnosis
+        self._findings: dict[str, Text] = {}
         panel = console.is_terminal and recipe.logging.live
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=2) if panel else None
 
@@ -81,6 +82,7 @@ class LiveView:
         numbers = {name: float(value) for name, value in record.items() if value is not None}
         if any(name.startswith("eval/") for name in numbers):
             self._evaluation = numbers
+            self._records.append(numbers)
             self._refresh(Text(f"[{self._elapsed()}] {evaluation_line(numbers)}"))
         if "reward/mean_drawn" not in numbers and "train/loss" in numbers:  # supervised
             self._steps.append(numbers)
@@ -94,13 +96,18 @@ class LiveView:
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            evaluations = [self._evaluation] if self._evaluation else []
-            for finding in diagnose(
-                [*evaluations, *self._steps], self._recipe.trainer.dtype, self._recipe.weights.pause_mode
-            ):
-                if finding.kind not in self._warnings:  # each kind is shown once
-                    self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
-                    self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))
+            if self._records[-1:] != [numbers]:  # a record may hold a step and its evaluation
+                self._records.append(numbers)
+            self._diagnose(numbers.get("step", 0))
+
+    def _diagnose(self, step: float) -> None:
+        """Show each kind of finding once: warnings in yellow, notes in cyan."""
+        for finding in diagnose(self._records, self._recipe.trainer.dtype, self._recipe.weights.pause_mode):
+            if finding.kind in self._findings:
+                continue
+            style = "yellow" if finding.level == "warning" else "cyan"
+            self._findings[finding.kind] = Text(f"step {step:.0f}: {finding}", style=style)
+            self._refresh(Text(f"[{self._elapsed()}] {finding.level}, step {step:.0f}: {finding}", style=style))
 
     def _refresh(self, line: Text | None) -> None:
         if self._live is None and line is not None:
@@ -131,7 +138,7 @@ class LiveView:
 
     def _shown_warnings(self, width: int, height: int) -> list[Any]:
         """Builds the warnings: all that fit, the newest at least; the others are shown when the run has ended."""
-        texts = [Text(text, style="yellow") for text in self._warnings.values()]
+        texts = list(self._findings.values())
         for hidden in range(len(texts)):
             more = [Text(f"earlier warnings: {hidden}, shown at the end", style="yellow")] if hidden else []
             if self._lines([*more, *texts[hidden:]], width) <= height or hidden == len(texts) - 1:

@@ -41,11 +41,10 @@ def test_a_new_environment_passes_the_checker(folder: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_a_new_recipe_trains_as_it_is(folder: Path, tiny_model: Path) -> None:
-    own = [s for s in overrides(tiny_model, folder / "runs", "shop") if not s.startswith("env.id")]
-    result = run(
-        "recipe", "run", "my_shop_grpo", *own, "trainer.total_steps=1", "inference.context_length=512", cwd=folder
-    )
+def test_a_new_recipe_trains_as_it_is(folder: Path, roomy_model: Path) -> None:
+    own = [s for s in overrides(roomy_model, folder / "runs", "shop") if not s.startswith("env.id")]
+    own += ["trainer.total_steps=1", "inference.context_length=2048", "trainer.tokens_per_microbatch=4096"]
+    result = run("recipe", "run", "my_shop_grpo", *own, cwd=folder)
     assert result.returncode == 0, result.stdout
     assert "own list" in result.stdout
     record = json.loads((folder / "runs" / "shop" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -106,3 +105,15 @@ def test_what_is_typed_becomes_a_message(text: str, message: dict[str, Any]) -> 
     assert [c["function"] for c in call["tool_calls"]] == [
         {"name": "add", "arguments": '{"a": 1}'}, {"name": "stop", "arguments": "{}"},
     ]  # fmt: skip
+
+
+def test_a_first_look_with_a_model_says_that_no_reward_differs(folder: Path, roomy_model: Path) -> None:
+    small = [word for one in ("inference.context_length=2048", "sampling.max_new_tokens=4") for word in ("--set", one)]
+    result = run("env", "check", "my_shop", "--model", str(roomy_model), *small, cwd=folder)
+    assert result.returncode == 0, result.stdout
+    told = " ".join(result.stdout.split())
+    assert "32 episodes of 4 tasks: mean reward 0.000, 0% solved, 0 of 4 groups with different rewards" in told
+    assert "no spread" in told and "agentrl.worked_call" in told and "no task was ever solved" in told
+    assert not (folder / "runs" / "look").exists()
+    strict = run("env", "check", "my_shop", "--set", "a.b=1", cwd=folder)
+    assert strict.returncode == 2 and "give --model NAME too" in strict.stdout

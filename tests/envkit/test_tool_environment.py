@@ -98,6 +98,17 @@ async def test_a_reward_may_be_async_and_calls_may_earn_one() -> None:
     assert (await env.step({"role": "assistant", "content": "x"}))[1] == 0.5
 
 
+async def test_the_first_good_message_of_calls_earns_its_reward_once_per_episode() -> None:
+    class Paid(Shop):
+        first_call_reward = 0.2
+
+    env = Paid()
+    for _ in range(2):
+        await env.reset(options=TASK)
+        rewards = [(await env.step(calling(*items)))[1] for items in (["pen", "car"], ["pen", "book"], ["pen"])]
+        assert rewards == [0.0, 0.2, 0.0], "one bad call among good ones earns nothing"
+
+
 @pytest.mark.parametrize("base", [SingleTurnEnvironment, ToolEnvironment])
 async def test_a_blocking_reward_runs_beside_the_loop_and_is_given_up_on_time(base: Any) -> None:
     release, entered = threading.Event(), threading.Event()

@@ -78,6 +78,20 @@ def test_a_run_whose_episodes_are_all_cut_and_left_out_is_told_so() -> None:
     assert [finding.kind for finding in diagnose([idle] * 3)] == ["signal"]
 
 
+@pytest.mark.parametrize(("name", "warned"), [("my_shop_grpo", set()), ("gsm8k_grpo_80_tokens", {"truncation"})])
+def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, warned: set[str]) -> None:
+    """Their metrics, as the rules read them, of runs on two CPU cores; 80 tokens cut half of the answers."""
+    file = Path(__file__).parent / "real_runs" / f"{name}.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    found = {
+        finding.kind
+        for count in range(1, len(records) + 1)
+        for finding in diagnose(records[:count], pause_mode="in_place")
+        if finding.level == "warning"
+    }
+    assert found == warned
+
+
 def test_a_slow_symptom_must_last() -> None:
     assert diagnose([HEALTHY] * 5 + [{**HEALTHY, "rollout/groups_with_signal": 0.0}]) == []
 
@@ -126,13 +140,130 @@ def test_a_kl_of_a_few_tokens_is_not_judged() -> None:
     assert diagnose([{**HEALTHY, "mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 3.0}]) == []
 
 
-def test_an_entropy_that_was_not_measured_is_not_gone() -> None:
+def test_an_entropy_is_judged_only_where_something_was_trained() -> None:
     idle = {key: value for key, value in HEALTHY.items() if key != "train/entropy"} | {
         "train/tokens": 0.0, "train/signal": 0.0, "train/skipped": 1.0, "rollout/groups_with_signal": 0.0,
     }  # fmt: skip
     assert [finding.kind for finding in diagnose([idle] * 5)] == ["signal"]
-    gone = {**idle, "train/entropy": 0.001}
+    assert [finding.kind for finding in diagnose([{**idle, "train/entropy": 0.0}] * 5)] == ["signal"]
+    gone = {**idle, "train/entropy": 0.001, "train/tokens": 900.0}
     assert {finding.kind for finding in diagnose([gone] * 5)} == {"signal", "entropy"}
+    assert [finding.kind for finding in diagnose([gone] * 5 + [idle] * 3)] == ["signal"], "of an earlier step"
+
+
+def test_the_end_of_a_decaying_learning_rate_is_no_fault() -> None:
+    def run(last: float) -> list[dict[str, float]]:
+        end = {**HEALTHY, "weights/unchanged": 0.9, "train/learning_rate": last}
+        return [{**HEALTHY, "train/learning_rate": 2e-5}] * 9 + [end] * 3
+
+    assert diagnose(run(1e-6)) == []
+    assert [finding.kind for finding in diagnose(run(1e-5))] == ["weights"]
+
+
+SOLVED = {
+    "rollout/groups_with_signal": 0.05, "train/signal": 0.05, "rollout/all_solved": 0.9, "rollout/none_solved": 0.05,
+    "train/entropy": 0.001, "metrics/accuracy": 0.93,
+}  # fmt: skip
+
+
+def test_tasks_that_are_solved_are_no_fault() -> None:
+    """The end of ``arithmetic_grpo``: every answer reaches its limit of ten tokens, hardly a group has differences."""
+    cut = {"tokens/truncated": 1.0, "rollout/ended_length": 1.0}
+    assert diagnose([{**HEALTHY, **SOLVED, **cut}] * 20) == []
+    start = {**HEALTHY, **cut, "metrics/accuracy": 0.13}
+    assert diagnose([start] * 5) == [], "the right answers are cut like the others"
+    assert [finding.kind for finding in diagnose([{**start, "metrics/accuracy": 0.0}] * 5)] == ["truncation"]
+    unsolved = {**HEALTHY, **SOLVED, "rollout/all_solved": 0.05, "rollout/none_solved": 0.9}
+    found = {finding.kind: finding for finding in diagnose([unsolved] * 20)}
+    assert set(found) == {"signal", "entropy"} and "in 90% no answer is right" in found["signal"].symptom
+
+
+def test_a_share_of_groups_is_judged_over_enough_of_them() -> None:
+    """With four groups a step, three steps without differences are chance."""
+    few = {**HEALTHY, "rollout/groups_drawn": 4.0}
+    none = {**few, "rollout/groups_with_signal": 0.0, "train/signal": 0.0}
+    assert diagnose([few] * 9 + [none] * 3) == []
+    assert diagnose([none] * 9) == [], "36 groups"
+    assert [finding.kind for finding in diagnose([none] * 10)] == ["signal"]
+
+
+def rising(**last: float) -> list[dict[str, float]]:
+    """Twenty steps whose reward rises from 0.1 to 0.3; the metrics named in ``last`` go from 0.02 to these values."""
+    return [
+        {
+            **HEALTHY,
+            "step": n + 1,
+            "reward/mean_drawn": 0.1 + 0.2 * n / 19 + 0.01 * (-1) ** n,
+            **{f"metrics/{name}": 0.02 + (value - 0.02) * n / 19 for name, value in last.items()},
+        }
+        for n in range(20)
+    ]
+
+
+def evaluations(before: float, after: float, half: float = 0.02) -> tuple[dict[str, float], dict[str, float]]:
+    first, last = (
+        {"step": step, "eval/accuracy": x, "eval/accuracy_low": x - half, "eval/accuracy_high": x + half}
+        for step, x in ((0, before), (20, after))
+    )
+    return first, last
+
+
+def test_a_reward_that_rises_without_success_is_a_finding() -> None:
+    (found,) = diagnose(rising(accuracy=0.02))
+    assert found.kind == "proxy" and found.level == "warning"
+    assert "the reward rose from" in found.symptom and "accuracy went from 2.0% to 2.0%" in found.symptom
+    (found,) = diagnose(rising(accuracy=0.02, tool_calls=3.0))
+    assert found.kind == "proxy", "a number of calls explains no reward"
+    (found,) = diagnose(rising(accuracy=0.02, brief=0.12))
+    assert found.kind == "proxy", "a metric that rises by less explains no reward"
+
+
+def test_a_reward_that_rises_with_success_or_hardly_at_all_is_none() -> None:
+    assert diagnose(rising(accuracy=0.22)) == []
+    assert diagnose(rising()) == [], "nothing measures success"
+    assert diagnose(rising(accuracy=0.02)[:8]) == [], "too short to tell"
+    noisy = [{**step, "reward/mean_drawn": 0.5 * (n % 3)} for n, step in enumerate(rising(accuracy=0.02))]
+    assert diagnose(noisy) == [], "no clear gain"
+
+
+def test_held_out_success_that_stays_is_a_finding_and_one_that_rises_is_none() -> None:
+    first, last = evaluations(0.02, 0.02)
+    (found,) = diagnose([first, *rising(accuracy=0.22), last])
+    assert found.kind == "proxy" and "held-out accuracy went from 2.0% to 2.0%" in found.symptom
+    (found,) = diagnose([first, *rising(accuracy=0.22, format=0.95), last])
+    assert found.kind == "proxy" and "memorised" in found.cause, "sampled success rises: it is not the form alone"
+    first, last = evaluations(0.02, 0.02, half=0.1)
+    assert diagnose([first, *rising(accuracy=0.22), last]) == [], "too few tasks to tell"
+    first, last = evaluations(0.02, 0.3)
+    assert diagnose([first, *rising(accuracy=0.02), last]) == []
+
+
+def test_a_form_that_is_learned_is_a_note_and_no_warning(tmp_path: Path) -> None:
+    steps = rising(accuracy=0.02, format=0.95)
+    (found,) = diagnose(steps)
+    assert (found.kind, found.level) == ("form", "note") and "format rose from" in found.cause
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert result.exit_code == 0 and "form (note)" in result.output
+
+
+def shrinking(last: float, **more: float) -> list[dict[str, float]]:
+    return [{**HEALTHY, "tokens/completion_mean": 63 + (last - 63) * n / 19, **more} for n in range(20)]
+
+
+def test_answers_that_collapse_in_length_are_a_finding() -> None:
+    (found,) = diagnose(shrinking(5.0, **{"metrics/accuracy": 0.02}))
+    assert found.kind == "collapse" and "from 60 to 8 tokens while accuracy went from 2.0% to 2.0%" in found.symptom
+    (found,) = diagnose(shrinking(5.0))
+    assert found.kind == "collapse", "without a measure of success"
+
+
+def test_answers_that_become_shorter_are_none_if_they_stop_rambling_or_stay_answers() -> None:
+    assert diagnose(shrinking(30.0, **{"metrics/accuracy": 0.02})) == []
+    solving = [{**step, "metrics/accuracy": n / 20} for n, step in enumerate(shrinking(5.0))]
+    assert diagnose(solving) == []
+    short = [{**HEALTHY, "tokens/completion_mean": 10.0 - n / 2} for n in range(20)]
+    assert diagnose(short) == []
 
 
 def episode(prompt: str) -> str:

@@ -170,3 +170,20 @@ def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
     shown = [int(k) for k in re.findall(r"pass@(\d+)", out.getvalue())]
     assert shown == [1, 2, 4, 8, 12] and "of 9 tasks" in out.getvalue()
     assert "_tasks" not in out.getvalue() and "_tasks" not in evaluation_line({**names, "step": 3})
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_form_that_is_learned_is_shown_as_a_note_and_held_out_success_is_compared_with_the_first(terminal: bool):
+    shown, out = view(terminal)
+    first, last = (
+        {"eval/accuracy": 0.02, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.03, "step": n} for n in (0, 20)
+    )
+    with shown:
+        shown.update(first)
+        for n in range(1, 21):
+            shown.update({"step": n, "reward/mean_drawn": 0.1 + n / 100, "metrics/format": n / 20})
+        assert "the form is learned" not in out.getvalue().lower()
+        shown.update({**last, "reward/mean_drawn": 0.3, "metrics/format": 1.0})  # a step with its evaluation
+    text = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|│", " ", out.getvalue()).split())
+    assert "held-out accuracy went from 2.0%" in text and "The form is learned, not the task" in text
+    assert "warning, " not in text and (terminal or "note, step 20: the reward rose from" in text)
