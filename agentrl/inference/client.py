@@ -39,6 +39,10 @@ class Session(Protocol):
         """Namespace with ``completions.create``."""
         ...
 
+    def client(self) -> Any:
+        """Returns an ``openai.AsyncOpenAI`` whose requests end in this session."""
+        ...
+
 
 class EpisodeDoor:
     """Whether an episode takes calls; it is shut when the episode is over."""
@@ -81,6 +85,10 @@ class EpisodeLLM:
         if role not in self.sessions:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
+
+    def client(self) -> Any:
+        """Returns an ``openai.AsyncOpenAI`` whose requests end in the session of the role ``assistant``."""
+        return self.session().client()
 
     def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credit a message sampled by a role; several rewards for one message add up.

@@ -26,6 +26,7 @@ from agentrl.inference.ledger import Ledger
 from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
+from agentrl.inference.sdk_client import OpenAINames, within
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import TAIL, knows_tags, opens_thought, without_special
 from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
@@ -54,7 +55,7 @@ class SessionSettings:
     structured_output: bool = False
 
 
-class ChatSession:
+class ChatSession(OpenAINames):
     """The conversation of one role in one episode.
 
     Args:
@@ -86,16 +87,6 @@ class ChatSession:
         """The parser of tool calls: the recipe's, or the one that fits the template."""
         return self._settings.parser or parser_for(self._template.source)
 
-    @property
-    def chat(self) -> "ChatSession":
-        """``openai``'s namespace; there is nothing else in it."""
-        return self
-
-    @property
-    def completions(self) -> "ChatSession":
-        """``openai``'s namespace; there is nothing else in it."""
-        return self
-
     async def create(self, *, messages: Sequence[Any], **given: Any) -> Any:
         """Samples an answer; the interface is that of ``openai``'s ``chat.completions.create``.
 
@@ -105,10 +96,12 @@ class ChatSession:
         Raises:
             TypeError: An option is not supported, or an element of ``messages`` is no message.
             ValueError: An option would change the distribution that training assumes.
+            openai.APITimeoutError: The answer took longer than ``timeout``.
             ContextOverflow: The prompt leaves no room for an answer.
             TemplateError: The conversation cannot be continued with this chat template.
         """
         options = ChatOptions.read(given)
+        options.check_template(self._template.variables)
         params = options.sampling(self._settings.sampling, locked=self._settings.locked)
         if params.json_schema is not None and not self._settings.structured_output:
             raise ValueError(
@@ -119,7 +112,8 @@ class ChatSession:
         prompt = self._ledger.prompt(parent)
         call, self._calls = self._calls, self._calls + 1
         samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
-        answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
+        async with within(options.timeout):
+            answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
         text = (lambda token: self._template.text([token])) if options.logprobs else None
         whole = completion(self._settings.model, sampled, len(prompt), text)

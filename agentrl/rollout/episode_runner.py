@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.core.agent import ContextOverflow, InferenceError
+from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
 from agentrl.core.contract import checked_metrics, finite, source_of
 from agentrl.core.ending import stop_reason
 from agentrl.core.episode import Episode, StopReason, Task
@@ -79,11 +79,8 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed:
     """Runs the workflow; whatever it raises becomes data, but for the cancellation of this task."""
     try:
         outcome = checked_outcome(await workflow.arun_episode(task, llm, seed=seed), workflow)
-    except ContextOverflow as caught:
-        earned = llm.earned() if llm.sampled else None
-        return _End(Outcome(reward=earned), StopReason.CONTEXT_OVERFLOW, _said(caught))
     except InferenceError as caught:
-        return _failed(StopReason.INFERENCE_ERROR, _said(caught))
+        return _refused(caught, caught, llm)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as caught:  # the episode boundary: user code may raise anything, and only this episode fails
@@ -92,9 +89,20 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed:
             if notes := getattr(caught, "__notes__", None):  # of a teardown that failed
                 return _failed(StopReason.ENVIRONMENT_ERROR, "\n".join(notes))
             raise
+        known = inference_error(caught)
+        if known is not None:  # an SDK's exception that was raised for it
+            return _refused(known, caught, llm)
         text = traceback.format_exc()
         return _failed(blame(text), text)
     return _End(outcome, outcome.stop_reason, outcome.close_error, outcome.abandoned)
+
+
+def _refused(error: InferenceError, caught: BaseException, llm: EpisodeLLM) -> _End:
+    """Returns the end of an episode whose session raised ``error``, which reached the boundary as ``caught``."""
+    if not isinstance(error, ContextOverflow):
+        return _failed(StopReason.INFERENCE_ERROR, _said(error, caught))
+    earned = llm.earned() if llm.sampled else None
+    return _End(Outcome(reward=earned), StopReason.CONTEXT_OVERFLOW, _said(error, caught))
 
 
 def _end(ended: Ended[_End]) -> _End:
@@ -113,9 +121,9 @@ def _failed(reason: StopReason, error: str) -> _End:
     return _End(Outcome(reward=None), reason, error)
 
 
-def _said(error: BaseException) -> str:
-    """Returns an exception's message and its notes."""
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+def _said(error: BaseException, noted: BaseException) -> str:
+    """Returns an exception's message, and the notes of the one that was caught."""
+    return "\n".join([str(error), *getattr(noted, "__notes__", ())])
 
 
 def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, drift: bool) -> Episode:

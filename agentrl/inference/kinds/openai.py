@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openai import APIError, AsyncOpenAI
+from openai import APIError, APITimeoutError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Trajectory
@@ -21,13 +21,15 @@ from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.completions import CompletionStream
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
+from agentrl.inference.options import is_given
 from agentrl.inference.random_streams import stream_seed
+from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.text_record import TextRecord
 
 RETRIES = 3  # of one request, by the openai client
 
 
-class OpenAISession:
+class OpenAISession(OpenAINames):
     """A conversation with an OpenAI-compatible API: text only, recorded without ids.
 
     Args:
@@ -62,16 +64,6 @@ class OpenAISession:
         """The recorded trajectory, without token ids."""
         return self._record.trajectory
 
-    @property
-    def chat(self) -> "OpenAISession":
-        """``openai``'s namespace."""
-        return self
-
-    @property
-    def completions(self) -> "OpenAISession":
-        """``openai``'s namespace."""
-        return self
-
     async def create(self, *, messages: list[Message], stream: Any = False, **options: Any) -> Any:
         """Pass the call on and record the answers.
 
@@ -80,6 +72,7 @@ class OpenAISession:
 
         Raises:
             InferenceError: The API failed; the message names the URL.
+            openai.APITimeoutError: The answer took longer than the call's ``timeout``.
         """
         asked = valid_data({**self._defaults, **options, **self._seeded(options)})
         shown = asked.pop("stream_options", None)
@@ -102,6 +95,10 @@ class OpenAISession:
         url = f"{str(self._client.base_url).rstrip('/')}/chat/completions"
         try:
             answer = await self._client.chat.completions.create(**arguments)
+        except APITimeoutError as error:
+            if is_given(arguments.get("timeout")):
+                raise  # the agent's own limit: it may handle that
+            raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
         except APIError as error:
             raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
