@@ -27,8 +27,19 @@ _REFUSED = {
     "web_search_options": "servers here search nothing",
 }
 HARMLESS = frozenset(
-    ["extra_headers", "extra_query", "user", "metadata", "store", "service_tier", "safety_identifier", "prediction"]
-    + ["prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"]
+    [
+        "extra_headers",
+        "extra_query",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+    ]
 )
 """Options that an API is told about the request, not about the answer; they are taken and not used."""
 _NEUTRAL = {

@@ -80,8 +80,20 @@ class OpenAINames:
 
 
 _CLIENT_NAMES = frozenset(
-    ["parse", "stream", "with_raw_response", "with_streaming_response", "with_options", "copy", "responses", "beta"]
-    + ["models", "embeddings", "base_url", "api_key"]
+    [
+        "parse",
+        "stream",
+        "with_raw_response",
+        "with_streaming_response",
+        "with_options",
+        "copy",
+        "responses",
+        "beta",
+        "models",
+        "embeddings",
+        "base_url",
+        "api_key",
+    ]
 )
 
 
