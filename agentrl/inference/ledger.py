@@ -4,6 +4,8 @@ Guarantees: a shared history is stored once; finding a stored conversation costs
 rendering; a stored node never changes, except for its reward.
 """
 
+import json
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ class Ledger:
         self._latest: list[_Known] = []
         self._as_given: list[Any] = []  # the same messages as the agent passed them
         self._latest_tools = ""
+        self._toolsets: dict[str, int] = {}  # tools as text -> their index in the trajectory
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
 
@@ -98,9 +101,20 @@ class Ledger:
                 logprobs=[0.0] * count,
                 versions=[NOT_SAMPLED] * count,
                 follows=follows if index == ROOT else None,
+                at=time.time(),
+                tools=self._toolset(tools) if index == ROOT else None,
             )
             index = self.add(node, tools)
         return index
+
+    def _toolset(self, tools: str) -> int | None:
+        """Returns the index of a set of tools in the trajectory; ``None`` for none."""
+        if not tools:
+            return None
+        if tools not in self._toolsets:
+            self._toolsets[tools] = len(self.trajectory.tools)
+            self.trajectory.tools.append(json.loads(tools))
+        return self._toolsets[tools]
 
     def _answer_before(self, messages: Sequence[Message]) -> int | None:
         """Finds the answer that a new conversation goes on from: its last message of an assistant.

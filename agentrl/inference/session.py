@@ -10,9 +10,10 @@ with tools or without.
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -53,6 +54,11 @@ class SessionSettings:
     model: str
     parser: ToolParser | None = None
     structured_output: bool = False
+
+    def as_record(self) -> dict[str, Any]:
+        """Returns the set-up as plain data; the seed is the episode's."""
+        sampling = {key: value for key, value in asdict(self.sampling).items() if key != "seed" and value is not None}
+        return {"model": self.model, "context_length": self.context_length, **sampling}
 
 
 class ChatSession(OpenAINames):
@@ -182,6 +188,8 @@ class ChatSession(OpenAINames):
             logprobs=answer.logprobs,
             versions=answer.versions,
             finish_reason=answer.finish_reason,
+            at=time.time(),
+            sampling={**options.params, "n": options.n} if options.n > 1 else options.params or None,
         )
         self.last_sampled = self._ledger.add(node)
         finish = "tool_calls" if message.get("tool_calls") else "stop"

@@ -12,6 +12,7 @@ import asyncio
 import time
 import traceback
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
@@ -35,6 +36,7 @@ async def run_episode(
     limits: Limits,
     left: Abandoned,
     evaluation: bool = False,
+    version: int | None = None,
 ) -> Episode:
     """Run one episode and return its record, failed or not.
 
@@ -48,7 +50,9 @@ async def run_episode(
         limits: Time limits of the episode and of its teardown.
         left: Takes the episode's task if it has to be abandoned.
         evaluation: Whether to use the sampling parameters of evaluation.
+        version: Policy version that is served, for the record.
     """
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
     try:
@@ -56,13 +60,15 @@ async def run_episode(
     finally:
         release()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
-    base["abandoned"] = end.abandoned
+    base |= {"abandoned": end.abandoned, "task": task.data, "started": started, "version": version}
+    base["sampling"] = llm.sampling
     drift = index == 0 and not evaluation  # one per group: it renders a whole chat
     try:
         return _record(base, task, llm, end, drift=drift)
     except ValueError as caught:  # a user's workflow returned an invalid outcome
         text = f"{end.error or ''}\n{caught}".strip()
-        return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
+        said = llm.trajectories()
+        return Episode(**base, trajectories=said, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.text_record import TextRecord
 
 RETRIES = 3  # of one request, by the openai client
+_SAMPLING = (
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n", "tool_choice"),
+    *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
+)  # options of a call that are recorded with its answer
 
 
 class OpenAISession(OpenAINames):
@@ -78,13 +82,13 @@ class OpenAISession(OpenAINames):
         shown = asked.pop("stream_options", None)
         sent = [valid_data(message) for message in messages]
         await self._door.check()
+        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
         answer = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
-        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
         for choice in answer.choices:
             message = choice.message.model_dump(exclude_none=True)
             finish = choice.finish_reason or "stop"  # some servers leave it out
-            self.last_sampled = self._record.add_answer(parent, message, finish)
+            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options))
         if stream is True:
             usage = isinstance(shown, Mapping) and bool(shown.get("include_usage"))
             return CompletionStream(answer, include_usage=usage)
@@ -138,6 +142,12 @@ def _recorded(message: Any) -> Message:
         return dict(message) if isinstance(message, dict) else message.model_dump(exclude_none=True)
 
 
+def _set_by_call(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the options of a call that change how an answer is sampled, as plain data; ``None`` without any."""
+    found = {key: options[key] for key in _SAMPLING if is_given(options.get(key))}
+    return json.loads(json.dumps(found, default=repr)) if found else None
+
+
 class OpenAIClient:
     """Text-only sessions on any OpenAI-compatible API; for evaluation.
 
@@ -158,7 +168,8 @@ class OpenAIClient:
         def session(role: str) -> OpenAISession:
             return OpenAISession(self._client, self._model, self._defaults, seed, role, door)
 
-        return EpisodeLLM(session, door), lambda: setattr(door, "open", False)
+        sampling = {"model": self._model, **self._defaults}
+        return EpisodeLLM(session, door, sampling), lambda: setattr(door, "open", False)
 
 
 class OpenAI(ServerKind):
