@@ -58,7 +58,7 @@ class SessionSettings:
     def as_record(self) -> dict[str, Any]:
         """Returns the set-up as plain data; the seed is the episode's."""
         sampling = {key: value for key, value in asdict(self.sampling).items() if key != "seed" and value is not None}
-        return {"model": self.model, "context_length": self.context_length, **sampling}
+        return _plain({"model": self.model, "context_length": self.context_length, **sampling})
 
 
 class ChatSession(OpenAINames):
@@ -180,6 +180,7 @@ class ChatSession(OpenAINames):
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
         message = self._message(self._ledger.prompt(parent), answer, params, options)
+        set_by_call = options.params | ({"n": options.n} if options.n > 1 else {})
         node = Node(
             parent=parent,
             message=message,
@@ -189,7 +190,7 @@ class ChatSession(OpenAINames):
             versions=answer.versions,
             finish_reason=answer.finish_reason,
             at=time.time(),
-            sampling={**options.params, "n": options.n} if options.n > 1 else options.params or None,
+            sampling=_plain(set_by_call) or None,
         )
         self.last_sampled = self._ledger.add(node)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
@@ -241,6 +242,11 @@ async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> li
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns sampling options as JSON has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
 
 def _with_calls(parsed: ParsedAnswer) -> Message:
