@@ -114,8 +114,11 @@ class SessionTransport(httpx.AsyncBaseTransport):
             return _models(path)
         if (request.method, path) != ("POST", "/chat/completions"):
             return _error(404, _NO_ENDPOINT.format(request.method, path))
-        async with within((request.extensions.get("timeout") or {}).get("read")):
-            return await self._complete(json.loads(await request.aread()))
+        try:
+            async with within((request.extensions.get("timeout") or {}).get("read")):
+                return await self._complete(json.loads(await request.aread()))
+        except APITimeoutError as error:  # of the transport, openai expects the exception that it makes that from
+            raise httpx.ReadTimeout(str(error), request=request) from error
 
     async def _complete(self, body: dict[str, Any]) -> Any:
         try:
