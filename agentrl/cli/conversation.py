@@ -17,24 +17,15 @@ from agentrl.core.episode import Message, Trajectory
 from agentrl.core.registry import load
 from agentrl.envkit.make import make
 from agentrl.inference.client import Client, Session
+from agentrl.inference.sdk_client import OpenAINames
 
 
-class OfferedTools:
+class OfferedTools(OpenAINames):
     """The agent's chat client: a session that remembers which tools the latest call offered."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.tools: list[Any] = []
-
-    @property
-    def chat(self) -> "OfferedTools":
-        """``openai``'s namespace."""
-        return self
-
-    @property
-    def completions(self) -> "OfferedTools":
-        """``openai``'s namespace."""
-        return self
 
     async def create(self, **given: Any) -> Any:
         """Passes a call on to the session."""

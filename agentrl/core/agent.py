@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from agentrl.core.episode import Message
 
+ORIGINAL_ERROR = "agentrl.error"  # key of a session's error in the `extensions` of an HTTP response
+
 
 class InferenceError(RuntimeError):
     """The server refused a request, answered nonsense, or could not be reached.
@@ -24,6 +26,27 @@ class ContextOverflow(InferenceError):
     """The prompt does not fit the model's context."""
 
 
+def inference_error(error: BaseException | None) -> InferenceError | None:
+    """Finds the session's error behind an exception of an SDK; ``None`` if there is none.
+
+    It is the exception itself, one that it was raised from, or what the HTTP response of one of them was made for.
+    What an agent raised while it handled such an error is a fault of its own, unless it was raised ``from`` it.
+
+    Args:
+        error: An exception that an agent let through.
+    """
+    for _ in range(100):  # a chain may be a circle
+        if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        original = getattr(getattr(error, "response", None), "extensions", {}).get(ORIGINAL_ERROR, error)
+        if isinstance(original, InferenceError):
+            return original
+        if error is None or error.__cause__ is None:
+            return None
+        error = error.__cause__
+    return None
+
+
 class Chat(Protocol):
     """The part of ``openai.AsyncOpenAI`` that agents use: ``await chat.completions.create(messages=...)``.
 
@@ -35,6 +58,10 @@ class Chat(Protocol):
     @property
     def chat(self) -> Any:
         """Namespace with ``completions.create``."""
+        ...
+
+    def client(self) -> Any:
+        """Returns a real ``openai.AsyncOpenAI`` whose requests end in this session, for agents written with an SDK."""
         ...
 
 

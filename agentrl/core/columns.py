@@ -1,8 +1,9 @@
 """Stores the training data of finished episodes as arrays (columns) and serializes it to bytes.
 
-Guarantees: :meth:`Columns.to_episodes` inverts :meth:`Columns.of`, except that messages are dropped and logprobs are
-float32; tokens keep the order of episodes, roles, messages and positions; the bytes are a safetensors file, nothing is
-pickled; a missing reward stays missing (NaN in a column, ``None`` in a record).
+Guarantees: :meth:`Columns.to_episodes` inverts :meth:`Columns.of`, except that messages, tasks and what else is there
+for the record alone are dropped and logprobs are float32; tokens keep the order of episodes, roles, messages and
+positions; the bytes are a safetensors file, nothing is pickled; a missing reward stays missing (NaN in a column,
+``None`` in a record).
 """
 
 import json
@@ -213,7 +214,7 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    return EpisodeRecord(**episode.model_dump(exclude={"trajectories"}), roles=episode.roles)
+    return EpisodeRecord(**episode.model_dump(include=set(EpisodeBase.model_fields)), roles=episode.roles)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

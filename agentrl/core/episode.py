@@ -66,6 +66,9 @@ class Node(Record):
             if no teacher scored the message.
         follows: Of a first message, index of the answer that its conversation goes on from; ``None`` if that is not
             known, and for other messages.
+        at: Time when the message was stored, in seconds since 1970.
+        tools: Of a first message, index of its conversation's tools in the trajectory's ``tools``.
+        sampling: Of a sampled message, the sampling options that its call set, by name; else ``None``.
     """
 
     parent: int | None
@@ -78,6 +81,9 @@ class Node(Record):
     reward: float | None = None
     teacher_logprobs: list[float] = []
     follows: int | None = None
+    at: float | None = None
+    tools: int | None = None
+    sampling: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
@@ -91,9 +97,44 @@ class Node(Record):
 
 
 class Trajectory(Record):
-    """All messages that one role read or sampled in an episode, as a graph."""
+    """All messages that one role read or sampled in an episode, as a graph.
+
+    Attributes:
+        nodes: Messages in the order in which they were stored. A conversation is the way from a node without a parent
+            to one without children; one that the agent shortened or began anew has a first message of its own.
+        tools: Sets of tools that the role was offered, each once.
+    """
 
     nodes: list[Node] = []
+    tools: list[list[dict[str, Any]]] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_in_repeated(cls, given: Any) -> Any:
+        """Reads a record in which a repeated message stands as ``{"same_as": index}``, see :meth:`shortened`."""
+        nodes = given.get("nodes") if isinstance(given, dict) else None
+        if not nodes or not isinstance(nodes[0], dict):
+            return given
+        same = [(node.get("message") or {}).get("same_as") for node in nodes]
+        if not any(index is not None for index in same):
+            return given
+        full = [
+            node if at is None else {**node, "message": nodes[at]["message"]}
+            for at, node in zip(same, nodes, strict=True)
+        ]
+        return {**given, "nodes": full}
+
+    def shortened(self) -> "Trajectory":
+        """Returns a copy for a record: a message that several conversations hold stands in the first of them alone."""
+        if sum(node.parent is None for node in self.nodes) < 2:
+            return self
+        first: dict[str, int] = {}
+        found = [first.setdefault(repr(node.message), index) for index, node in enumerate(self.nodes)]
+        nodes = [
+            node if same == index else node.model_copy(update={"message": {"same_as": same}})
+            for index, (node, same) in enumerate(zip(self.nodes, found, strict=True))
+        ]
+        return Trajectory.model_construct(nodes=nodes, tools=self.tools)
 
     def path(self, index: int) -> list[int]:
         """Returns the indices from the root to ``index``, both included."""
@@ -191,9 +232,17 @@ class Episode(EpisodeBase):
     """An episode: one attempt at one task.
 
     Attributes:
+        task: The task's row, with its reference answer where it has one.
+        started: Time of its start, ISO 8601 in UTC.
+        version: Policy version that was served at its start.
+        sampling: Sampling set-up of the run, by name; a call may set options of its own (:class:`Node`).
         trajectories: Role -> messages and tokens of the role.
     """
 
+    task: dict[str, Any] = {}
+    started: str | None = None
+    version: int | None = None
+    sampling: dict[str, Any] = {}
     trajectories: dict[str, Trajectory] = {}
 
     @property

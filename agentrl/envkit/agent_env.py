@@ -14,7 +14,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from agentrl.core.agent import Agent, ContextOverflow
+from agentrl.core.agent import Agent, ContextOverflow, inference_error
 from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished, where
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, StopReason, Task
@@ -120,9 +120,9 @@ class AgentEnvWorkflow(RolloutWorkflow):
         while reason is None and len(rewards) < self.max_turns:
             try:
                 action = valid_data(await agent.step(observation, info))
-            except ContextOverflow:
-                if not llm.sampled:
-                    raise  # the task itself does not fit: no policy could do better
+            except Exception as error:  # only looked at: that of an SDK may have been raised from ours
+                if not isinstance(inference_error(error), ContextOverflow) or not llm.sampled:
+                    raise  # where nothing was sampled, the task itself does not fit: no policy could do better
                 reason = StopReason.CONTEXT_OVERFLOW
                 break
             result = await env.step(action)

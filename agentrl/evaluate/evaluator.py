@@ -99,6 +99,7 @@ class Evaluator:
                 limits=Limits.of(rollout),
                 left=self._left,
                 evaluation=True,
+                version=version,
             )
         episode = self._journal.episode(episode, evaluation_step=version)
         if episode.failed:

@@ -8,6 +8,7 @@ sampled with it or after it. When an episode is over, a task that it left gets n
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from agentrl.core.contract import finite
@@ -39,6 +40,10 @@ class Session(Protocol):
         """Namespace with ``completions.create``."""
         ...
 
+    def client(self) -> Any:
+        """Returns an ``openai.AsyncOpenAI`` whose requests end in this session."""
+        ...
+
 
 class EpisodeDoor:
     """Whether an episode takes calls; it is shut when the episode is over."""
@@ -66,9 +71,16 @@ class EpisodeLLM:
     Args:
         make_session: Function of a role that makes its session.
         door: Door of the episode; without one, rewards are taken for ever.
+        sampling: Sampling set-up of the run, for the record.
     """
 
-    def __init__(self, make_session: Callable[[str], Session], door: EpisodeDoor | None = None) -> None:
+    def __init__(
+        self,
+        make_session: Callable[[str], Session],
+        door: EpisodeDoor | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.sampling = dict(sampling or {})
         self._make_session = make_session
         self._door = door or EpisodeDoor()
         self.sessions: dict[str, Session] = {}
@@ -81,6 +93,10 @@ class EpisodeLLM:
         if role not in self.sessions:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
+
+    def client(self) -> Any:
+        """Returns an ``openai.AsyncOpenAI`` whose requests end in the session of the role ``assistant``."""
+        return self.session().client()
 
     def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credit a message sampled by a role; several rewards for one message add up.
@@ -166,8 +182,12 @@ class EpisodeLLM:
 
     def trajectories(self) -> dict[str, Trajectory]:
         """Recorded trajectories by role, without roles that never sampled; a later call does not change them."""
-        found = {role: session.trajectory.nodes for role, session in self.sessions.items()}
-        return {role: Trajectory.model_construct(nodes=list(nodes)) for role, nodes in found.items() if nodes}
+        found = {role: session.trajectory for role, session in self.sessions.items()}
+        return {
+            role: Trajectory.model_construct(nodes=list(one.nodes), tools=list(one.tools))
+            for role, one in found.items()
+            if one.nodes
+        }
 
 
 class Client(Protocol):
@@ -217,7 +237,8 @@ class ChatClient:
             door.open = False
             lease.release()
 
-        return EpisodeLLM(lambda role: ChatSession(sampler, self._template, settings, role), door), release
+        make_session = partial(ChatSession, sampler, self._template, settings)
+        return EpisodeLLM(make_session, door, settings.as_record()), release
 
 
 class _EpisodeSampler:

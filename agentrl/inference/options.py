@@ -1,7 +1,8 @@
 """Reads and checks the options that an agent passes to ``chat.completions.create``.
 
-Guarantees: an option is either honoured or refused by name with the reason; none is dropped silently. In training,
-nothing that changes the distribution that the trainer assumes is accepted.
+Guarantees: an option is honoured, or refused by name with the reason, or is one that says nothing about the answer
+(:data:`HARMLESS`), or has the value that changes nothing. In training, nothing that changes the distribution that the
+trainer assumes is accepted.
 """
 
 import json
@@ -16,9 +17,39 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 _REFUSED = {
     "functions": "deprecated by OpenAI; use tools",
     "function_call": "deprecated by OpenAI; use tool_choice",
-    "logit_bias": "it changes the sampling distribution, and is not passed to servers",
     "top_logprobs": "servers return the sampled token's logprob only",
+    **dict.fromkeys(("modalities", "audio"), "models here read and write text alone"),
+    **dict.fromkeys(
+        ("logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
+        "it changes the sampling distribution, and is not passed to servers",
+    ),
+    "verbosity": "no chat template here has such a variable",
+    "web_search_options": "servers here search nothing",
 }
+HARMLESS = frozenset(
+    [
+        "extra_headers",
+        "extra_query",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+    ]
+)
+"""Options that an API is told about the request, not about the answer; they are taken and not used."""
+_NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "top_logprobs": 0,
+    "modalities": ["text"],
+}  # values that change nothing
 
 
 @dataclass(frozen=True)
@@ -32,6 +63,8 @@ class ChatOptions:
         logprobs: Whether the response carries logprobs.
         stream: Whether the answer is streamed.
         include_usage: Whether a stream ends with the token usage.
+        timeout: Limit of the call in seconds; ``None`` without one.
+        template: Variables of the chat template that the call sets.
         params: Sampling parameters that the call sets, by name.
     """
 
@@ -41,6 +74,8 @@ class ChatOptions:
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    timeout: float | None = None
+    template: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -53,14 +88,14 @@ class ChatOptions:
         """
         if not given:
             return cls()
-        options = {key: valid_data(value) for key, value in given.items() if _is_given(value)}
+        options = {key: valid_data(value) for key, value in given.items() if is_given(value)}
         options |= options.pop("extra_body", {})
-        options.pop("model", None)  # a run has one model, so the name is ignored
+        options = {key: value for key, value in options.items() if not _says_nothing(key, value)}
         tools = [_plain_tool(tool) for tool in options.pop("tools", ())]
         choice = options.pop("tool_choice", "auto")
         if choice not in ("auto", "none"):
             raise ValueError(f"chat.completions.create(tool_choice={choice!r}): auto and none are supported")
-        if options.pop("parallel_tool_calls", True) is not True:
+        if options.pop("parallel_tool_calls", True) is not True and tools:
             raise ValueError(
                 "chat.completions.create(parallel_tool_calls=False): a model cannot be limited to one call here"
             )
@@ -75,6 +110,8 @@ class ChatOptions:
             logprobs=bool(options.pop("logprobs", False)),
             stream=bool(options.pop("stream", False)),
             include_usage=bool(options.pop("stream_options", {}).get("include_usage", False)),
+            timeout=_seconds(options.pop("timeout", None)),
+            template=_template_variables(options),
             params=_params(options) | ({"json_schema": json_schema} if json_schema is not None else {}),
         )
         for key in options:
@@ -85,6 +122,22 @@ class ChatOptions:
                 f"chat.completions.create: {sorted(options)} are not supported here; supported: {sorted(SUPPORTED)}"
             )
         return found
+
+    def check_template(self, variables: Mapping[str, Any]) -> None:
+        """Refuses variables of the chat template that are not those of the run.
+
+        Args:
+            variables: The run's variables.
+
+        Raises:
+            ValueError: The call sets another value.
+        """
+        for key, value in self.template.items():
+            if key not in variables or variables[key] != value:
+                raise ValueError(
+                    f"chat.completions.create({key}={value!r}): a run renders all its prompts alike; set "
+                    f"inference.chat_template_kwargs.{key}, where the template has such a variable"
+                )
 
     def sampling(self, base: SamplingParams, *, locked: bool) -> SamplingParams:
         """Returns the recipe's sampling parameters with this call's changes.
@@ -134,6 +187,9 @@ SUPPORTED = frozenset(
         "stream_options",
         "response_format",
         "extra_body",
+        "timeout",
+        "reasoning_effort",
+        *HARMLESS,
     ]
 )
 
@@ -154,7 +210,27 @@ def _json_schema(response_format: Any) -> str | None:
     return json.dumps(schema)
 
 
-def _is_given(value: Any) -> bool:
+def _says_nothing(key: str, value: Any) -> bool:
+    """Returns whether an option cannot change an answer; a run has one model, so its name is ignored."""
+    return key == "model" or key in HARMLESS or (key in _NEUTRAL and value == _NEUTRAL[key])
+
+
+def _seconds(timeout: Any) -> float | None:
+    """Returns a limit in seconds; of ``httpx``'s four limits the one of reading."""
+    given = getattr(timeout, "read", timeout)
+    return None if given is None else float(given)
+
+
+def _template_variables(options: dict[str, Any]) -> dict[str, Any]:
+    """Removes what the chat template is to be told from ``options``, and returns it by the names of variables."""
+    found = dict(options.pop("chat_template_kwargs", {}))
+    if "reasoning_effort" in options:
+        found["reasoning_effort"] = options.pop("reasoning_effort")
+    return found
+
+
+def is_given(value: Any) -> bool:
+    """Returns whether an option is set: ``None`` and ``openai``'s own signs for nothing do not count."""
     return value is not None and type(value).__name__ not in ("NotGiven", "Omit")
 
 

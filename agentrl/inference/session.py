@@ -10,9 +10,10 @@ with tools or without.
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -26,6 +27,7 @@ from agentrl.inference.ledger import Ledger
 from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
+from agentrl.inference.sdk_client import OpenAINames, within
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import TAIL, knows_tags, opens_thought, without_special
 from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
@@ -53,8 +55,13 @@ class SessionSettings:
     parser: ToolParser | None = None
     structured_output: bool = False
 
+    def as_record(self) -> dict[str, Any]:
+        """Returns the set-up as plain data; the seed is the episode's."""
+        sampling = {key: value for key, value in asdict(self.sampling).items() if key != "seed" and value is not None}
+        return _plain({"model": self.model, "context_length": self.context_length, **sampling})
 
-class ChatSession:
+
+class ChatSession(OpenAINames):
     """The conversation of one role in one episode.
 
     Args:
@@ -86,16 +93,6 @@ class ChatSession:
         """The parser of tool calls: the recipe's, or the one that fits the template."""
         return self._settings.parser or parser_for(self._template.source)
 
-    @property
-    def chat(self) -> "ChatSession":
-        """``openai``'s namespace; there is nothing else in it."""
-        return self
-
-    @property
-    def completions(self) -> "ChatSession":
-        """``openai``'s namespace; there is nothing else in it."""
-        return self
-
     async def create(self, *, messages: Sequence[Any], **given: Any) -> Any:
         """Samples an answer; the interface is that of ``openai``'s ``chat.completions.create``.
 
@@ -105,10 +102,12 @@ class ChatSession:
         Raises:
             TypeError: An option is not supported, or an element of ``messages`` is no message.
             ValueError: An option would change the distribution that training assumes.
+            openai.APITimeoutError: The answer took longer than ``timeout``.
             ContextOverflow: The prompt leaves no room for an answer.
             TemplateError: The conversation cannot be continued with this chat template.
         """
         options = ChatOptions.read(given)
+        options.check_template(self._template.variables)
         params = options.sampling(self._settings.sampling, locked=self._settings.locked)
         if params.json_schema is not None and not self._settings.structured_output:
             raise ValueError(
@@ -119,7 +118,8 @@ class ChatSession:
         prompt = self._ledger.prompt(parent)
         call, self._calls = self._calls, self._calls + 1
         samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
-        answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
+        async with within(options.timeout):
+            answers = await _all_or_none(samples) if len(samples) > 1 else [await samples[0]]
         sampled = [self._store_answer(parent, answer, params, options) for answer in answers]
         read = self._template.token_bytes if options.logprobs else None
         whole = completion(self._settings.model, sampled, len(prompt), read)
@@ -180,6 +180,7 @@ class ChatSession:
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
         message = self._message(self._ledger.prompt(parent), answer, params, options)
+        set_by_call = options.params | ({"n": options.n} if options.n > 1 else {})
         node = Node(
             parent=parent,
             message=message,
@@ -188,6 +189,8 @@ class ChatSession:
             logprobs=answer.logprobs,
             versions=answer.versions,
             finish_reason=answer.finish_reason,
+            at=time.time(),
+            sampling=_plain(set_by_call) or None,
         )
         self.last_sampled = self._ledger.add(node)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
@@ -239,6 +242,11 @@ async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> li
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns sampling options as JSON has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
 
 def _with_calls(parsed: ParsedAnswer) -> Message:

@@ -118,6 +118,11 @@ class ChatTemplate:
         return cls(tokenizer, end_ids=generation_end_ids(folder), policy=policy, variables=variables)
 
     @property
+    def variables(self) -> Mapping[str, Any]:
+        """Further variables of the template, of the whole run."""
+        return self._variables
+
+    @property
     def source(self) -> str:
         """The template's Jinja text; JSON if the tokenizer has several templates."""
         found = self.tokenizer.chat_template

@@ -1,11 +1,12 @@
 """Records the conversations with a server of text as a graph of messages without ids.
 
-Guarantees: a shared history is stored once; each answer is a node of its own, also of several answers to one prompt,
-and equal ones. Another set of tools is another conversation, as in a session with ids
+Guarantees: a shared history is stored once, and so is each set of tools; each answer is a node of its own, also of
+several answers to one prompt, and equal ones. Another set of tools is another conversation, as in a session with ids
 (:mod:`agentrl.inference.ledger`).
 """
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ class TextRecord:
     def __init__(self) -> None:
         self.trajectory = Trajectory()
         self._children: dict[tuple[int, str], int] = {}
+        self._toolsets: dict[str, int] = {}
 
     def add_prompt(self, messages: Sequence[Message], tools: Any) -> int | None:
         """Stores the messages of a call that are new; returns the node of the last one, ``None`` without messages.
@@ -36,22 +38,36 @@ class TextRecord:
             key = ""
         return None if step == _ROOT else step
 
-    def add_answer(self, parent: int | None, message: Message, finish_reason: str) -> int:
+    def add_answer(
+        self, parent: int | None, message: Message, finish_reason: str, sampling: dict[str, Any] | None = None
+    ) -> int:
         """Stores an answer and returns its node; of equal answers to a prompt, the conversation goes on from the first.
 
         Args:
             parent: Node of the prompt's last message.
             message: The answer.
             finish_reason: Finish reason, as the server gave it.
+            sampling: Sampling options that the call set.
         """
-        return self._add(_ROOT if parent is None else parent, message, "", finish_reason)
+        index = self._add(_ROOT if parent is None else parent, message, "")
+        node = self.trajectory.nodes[index]
+        node.finish_reason, node.sampling = finish_reason, sampling
+        return index
 
-    def _add(self, parent: int, message: Message, key: str, finish_reason: str | None = None) -> int:
+    def _add(self, parent: int, message: Message, key: str) -> int:
         nodes = self.trajectory.nodes
         above = None if parent == _ROOT else parent
-        nodes.append(Node(parent=above, message=message, finish_reason=finish_reason))
+        nodes.append(Node(parent=above, message=message, at=time.time(), tools=self._toolset(key)))
         self._children.setdefault((parent, key + _key(message)), len(nodes) - 1)
         return len(nodes) - 1
+
+    def _toolset(self, tools: str) -> int | None:
+        if not tools:
+            return None
+        if tools not in self._toolsets:
+            self._toolsets[tools] = len(self.trajectory.tools)
+            self.trajectory.tools.append(json.loads(tools))
+        return self._toolsets[tools]
 
 
 def _key(message: Message) -> str:

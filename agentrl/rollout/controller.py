@@ -192,6 +192,7 @@ class Controller:
             seed=stream_seed(self.recipe.seed, draw, index),
             limits=Limits.of(self._config),
             left=self._left,
+            version=self.gate.version,
         )
         return episode if self._score is None else await self._score(episode)
 

@@ -12,9 +12,10 @@ import asyncio
 import time
 import traceback
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from agentrl.core.agent import ContextOverflow, InferenceError
+from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
 from agentrl.core.contract import checked_metrics, finite, source_of
 from agentrl.core.ending import stop_reason
 from agentrl.core.episode import Episode, StopReason, Task
@@ -35,6 +36,7 @@ async def run_episode(
     limits: Limits,
     left: Abandoned,
     evaluation: bool = False,
+    version: int | None = None,
 ) -> Episode:
     """Run one episode and return its record, failed or not.
 
@@ -48,7 +50,9 @@ async def run_episode(
         limits: Time limits of the episode and of its teardown.
         left: Takes the episode's task if it has to be abandoned.
         evaluation: Whether to use the sampling parameters of evaluation.
+        version: Policy version that is served, for the record.
     """
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
     try:
@@ -56,13 +60,15 @@ async def run_episode(
     finally:
         release()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
-    base["abandoned"] = end.abandoned
+    base |= {"abandoned": end.abandoned, "task": task.data, "started": started, "version": version}
+    base["sampling"] = llm.sampling
     drift = index == 0 and not evaluation  # one per group: it renders a whole chat
     try:
         return _record(base, task, llm, end, drift=drift)
     except ValueError as caught:  # a user's workflow returned an invalid outcome
         text = f"{end.error or ''}\n{caught}".strip()
-        return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
+        said = llm.trajectories()
+        return Episode(**base, trajectories=said, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,8 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed:
     """Runs the workflow; whatever it raises becomes data, but for the cancellation of this task."""
     try:
         outcome = checked_outcome(await workflow.arun_episode(task, llm, seed=seed), workflow)
-    except ContextOverflow as caught:
-        earned = llm.earned() if llm.sampled else None
-        return _End(Outcome(reward=earned), StopReason.CONTEXT_OVERFLOW, _said(caught))
     except InferenceError as caught:
-        return _failed(StopReason.INFERENCE_ERROR, _said(caught))
+        return _refused(caught, caught, llm)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as caught:  # the episode boundary: user code may raise anything, and only this episode fails
@@ -92,9 +95,20 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed:
             if notes := getattr(caught, "__notes__", None):  # of a teardown that failed
                 return _failed(StopReason.ENVIRONMENT_ERROR, "\n".join(notes))
             raise
+        known = inference_error(caught)
+        if known is not None:  # an SDK's exception that was raised for it
+            return _refused(known, caught, llm)
         text = traceback.format_exc()
         return _failed(blame(text), text)
     return _End(outcome, outcome.stop_reason, outcome.close_error, outcome.abandoned)
+
+
+def _refused(error: InferenceError, caught: BaseException, llm: EpisodeLLM) -> _End:
+    """Returns the end of an episode whose session raised ``error``, which reached the boundary as ``caught``."""
+    if not isinstance(error, ContextOverflow):
+        return _failed(StopReason.INFERENCE_ERROR, _said(error, caught))
+    earned = llm.earned() if llm.sampled else None
+    return _End(Outcome(reward=earned), StopReason.CONTEXT_OVERFLOW, _said(error, caught))
 
 
 def _end(ended: Ended[_End]) -> _End:
@@ -113,9 +127,9 @@ def _failed(reason: StopReason, error: str) -> _End:
     return _End(Outcome(reward=None), reason, error)
 
 
-def _said(error: BaseException) -> str:
-    """Returns an exception's message and its notes."""
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+def _said(error: BaseException, noted: BaseException) -> str:
+    """Returns an exception's message, and the notes of the one that was caught."""
+    return "\n".join([str(error), *getattr(noted, "__notes__", ())])
 
 
 def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, drift: bool) -> Episode:

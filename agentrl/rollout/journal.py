@@ -3,12 +3,14 @@
 Guarantees: one line per group and outcome, flushed at once, with the step that counts the group: the one that trains
 it, or the next one after its end. A resumed run adds a line that voids the records of the steps that it repeats,
 whatever their outcome; it draws those groups again. :func:`valid_outcomes` reads what is not void. Each episode is
-written once, as one JSON line of another file in the same folder, whatever line ends its texts hold; one that cannot be
-written as JSON becomes a failed episode with the reason.
+written once, as one JSON line of another file in the same folder, whatever line ends its texts hold: with its task,
+all conversations of all roles, and a message that several conversations share once. One whose messages cannot be
+written as JSON becomes a failed episode with the reason. :func:`read_episodes` reads the file.
 """
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -85,7 +87,13 @@ class Journal:
 
 
 def _line(episode: Episode) -> str:
-    line = episode.model_dump_json()
+    said = {role: one.shortened() for role, one in episode.trajectories.items()}
+    episode = episode.model_copy(update={"trajectories": said})
+    try:
+        line = episode.model_dump_json()
+    except PydanticSerializationError:  # a row may hold what is no JSON, an image, say; messages may not
+        task = json.loads(json.dumps(episode.task, default=repr))
+        line = episode.model_copy(update={"task": task}).model_dump_json()
     for end, escape in _LINE_ENDS.items():
         line = line.replace(end, escape)
     return line
@@ -93,9 +101,25 @@ def _line(episode: Episode) -> str:
 
 def _without_messages(episode: Episode, error: str) -> Episode:
     """Returns a failed episode in the place of one that cannot be written."""
-    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned")
+    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned", "started", "version", "sampling")
     kept = {name: getattr(episode, name) for name in names}
     return Episode(**kept, stop_reason=StopReason.ENVIRONMENT_ERROR, error=error)
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Reads the episodes of a run or an evaluation, in the order in which they ended.
+
+    A line that was not written to its end is skipped.
+
+    Args:
+        path: ``episodes.jsonl`` or ``eval-episodes.jsonl`` of a run's folder.
+    """
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                found = json.loads(line)
+                found.pop("eval_step", None)
+                yield Episode.model_validate(found)
 
 
 def valid_outcomes(run_dir: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openai import APIError, AsyncOpenAI
+from openai import APIError, APITimeoutError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Trajectory
@@ -21,13 +21,19 @@ from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.completions import CompletionStream
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
+from agentrl.inference.options import is_given
 from agentrl.inference.random_streams import stream_seed
+from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.text_record import TextRecord
 
 RETRIES = 3  # of one request, by the openai client
+_SAMPLING = (
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n", "tool_choice"),
+    *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
+)  # options of a call that are recorded with its answer
 
 
-class OpenAISession:
+class OpenAISession(OpenAINames):
     """A conversation with an OpenAI-compatible API: text only, recorded without ids.
 
     Args:
@@ -62,16 +68,6 @@ class OpenAISession:
         """The recorded trajectory, without token ids."""
         return self._record.trajectory
 
-    @property
-    def chat(self) -> "OpenAISession":
-        """``openai``'s namespace."""
-        return self
-
-    @property
-    def completions(self) -> "OpenAISession":
-        """``openai``'s namespace."""
-        return self
-
     async def create(self, *, messages: list[Message], stream: Any = False, **options: Any) -> Any:
         """Pass the call on and record the answers.
 
@@ -80,18 +76,19 @@ class OpenAISession:
 
         Raises:
             InferenceError: The API failed; the message names the URL.
+            openai.APITimeoutError: The answer took longer than the call's ``timeout``.
         """
         asked = valid_data({**self._defaults, **options, **self._seeded(options)})
         shown = asked.pop("stream_options", None)
         sent = [valid_data(message) for message in messages]
         await self._door.check()
+        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
         answer = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
-        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
         for choice in answer.choices:
             message = choice.message.model_dump(exclude_none=True)
             finish = choice.finish_reason or "stop"  # some servers leave it out
-            self.last_sampled = self._record.add_answer(parent, message, finish)
+            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options))
         if stream is True:
             usage = isinstance(shown, Mapping) and bool(shown.get("include_usage"))
             return CompletionStream(answer, include_usage=usage)
@@ -102,6 +99,10 @@ class OpenAISession:
         url = f"{str(self._client.base_url).rstrip('/')}/chat/completions"
         try:
             answer = await self._client.chat.completions.create(**arguments)
+        except APITimeoutError as error:
+            if is_given(arguments.get("timeout")):
+                raise  # the agent's own limit: it may handle that
+            raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
         except APIError as error:
             raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -141,6 +142,12 @@ def _recorded(message: Any) -> Message:
         return dict(message) if isinstance(message, dict) else message.model_dump(exclude_none=True)
 
 
+def _set_by_call(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the options of a call that change how an answer is sampled, as plain data; ``None`` without any."""
+    found = {key: options[key] for key in _SAMPLING if is_given(options.get(key))}
+    return json.loads(json.dumps(found, default=repr)) if found else None
+
+
 class OpenAIClient:
     """Text-only sessions on any OpenAI-compatible API; for evaluation.
 
@@ -161,7 +168,8 @@ class OpenAIClient:
         def session(role: str) -> OpenAISession:
             return OpenAISession(self._client, self._model, self._defaults, seed, role, door)
 
-        return EpisodeLLM(session, door), lambda: setattr(door, "open", False)
+        sampling = {"model": self._model, **self._defaults}
+        return EpisodeLLM(session, door, sampling), lambda: setattr(door, "open", False)
 
 
 class OpenAI(ServerKind):

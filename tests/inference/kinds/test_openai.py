@@ -45,7 +45,7 @@ async def test_the_key_comes_from_the_environment_and_the_record_is_text(monkeyp
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("m", 0.5, 9)
     assert sent["seed"] == stream_seed(3, 3, "assistant", 0)
     nodes = session.trajectory.nodes
-    assert [node.message["content"] for node in nodes] == ["6 * 7?", "42"]
+    assert [node.message["content"] for node in nodes] == ["6 * 7?", "42", "again"]
     assert not any(node.token_ids for node in nodes) and session.last_sampled == 1
 
 
