@@ -15,6 +15,7 @@ from agentrl.core.episode import Message, Trajectory
 from agentrl.core.valid_text import valid_text
 from agentrl.inference.acted_on import node_of
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
+from agentrl.inference.concurrency import Waits
 from agentrl.inference.drift import Drift
 from agentrl.inference.router import Lease, Router
 from agentrl.inference.session import ChatSession, SessionSettings
@@ -41,10 +42,11 @@ class Session(Protocol):
 
 
 class EpisodeDoor:
-    """Whether an episode takes calls; it is shut when the episode is over."""
+    """Whether an episode takes calls, and how long it waited; it is shut when the episode is over."""
 
     def __init__(self) -> None:
         self.open = True
+        self.waits = Waits()
 
     async def check(self) -> None:
         """Does nothing while the episode goes on.
@@ -117,6 +119,11 @@ class EpisodeLLM:
             self._credited[name] = finite(self._credited.get(name, 0.0) + reward, place)
 
     @property
+    def waited(self) -> float:
+        """Seconds that the episode waited for a server that refused it or was busy."""
+        return self._door.waits.seconds
+
+    @property
     def sampled(self) -> bool:
         """Whether the policy has sampled a message in this episode."""
         return any(session.last_sampled is not None for session in self.sessions.values())
@@ -173,6 +180,16 @@ class EpisodeLLM:
 class Client(Protocol):
     """Model access of the episodes; gives each episode a handle."""
 
+    @property
+    def problem(self) -> str:
+        """Why no episode can succeed any more, which ends an evaluation; empty while they can."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the requests so far."""
+        ...
+
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle for an episode, and the function that releases it.
 
@@ -192,6 +209,9 @@ class ChatClient:
         training: Settings of training sessions.
         evaluation: Settings of evaluation sessions.
     """
+
+    problem = ""  # servers may come back
+    notes: list[str] = []  # noqa: RUF012 - never changed
 
     def __init__(
         self, router: Router, template: ChatTemplate, training: SessionSettings, evaluation: SessionSettings

@@ -107,5 +107,7 @@ def make_text_client(recipe: Recipe, url: str) -> Client:
         api_key_env=inference.api_key_env,
         timeout=inference.request_timeout,
         defaults={"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens},
+        max_concurrent=recipe.rollout.max_concurrent,
+        retry_seconds=inference.retry_seconds,
     )
     return server_kind(inference.engine).text_client(api)

@@ -89,6 +89,8 @@ class TextApi:
         api_key_env: Environment variable that holds the API key.
         timeout: Most seconds of one request.
         defaults: Request options (``temperature``, ``max_tokens``) where an agent sets none.
+        max_concurrent: Largest number of requests at a time.
+        retry_seconds: Most seconds that an episode waits to repeat requests that failed.
     """
 
     url: str
@@ -96,6 +98,8 @@ class TextApi:
     api_key_env: str
     timeout: float
     defaults: dict[str, Any]
+    max_concurrent: int = 128
+    retry_seconds: float = 1800.0
 
 
 class ServerKind:
