@@ -5,26 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl.cli.completion import complete_override, complete_recipe
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agentrl.config.recipe import Recipe
 
 app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Lists recipe names that start with ``incomplete``, for shell completion."""
-    from agentrl.config.load import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
-
-
-def complete_override(incomplete: str) -> list[str]:
-    """Lists keys that start with ``incomplete``, for shell completion."""
-    from agentrl.config.load import dotted_keys
-
-    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
 
 
 Name = Annotated[

@@ -60,9 +60,16 @@ def find_recipe(name_or_path: str) -> Path:
     names = recipe_names()
     looked = " and ".join(dict.fromkeys(str(folder.resolve()) for folder in recipe_folders()))
     raise ConfigError(
-        f"no recipe {name_or_path!r}{nearest(name_or_path, names) or '.'} Known: {', '.join(names)}. "
+        f"no recipe {name_or_path!r}{_meant(name_or_path, names) or '.'} Known: {', '.join(names)}. "
         f"Looked in {looked}; a path to a .yaml file works too"
     )
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """Returns a hint for a wrong name: the recipe of an environment of this name, else the nearest name."""
+    begun = [one for one in names if one.startswith(f"{name.lower().rpartition('-v')[0] or name.lower()}_")]
+    best = sorted(begun, key=lambda one: not one.endswith("_grpo"))
+    return f", did you mean {best[0]!r}?" if best else nearest(name, list(names))
 
 
 def load_recipe(
@@ -74,7 +81,7 @@ def load_recipe(
     """Builds the recipe of a run.
 
     Args:
-        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` is complete.
+        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` or ``overrides`` are complete.
         overrides: ``a.b=value`` texts; the value is YAML.
         config_file: YAML file that is merged over the recipe.
         device: Device whose part of the recipe is used; by default ``launch.device``, and for ``auto`` the machine's.
@@ -82,7 +89,7 @@ def load_recipe(
     Raises:
         ConfigError: The recipe has problems; the message lists all of them.
     """
-    if name_or_path is None and config_file is None:
+    if name_or_path is None and config_file is None and not overrides:
         raise ConfigError(f"name a recipe ({', '.join(recipe_names())}) or give --config FILE")
     files = [find_recipe(name_or_path)] if name_or_path is not None else []
     if config_file is not None:
@@ -96,7 +103,7 @@ def load_recipe(
         except ConfigError as error:
             wrong.append(str(error))
     device = device or _wanted_device(layers, settings) or detect_device()
-    data: dict[str, Any] = {"name": files[0].stem}
+    data: dict[str, Any] = {"name": files[0].stem} if files else {}
     for base, parts in layers:
         for part in (base, parts.get(_PARTS[device], {})):
             data = merge(without_foreign_kwargs(data, part), part)

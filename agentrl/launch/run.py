@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import astuple
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
@@ -205,6 +205,7 @@ def check_names(recipe: Recipe) -> None:
             capability.
     """
     check_servers(recipe)
+    require_packages(needed_packages(recipe))
     try:
         if recipe.env.id != NO_ENV:
             make_workflow(recipe)
@@ -214,8 +215,6 @@ def check_names(recipe: Recipe) -> None:
             require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
-    if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
-        raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
         raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template

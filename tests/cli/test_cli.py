@@ -9,8 +9,8 @@ import pytest
 from agentrl import __version__
 from agentrl.cli import bench as bench_command
 from agentrl.cli import evaluate as eval_command
-from agentrl.cli.evaluate import recipe_of
 from agentrl.cli.main import main
+from agentrl.config.env_recipe import recipe_of
 from agentrl.config.load import load_recipe, validate
 from agentrl.config.yaml12 import read_yaml
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import types
 from collections import namedtuple
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -127,15 +128,19 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
 @pytest.mark.parametrize(
     ("setting", "missing", "message"),
     [
-        ("trainer.lora_rank=4", "find_spec", r"trainer\.lora_rank needs PEFT: pip install 'agentrl\[lora\]'"),
-        ("trainer.compile=true", "_has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
+        (
+            "trainer.lora_rank=4",
+            "agentrl.launch.needed_packages.find_spec",
+            r"trainer\.lora_rank needs peft, not installed: pip install -e '\.\[lora\]'",
+        ),
+        ("trainer.compile=true", "agentrl.launch.run._has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
     ],
 )
 def test_what_a_choice_needs_and_is_not_there_is_told_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, missing: str, message: str
 ) -> None:
-    monkeypatch.setattr(run_module, missing, lambda *_: None)
-    with pytest.raises(RunError, match=message):
+    monkeypatch.setattr(missing, lambda *names: None if names in ((), ("peft",)) else find_spec(*names))
+    with pytest.raises(UserError, match=message):
         check_components(recipe(tmp_path, setting))
 
 
