@@ -20,7 +20,7 @@ from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.judged import Judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.evaluate.setup import prompt_of, setup_of
-from agentrl.inference.client import Client
+from agentrl.inference.client import EvaluationClient
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
@@ -45,7 +45,7 @@ class Evaluator:
         prompt: Text of the first prompt; ``None`` for the messages of the first task's episode.
     """
 
-    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:
+    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: EvaluationClient, journal: Journal) -> None:
         loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
         self.source = loaded.source
         self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.config.recipe import ComponentConfig, Recipe
 from agentrl.core.episode import Episode, Message, Task
+from agentrl.inference.kinds.kind import server_kind
 
 
 def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "tool_parser": inference.tool_parser,
     }
     return {
-        "model": (inference.model or recipe.model.name) if inference.engine == "openai" else recipe.model.name,
+        "model": inference.model or recipe.model.name,
         "env": _component(recipe.env),
         "agent": _component(recipe.agent),
         "workflow": _component(recipe.workflow),
@@ -42,7 +43,7 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "temperature": sampling.eval_temperature,
         "max_new_tokens": sampling.max_new_tokens,
         "seed": recipe.seed,
-        **({} if inference.engine == "openai" else own),
+        **(own if server_kind(inference.engine).capabilities.token_logprobs else {}),  # else it is the API's
     }
 
 

@@ -180,6 +180,19 @@ class EpisodeLLM:
 class Client(Protocol):
     """Model access of the episodes; gives each episode a handle."""
 
+    def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
+        """Returns a handle for an episode, and the function that releases it.
+
+        Args:
+            evaluation: Whether to use the sampling parameters of evaluation instead of training.
+            seed: Seed of the episode's sampling.
+        """
+        ...
+
+
+class EvaluationClient(Client, Protocol):
+    """A client that can tell how its requests fare."""
+
     @property
     def problem(self) -> str:
         """Why no episode can succeed any more, which ends an evaluation; empty while they can."""
@@ -190,13 +203,8 @@ class Client(Protocol):
         """What a person should know of the requests so far."""
         ...
 
-    def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """Returns a handle for an episode, and the function that releases it.
-
-        Args:
-            evaluation: Whether to use the sampling parameters of evaluation instead of training.
-            seed: Seed of the episode's sampling.
-        """
+    async def close(self) -> None:
+        """Closes its connections, in the event loop in which they were made."""
         ...
 
 
@@ -224,6 +232,10 @@ class ChatClient:
     def template(self) -> ChatTemplate:
         """The model's chat template."""
         return self._template
+
+    async def close(self) -> None:
+        """Closes the router's connections."""
+        await self.router.close()
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""

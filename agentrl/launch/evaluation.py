@@ -24,7 +24,7 @@ from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.evaluate.setup import shown_component
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
-from agentrl.inference.client import ChatClient
+from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
@@ -75,18 +75,19 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         with BoundedRunner(Limits.of(recipe.rollout).teardown) as loop:  # one loop: environments may keep connections
             if in_text or model is None:
                 urls = _urls(recipe, model, run_dir, supervisor)
-                evaluator = Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, urls[0]), journal)
-                summary = loop.run(_run(evaluator, recipe, run_dir, console, resume=resume))
+                client = make_text_client(recipe, urls[0])
+                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
+                summary = loop.run(_in_text(client, evaluator, recipe, run_dir, console, resume=resume))
             else:
                 prompt = loop.run(check_prompt(recipe, model.path))
                 if prompt.problem:
                     text = f"prompt  the first one could not be tried: {prompt.problem}"
                     console.print(text, style="yellow", markup=False)
                 urls = _urls(recipe, model, run_dir, supervisor)
-                client = make_client(recipe, model.path, urls)
-                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
+                served = make_client(recipe, model.path, urls)
+                evaluator = Evaluator(recipe, make_workflow(recipe), served, journal)
                 evaluator.prompt = prompt.text or None
-                summary = loop.run(_with_servers(client, evaluator, recipe, run_dir, console, resume=resume))
+                summary = loop.run(_with_servers(served, evaluator, recipe, run_dir, console, resume=resume))
     except RolloutError as error:
         console.print(f"the evaluation ended: {error}", style="red", markup=False, highlight=False)
         return 1
@@ -131,6 +132,15 @@ def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor
     processes = run_dir / "processes"
     processes.mkdir(exist_ok=True)
     return start_servers(recipe, model.path, processes, supervisor)
+
+
+async def _in_text(
+    client: EvaluationClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
+) -> EvalSummary:
+    try:
+        return await _run(evaluator, recipe, run_dir, console, resume=resume)
+    finally:
+        await client.close()
 
 
 async def _with_servers(

@@ -1,10 +1,10 @@
 """Bounds a coroutine of user code: it ends in time, is cut, or is abandoned.
 
-Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``close_timeout`` +
-``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The coroutine has
-``timeout`` to end, and what it waited for others beside it; then it is cancelled and has ``close_timeout`` for its
-teardown; then it is cancelled once more, which cuts a teardown that hangs; a task that runs on nevertheless is
-abandoned (:mod:`agentrl.rollout.abandoned`).
+Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``waited()`` +
+``close_timeout`` + ``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The
+coroutine has ``timeout`` to end, and what it waited for others beside it; then it is cancelled and has
+``close_timeout`` for its teardown; then it is cancelled once more, which cuts a teardown that hangs; a task that runs
+on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
 """
 
 import asyncio

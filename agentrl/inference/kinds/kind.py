@@ -14,7 +14,7 @@ from agentrl.core.registry import load, registered
 from agentrl.inference.backend import Backend, PauseMode, Transport
 
 if TYPE_CHECKING:
-    from agentrl.inference.client import Client
+    from agentrl.inference.client import EvaluationClient
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ServerKind:
         """Connection to the server at ``url``; ``timeout`` is the most seconds of one request, pauses included."""
         raise NotImplementedError(f"{type(self).__name__}.backend: this kind of server returns no token ids")
 
-    def text_client(self, api: TextApi) -> "Client":
+    def text_client(self, api: TextApi) -> "EvaluationClient":
         """Client for sessions in text, for evaluation."""
         raise NotImplementedError(f"{type(self).__name__}.text_client: this kind of server is used with token ids")
 

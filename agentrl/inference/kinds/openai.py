@@ -149,9 +149,14 @@ class OpenAIClient:
     def __init__(self, api: TextApi) -> None:
         key = os.environ.get(api.api_key_env) or "none"
         client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
+        self._client = client
         self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds)
         self._model = api.model
         self._defaults = api.defaults
+
+    async def close(self) -> None:
+        """Closes its connections, in the event loop in which they were made."""
+        await self._client.close()
 
     @property
     def problem(self) -> str:
