@@ -12,9 +12,8 @@ from typing import Any
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
 from agentrl.evaluate.setup import differences
-from agentrl.host.process import write_json
 
-SETUP = "setup.json"
+SETUP = "setup.json"  # of the folder's evaluation, written before its first episode
 EPISODES = "eval-episodes.jsonl"
 Judged = dict[tuple[str, int], Episode]  # by group and index
 
@@ -31,11 +30,6 @@ def check_evaluated(run_dir: Path) -> None:
     """
     if not (run_dir / SETUP).is_file():
         raise ResumeError(f"nothing to resume: {run_dir} holds no evaluation ({SETUP}); leave out --resume")
-
-
-def begin(run_dir: Path, setup: dict[str, Any]) -> None:
-    """Writes the set-up that a later evaluation in this folder must have."""
-    write_json(run_dir / SETUP, setup)
 
 
 def read_judged(run_dir: Path, setup: dict[str, Any]) -> Judged:

@@ -19,7 +19,7 @@ from agentrl.core.episode import Message
 from agentrl.data.models import ResolvedModel
 from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.evaluator import Evaluator
-from agentrl.evaluate.judged import EPISODES, begin, read_judged
+from agentrl.evaluate.judged import EPISODES, SETUP, read_judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.evaluate.setup import shown_component
 from agentrl.host.process import write_json
@@ -168,7 +168,7 @@ async def _run(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Con
     if resume:
         evaluator.judged = read_judged(run_dir, setup)
         console.print(f"resume  {len(evaluator.judged)} of {evaluator.total} episodes are judged", highlight=False)
-    begin(run_dir, setup)
+    write_json(run_dir / SETUP, setup)
     columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=evaluator.total)

@@ -126,7 +126,7 @@ async def test_failures_of_the_server_and_lost_connections_are_repeated(tmp_path
 async def test_what_all_requests_would_meet_ends_the_command_at_once(
     status: int, error: dict[str, str], tmp_path: Path
 ) -> None:
-    api = Api(lambda number, body: refusal(status, **error))
+    api = Api(lambda number, body: refusal(status, None, **error))
     code, text, result = await evaluated(api, tmp_path, "eval.tasks=200", "rollout.max_concurrent=4")
     assert code == 1 and not result and len(api.requests) <= 8
     assert "the evaluation ended: http://127.0.0.1" in text and error["message"] in text
