@@ -16,6 +16,7 @@ from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from agentrl.core.agent import ContextOverflow
+from agentrl.core.valid_text import printable
 from agentrl.inference.api_errors import (
     BUSY,
     is_fatal,
@@ -159,7 +160,7 @@ class ApiCalls:
         if is_overflow(error):
             return _with_status(ContextOverflow(text), error)
         if is_fatal(error) or (isinstance(error, APIConnectionError) and not self._answered):
-            self.problem = self.problem or text
+            self.problem = self.problem or printable(" ".join(text.split()))[:600]
         elif is_transient(error):
             text += (
                 f" (given up: {waits.repeating:.0f} s waited, the next wait would pass inference.retry_seconds="
