@@ -127,7 +127,10 @@ class ApiCalls:
         except APIError as error:
             self._answered |= status_of(error) > 0
             if status_of(error) in BUSY and is_transient(error):
-                self._gate.state.refused(epoch, self._gate.clock(), pause_of(error))
+                pause = pause_of(error)
+                if pause is not None and pause > self._patience:
+                    pause = None  # nobody waits that long; others may be let in
+                self._gate.state.refused(epoch, self._gate.clock(), pause)
             raise
         finally:
             self._gate.leave()
