@@ -38,6 +38,12 @@ def evaluate(
         int | None, typer.Option("--k", min=1, help="Episodes per task; over 1, also pass@1 to pass@K.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder for the episodes.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Most episodes, and requests, at a time. Default: 128.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the evaluation in --output: what is judged is not asked again.")
+    ] = False,
 ) -> None:
     """Evaluate a model on an environment.
 
@@ -51,17 +57,26 @@ def evaluate(
 
     if base_url is not None and model is None:
         raise ConfigError("--base-url needs --model NAME: the name under which that server knows the model")
+    if resume and output is None:
+        raise ConfigError("--resume needs --output FOLDER: the folder of the evaluation to go on with")
     recipe_name = recipe_of(name)
     short = re.sub(r"\W+", "-", re.sub(r"\.(py|ya?ml)\b", "", name).rpartition("/")[2])
     folder = output or Path("runs") / f"eval-{short}-{time.strftime('%Y%m%d-%H%M%S')}"
-    settings = eval_settings(base_url, model, n, k, folder)
+    settings = eval_settings(base_url, model, n, k, folder, concurrency)
     if recipe_name is None:
         settings = [*settings_without_recipe(name, model), *settings]
     recipe = load_recipe(recipe_name, [*settings, *(overrides or ())])
-    raise typer.Exit(run_loaded(recipe, resume=False, console=Console(highlight=False)))
+    raise typer.Exit(run_loaded(recipe, resume=resume, console=Console(highlight=False)))
 
 
-def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int | None, folder: Path) -> list[str]:
+def eval_settings(
+    base_url: str | None,
+    model: str | None,
+    n: int | None,
+    k: int | None,
+    folder: Path,
+    concurrency: int | None = None,
+) -> list[str]:
     """Convert the options to recipe settings."""
     from agentrl.config.yaml12 import write_yaml
 
@@ -71,6 +86,8 @@ def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int
         settings.append(f"inference.model={model}")
     elif model is not None:
         settings.append(f"model.name={model}")
+    if concurrency is not None:
+        settings.append(f"rollout.max_concurrent={concurrency}")
     if n is not None:
         settings.append(f"eval.tasks={n}")
     if k is not None:

@@ -2,7 +2,8 @@
 
 Guarantees: the order is fixed (recipe file, its ``on_cpu`` or ``on_gpu`` part, ``--config`` file, overrides; later
 values win); all problems are reported at once, in one :class:`~agentrl.config.errors.ConfigError`; ``launch.device`` of
-the result is ``cpu`` or ``cuda``, never ``auto``. Keys of the unused device part are checked too.
+the result is ``cpu`` or ``cuda``, never ``auto``. Keys of the unused device part are checked too. An evaluation
+(``trainer.type=null``) measures the same on every device, see :mod:`agentrl.config.device_parts`.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.config.device import Device, detect_device
+from agentrl.config.device_parts import PARTS, parts_of
 from agentrl.config.errors import ConfigError
 from agentrl.config.keys import dotted_keys, unknown_keys
 from agentrl.config.overrides import describe, merge, parse_override, read_file, set_key
@@ -30,7 +32,6 @@ _NAMES = (
     "train_dataset.name",
     "valid_dataset.name",
 )  # have kwargs
-_PARTS: dict[Device, str] = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
 
 def recipe_folders() -> list[Path]:
@@ -103,9 +104,10 @@ def load_recipe(
         except ConfigError as error:
             wrong.append(str(error))
     device = device or _wanted_device(layers, settings) or detect_device()
+    evaluates = _wanted(layers, settings, "trainer", "type", "grpo") is None
     data: dict[str, Any] = {"name": files[0].stem} if files else {}
     for base, parts in layers:
-        for part in (base, parts.get(_PARTS[device], {})):
+        for part in (base, *parts_of(parts, device, evaluates=evaluates)):
             data = merge(without_foreign_kwargs(data, part), part)
     chosen: dict[str, Any] = {}
     for key, value in settings:
@@ -169,7 +171,7 @@ def _read_layer(path: Path, wrong: list[str]) -> tuple[dict[str, Any], dict[str,
     """Reads a file's keys and its device parts; appends a message for each unknown key to ``wrong``."""
     base = read_file(path)
     parts: dict[str, dict[str, Any]] = {}
-    for name in _PARTS.values():
+    for name in PARTS:
         part = base.pop(name, None) or {}
         if not isinstance(part, dict):
             wrong.append(f"{path}: {name} was {describe(part)}, but must be a mapping of recipe keys")
@@ -184,14 +186,26 @@ def _wanted_device(
     layers: Sequence[tuple[Mapping[str, Any], Any]], settings: Sequence[tuple[str, Any]]
 ) -> Device | None:
     """Returns ``launch.device`` as the last layer or override sets it; ``None`` if none sets it."""
-    wanted: Any = "auto"
-    for base, _ in layers:
-        launch = base.get("launch")
-        if isinstance(launch, Mapping):
-            wanted = launch.get("device", wanted)
-    for key, value in settings:
-        if key == "launch.device":
-            wanted = value
-        elif key == "launch" and isinstance(value, Mapping):
-            wanted = value.get("device", wanted)
+    wanted = _wanted(layers, settings, "launch", "device", "auto")
     return wanted if wanted in ("cpu", "cuda") else None  # validation refuses other values
+
+
+def _wanted(
+    layers: Sequence[tuple[Mapping[str, Any], Any]],
+    settings: Sequence[tuple[str, Any]],
+    section: str,
+    key: str,
+    default: Any,
+) -> Any:
+    """Returns the value of ``section.key`` that the last layer or override sets, outside of device parts."""
+    wanted = default
+    for base, _ in layers:
+        own = base.get(section)
+        if isinstance(own, Mapping):
+            wanted = own.get(key, wanted)
+    for name, value in settings:
+        if name == f"{section}.{key}":
+            wanted = value
+        elif name == section and isinstance(value, Mapping):
+            wanted = value.get(key, wanted)
+    return wanted

@@ -132,6 +132,11 @@ class InferenceConfig(Section):
     patience: Seconds = Field(default=60.0, description="Longest wait in seconds if no server is reachable.")
     start_timeout: Seconds = 180.0
     request_timeout: Seconds = 600.0
+    retry_seconds: Seconds = Field(
+        default=1800.0,
+        description="Most seconds that an episode waits for an external API that refuses (429), fails or is lost, "
+        "before it counts as failed. They are added to rollout.episode_timeout.",
+    )
 
 
 class EvalConfig(Section):

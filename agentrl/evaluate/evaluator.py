@@ -1,8 +1,9 @@
 """Runs episodes on the validation tasks, within a training run or alone.
 
 Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid,
-separately from wrong answers; each episode is written to the journal as it ends. As many abandoned episodes that still
-run as ``rollout.max_concurrent`` end the evaluation.
+separately from wrong answers; each episode is written to the journal as it ends, and those of ``judged`` are not run
+again. As many abandoned episodes that still run as ``rollout.max_concurrent`` end the evaluation, and so does a client
+with which none can succeed any more.
 """
 
 import asyncio
@@ -15,8 +16,11 @@ from agentrl.core.episode import Episode, Task
 from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import load_tasks
+from agentrl.evaluate.answers import answer_counts
+from agentrl.evaluate.judged import Judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
-from agentrl.inference.client import Client
+from agentrl.evaluate.setup import prompt_of, setup_of
+from agentrl.inference.client import EvaluationClient
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
@@ -33,9 +37,15 @@ class Evaluator:
         workflow: Workflow shared by all episodes.
         client: Client that opens a session for each episode.
         journal: Journal that episodes are written to.
+
+    Attributes:
+        setup: What is measured, see :func:`~agentrl.evaluate.setup.setup_of`.
+        judged: Episodes of an earlier evaluation with the same set-up, which are taken as they are.
+        ended: Episodes so far.
+        prompt: Text of the first prompt; ``None`` for the messages of the first task's episode.
     """
 
-    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: Client, journal: Journal) -> None:
+    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: EvaluationClient, journal: Journal) -> None:
         loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
         self.source = loaded.source
         self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
@@ -46,6 +56,10 @@ class Evaluator:
         self.on_episode: Callable[[Episode], None] = lambda episode: None
         self.failures: Counter[str] = Counter()
         self._left = Abandoned()
+        self.setup: dict[str, Any] = setup_of(recipe, self.tasks, self.source)
+        self.judged: Judged = {}
+        self.ended: list[Episode] = []
+        self.prompt: str | None = None
 
     @property
     def total(self) -> int:
@@ -53,26 +67,33 @@ class Evaluator:
         return len(self.tasks) * self._recipe.eval.samples
 
     @property
-    def setup(self) -> dict[str, float]:
-        """Numbers that an evaluation's result depends on: its sampling, and how many episodes it is of."""
-        sampling = self._recipe.sampling
-        return {
-            "temperature": sampling.eval_temperature,
-            "max_new_tokens": sampling.max_new_tokens,
-            "tasks": len(self.tasks),
-            "samples": self._recipe.eval.samples,
-        }
+    def notes(self) -> list[str]:
+        """What a person should know of the requests."""
+        return self._client.notes
 
     def as_json(self, summary: EvalSummary) -> dict[str, Any]:
-        """Returns an evaluation as JSON: its metrics, ``setup``, and ``per_task`` for a later comparison."""
-        return {**summary.as_metrics(), "setup": self.setup, "per_task": summary.per_task}
+        """Returns an evaluation as JSON.
+
+        It holds its metrics, ``setup`` with the first prompt, ``answers`` (:mod:`agentrl.evaluate.answers`), ``notes``
+        of the client, and ``per_task`` for a later comparison.
+        """
+        first = [one for one in self.ended if one.task_id == self.tasks[0].id and one.index == 0]
+        prompt = self.prompt or (prompt_of(first[-1]) if first else [])
+        return {
+            **summary.as_metrics(),
+            "setup": {**self.setup, "prompt": prompt},
+            "answers": answer_counts(self.ended),
+            "notes": self.notes,
+            "per_task": summary.per_task,
+        }
 
     async def run(self, version: int) -> EvalSummary:
         """Attempt every task and summarize the episodes; ``version`` labels them.
 
         Raises:
-            RolloutError: Too many abandoned episodes still run.
+            RolloutError: Too many abandoned episodes still run, or no further episode can succeed.
         """
+        self.ended = []
         places = asyncio.Semaphore(self._recipe.rollout.max_concurrent)
         attempts = [
             asyncio.create_task(self._attempt(places, version, number, task, index))
@@ -88,6 +109,10 @@ class Evaluator:
 
     async def _attempt(self, places: asyncio.Semaphore, version: int, number: int, task: Task, index: int) -> Episode:
         rollout = self._recipe.rollout
+        known = self.judged.get((f"eval{version}-{number}", index))
+        if known is not None:
+            self._ends(known)
+            return known
         async with places:
             episode = await run_episode(
                 self._workflow,
@@ -104,8 +129,12 @@ class Evaluator:
         episode = self._journal.episode(episode, evaluation_step=version)
         if episode.failed:
             self.failures[printable(f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}")] += 1
-        self.on_episode(episode)
-        reason = too_many(len(self._left), rollout)
-        if reason is not None:
+        self._ends(episode)
+        reason = self._client.problem or too_many(len(self._left), rollout)
+        if reason:
             raise RolloutError(reason)
         return episode
+
+    def _ends(self, episode: Episode) -> None:
+        self.ended.append(episode)
+        self.on_episode(episode)

@@ -16,6 +16,7 @@ from agentrl.core.episode import Message, Trajectory
 from agentrl.core.valid_text import valid_text
 from agentrl.inference.acted_on import node_of
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
+from agentrl.inference.concurrency import Waits
 from agentrl.inference.drift import Drift
 from agentrl.inference.router import Lease, Router
 from agentrl.inference.session import ChatSession, SessionSettings
@@ -46,10 +47,11 @@ class Session(Protocol):
 
 
 class EpisodeDoor:
-    """Whether an episode takes calls; it is shut when the episode is over."""
+    """Whether an episode takes calls, and how long it waited; it is shut when the episode is over."""
 
     def __init__(self) -> None:
         self.open = True
+        self.waits = Waits()
 
     async def check(self) -> None:
         """Does nothing while the episode goes on.
@@ -133,6 +135,11 @@ class EpisodeLLM:
             self._credited[name] = finite(self._credited.get(name, 0.0) + reward, place)
 
     @property
+    def waited(self) -> float:
+        """Seconds that the episode waited for a server that refused it or was busy."""
+        return self._door.waits.seconds
+
+    @property
     def sampled(self) -> bool:
         """Whether the policy has sampled a message in this episode."""
         return any(session.last_sampled is not None for session in self.sessions.values())
@@ -203,6 +210,24 @@ class Client(Protocol):
         ...
 
 
+class EvaluationClient(Client, Protocol):
+    """A client that can tell how its requests fare."""
+
+    @property
+    def problem(self) -> str:
+        """Why no episode can succeed any more, which ends an evaluation; empty while they can."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the requests so far."""
+        ...
+
+    async def close(self) -> None:
+        """Closes its connections, in the event loop in which they were made."""
+        ...
+
+
 class ChatClient:
     """Gives episodes token-exact sessions on servers of one policy.
 
@@ -212,6 +237,9 @@ class ChatClient:
         training: Settings of training sessions.
         evaluation: Settings of evaluation sessions.
     """
+
+    problem = ""  # servers may come back
+    notes: list[str] = []  # noqa: RUF012 - never changed
 
     def __init__(
         self, router: Router, template: ChatTemplate, training: SessionSettings, evaluation: SessionSettings
@@ -224,6 +252,10 @@ class ChatClient:
     def template(self) -> ChatTemplate:
         """The model's chat template."""
         return self._template
+
+    async def close(self) -> None:
+        """Closes the router's connections."""
+        await self.router.close()
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""

@@ -1,8 +1,9 @@
 """Runs an evaluation without training (``trainer.type=null``), on a server that the run starts or on any other.
 
 Guarantees: no trainer is started and, with an external API, no model is loaded and torch is not imported; the API key
-is read from the environment and written nowhere; if no episode could be judged, or too many were abandoned, the exit
-code is 1 instead of 0. Tasks of abandoned episodes do not keep the process from ending.
+is read from the environment and written nowhere; if an episode could not be judged, or the evaluation ended before its
+end, the exit code is 1 instead of 0. However it ends, the score so far is shown, and ``--resume`` goes on. Tasks of
+abandoned episodes do not keep the process from ending.
 """
 
 import asyncio
@@ -14,15 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Message
 from agentrl.data.models import ResolvedModel
+from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.evaluator import Evaluator
-from agentrl.evaluate.metrics import EvalSummary
+from agentrl.evaluate.judged import EPISODES, SETUP, read_judged
+from agentrl.evaluate.metrics import EvalSummary, summarize
+from agentrl.evaluate.setup import shown_component
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
+from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
-from agentrl.launch.first_prompt import check_prompt
+from agentrl.launch.first_prompt import SHOWN, check_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
@@ -34,17 +40,25 @@ from agentrl.rollout.deadline import Limits
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 
-EPISODES = "eval-episodes.jsonl"
+LOST = (
+    "{} of {} episodes were lost: they count in no mean. To try them again: the same command with --output {} --resume"
+)
 ABANDONED = (
     "{} abandoned: their teardown took longer than rollout.close_timeout; their `error` in the episodes names the line"
 )
 
 
-def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
+def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool = False) -> int:
     """Run episodes of the validation tasks and print the result.
 
+    Args:
+        recipe: Recipe of the evaluation.
+        run_dir: Folder for its files.
+        console: Console to print to.
+        resume: Whether to take the episodes that the folder holds, if they are of the same set-up.
+
     Returns:
-        Exit code: 0, or 1 when no episode could be judged or too many were abandoned.
+        Exit code: 0, or 1 when an episode could not be judged, too many were abandoned, or no further can succeed.
     """
     in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
     model = None
@@ -61,27 +75,53 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> int:
         with BoundedRunner(Limits.of(recipe.rollout).teardown) as loop:  # one loop: environments may keep connections
             if in_text or model is None:
                 urls = _urls(recipe, model, run_dir, supervisor)
-                evaluator, summary = loop.run(_in_text(recipe, urls[0], journal, console))
+                client = make_text_client(recipe, urls[0])
+                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
+                summary = loop.run(_in_text(client, evaluator, recipe, run_dir, console, resume=resume))
             else:
-                problem = loop.run(check_prompt(recipe, model.path)).problem
-                if problem:
-                    console.print(f"prompt  the first one could not be tried: {problem}", style="yellow", markup=False)
+                prompt = loop.run(check_prompt(recipe, model.path))
+                if prompt.problem:
+                    text = f"prompt  the first one could not be tried: {prompt.problem}"
+                    console.print(text, style="yellow", markup=False)
                 urls = _urls(recipe, model, run_dir, supervisor)
-                evaluator, summary = loop.run(_with_servers(recipe, model.path, urls, journal, console))
+                served = make_client(recipe, model.path, urls)
+                evaluator = Evaluator(recipe, make_workflow(recipe), served, journal)
+                evaluator.prompt = prompt.text or None
+                summary = loop.run(_with_servers(served, evaluator, recipe, run_dir, console, resume=resume))
     except RolloutError as error:
         console.print(f"the evaluation ended: {error}", style="red", markup=False, highlight=False)
         return 1
     finally:
         supervisor.stop()
         journal.close()
-    write_json(run_dir / "result.json", evaluator.as_json(summary))
-    console.print(evaluation_table(summary.as_metrics(), title=f"{recipe.name}: {summary.tasks} tasks"))
-    for text, count in evaluator.failures.most_common(3):
-        console.print(f"{count} invalid: {last_lines(text)}", style="red", markup=False)
+    result = evaluator.as_json(summary)
+    write_json(run_dir / "result.json", result)
+    _print_prompt(result["setup"]["prompt"], console)
+    _print_score(recipe, evaluator, summary, console)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
+    if summary.failed and recipe.logging.episodes:
+        lost = LOST.format(summary.failed, evaluator.total, run_dir)
+        console.print(lost, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
-    return 0 if summary.n else 1
+    return 0 if summary.n and not summary.failed else 1
+
+
+def _print_score(recipe: Recipe, evaluator: Evaluator, summary: EvalSummary, console: Console) -> None:
+    """Prints the table, what the client notes, and the most frequent failures."""
+    title = f"{recipe.name}: {summary.tasks} tasks"
+    console.print(evaluation_table(summary.as_metrics(), title, answer_counts(evaluator.ended)))
+    for note in evaluator.notes:
+        console.print(f"note    {note}", style="yellow", markup=False, highlight=False)
+    for text, count in evaluator.failures.most_common(3):
+        console.print(f"{count} invalid: {last_lines(text)}", style="red", markup=False)
+
+
+def _print_prompt(prompt: str | list[Message], console: Console) -> None:
+    text = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {one.get('content')}" for one in prompt)
+    shown = text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} ... {text[-SHOWN:]}"
+    if text:
+        console.print(f"prompt  {shown!r}", markup=False, highlight=False)
 
 
 def last_lines(text: str, most: int = 600) -> str:
@@ -101,19 +141,22 @@ def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor
     return start_servers(recipe, model.path, processes, supervisor)
 
 
-async def _in_text(recipe: Recipe, url: str, journal: Journal, console: Console) -> tuple[Evaluator, EvalSummary]:
-    evaluator = Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal)
-    return await _run(evaluator, recipe, console)
+async def _in_text(
+    client: EvaluationClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
+) -> EvalSummary:
+    try:
+        return await _run(evaluator, recipe, run_dir, console, resume=resume)
+    finally:
+        await client.close()
 
 
 async def _with_servers(
-    recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console
-) -> tuple[Evaluator, EvalSummary]:
-    client = make_client(recipe, model, urls)
+    client: ChatClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
+) -> EvalSummary:
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:
-        return await _run(Evaluator(recipe, make_workflow(recipe), client, journal), recipe, console)
+        return await _run(evaluator, recipe, run_dir, console, resume=resume)
     finally:
         await client.router.close()
 
@@ -123,19 +166,40 @@ async def _take_back(router: Router, backend: Backend) -> None:
     router.admit(backend)
 
 
-async def _run(evaluator: Evaluator, recipe: Recipe, console: Console) -> tuple[Evaluator, EvalSummary]:
+async def _run(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> EvalSummary:
+    setup = evaluator.setup
     console.print(f"data    {evaluator.source}", highlight=False)
-    console.print(f"sample  {setup_line(evaluator.setup)}", highlight=False)
+    who = f"{shown_component(setup['env'])}, agent {shown_component(setup['agent'])}"
+    console.print(f"env     {who}", highlight=False, markup=False)
+    console.print(f"sample  {setup_line(setup)}", highlight=False)
+    if resume:
+        evaluator.judged = read_judged(run_dir, setup)
+        console.print(f"resume  {len(evaluator.judged)} of {evaluator.total} episodes are judged", highlight=False)
+    write_json(run_dir / SETUP, setup)
     columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=evaluator.total)
         evaluator.on_episode = lambda _: bar.advance(row)
         watch = LoopWatch.of(recipe.rollout, end=partial(_leave, console)).start(asyncio.get_running_loop())
         try:
-            summary = await evaluator.run(0)
+            return await evaluator.run(0)
+        except (asyncio.CancelledError, RolloutError):
+            bar.stop()
+            _print_so_far(evaluator, recipe, run_dir, console)
+            raise
         finally:
             watch.stop()
-    return evaluator, summary
+
+
+def _print_so_far(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console) -> None:
+    """Prints the score of the episodes that ended, and how to go on with the others."""
+    summary = summarize(evaluator.ended)
+    if summary.n:
+        console.print(f"\nso far, {len(evaluator.ended)} of {evaluator.total} episodes:", highlight=False)
+        _print_score(recipe, evaluator, summary, console)
+    if summary.n and recipe.logging.episodes:
+        again = f"go on with the same command and: --output {run_dir} --resume"
+        console.print(again, highlight=False, markup=False, soft_wrap=True)
 
 
 def _leave(console: Console, code: int) -> None:

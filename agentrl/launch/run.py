@@ -25,6 +25,7 @@ from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
+from agentrl.evaluate.judged import check_evaluated
 from agentrl.evaluate.paired import changes
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
@@ -82,7 +83,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         signal.signal(signum, signal.default_int_handler)
     try:
         if recipe.trainer.type is None:
-            return evaluate_recipe(recipe, run_dir, console)
+            return evaluate_recipe(recipe, run_dir, console, resume=resume)
         return train_recipe(recipe, run_dir, console, resume=resume)
     except KeyboardInterrupt:
         console.print("\nstopped")
@@ -163,11 +164,15 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
 
 
 def check_resumable(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse to resume a run that has no checkpoint or is finished.
+    """Refuse to resume a run that has no checkpoint or is finished, or an evaluation that was not begun.
 
     Raises:
-        RunError: There is no checkpoint, or the run has made all its steps or epochs, or used up its time.
+        UserError: There is no checkpoint, or the run has made all its steps or epochs, or used up its time; or there
+            is no evaluation.
     """
+    if recipe.trainer.type is None:
+        check_evaluated(run_dir)
+        return
     checkpoint = latest_checkpoint(run_dir / "checkpoints")
     if checkpoint is None:
         raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")

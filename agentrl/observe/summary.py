@@ -85,12 +85,13 @@ def _is_shown(name: str, names: Sequence[str]) -> bool:
     return most <= ALL_PASSES or k == most or k & (k - 1) == 0
 
 
-def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
+def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[str, int] | None = None) -> Table:
     """Builds a table of one evaluation: each metric with its interval, and the number of invalid episodes.
 
     Args:
         metrics: ``eval/<metric>``, ``eval/<metric>_low``, ``eval/<metric>_high``, ``eval/n``, ``eval/invalid``.
         title: Title of the table.
+        answers: Number of answers, ``all``, and of those that say nothing, by kind.
     """
     table = Table(title=title)
     table.add_column("")
@@ -102,6 +103,9 @@ def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
     table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
     if metrics.get("eval/abandoned"):
         table.add_row("abandoned", f"{metrics['eval/abandoned']:.0f}")
+    for kind, count in (answers or {}).items():
+        if kind != "all":
+            table.add_row(f"answers {kind}", f"{count} of {answers['all'] if answers else 0}")
     return table
 
 

@@ -10,7 +10,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.backend import Backend, SamplingParams
-from agentrl.inference.client import ChatClient, Client
+from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import TextApi, server_kind
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
@@ -98,7 +98,7 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
     return template, settings(training, locked=locked), settings(evaluation, locked=False)
 
 
-def make_text_client(recipe: Recipe, url: str) -> Client:
+def make_text_client(recipe: Recipe, url: str) -> EvaluationClient:
     """Builds a text-only client for evaluation on a server that returns no token ids."""
     inference, sampling = recipe.inference, recipe.sampling
     api = TextApi(
@@ -107,5 +107,7 @@ def make_text_client(recipe: Recipe, url: str) -> Client:
         api_key_env=inference.api_key_env,
         timeout=inference.request_timeout,
         defaults={"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens},
+        max_concurrent=recipe.rollout.max_concurrent,
+        retry_seconds=inference.retry_seconds,
     )
     return server_kind(inference.engine).text_client(api)

@@ -1,13 +1,14 @@
 """Bounds a coroutine of user code: it ends in time, is cut, or is abandoned.
 
-Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``close_timeout`` +
-``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The coroutine has
-``timeout`` to end; then it is cancelled and has ``close_timeout`` for its teardown; then it is cancelled once more,
-which cuts a teardown that hangs; a task that runs on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
+Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``waited()`` +
+``close_timeout`` + ``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The
+coroutine has ``timeout`` to end, and what it waited for others beside it; then it is cancelled and has
+``close_timeout`` for its teardown; then it is cancelled once more, which cuts a teardown that hangs; a task that runs
+on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ from agentrl.core.stack_place import frames_of, place, written
 from agentrl.rollout.abandoned import Abandoned
 
 T = TypeVar("T")
+SHORTEST_LOOK = 0.05  # seconds between two looks at how long a coroutine has waited
 LAST_SECONDS = 1.0  # after the second cancellation; a teardown that has a shorter limit gets no more than that
 
 
@@ -57,17 +59,20 @@ class Ended(Generic[T]):
     abandoned: bool = False
 
 
-async def within(limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned) -> Ended[T]:
+async def within(
+    limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned, waited: Callable[[], float] = lambda: 0.0
+) -> Ended[T]:
     """Run ``work`` as a task of its own, and return how it ended.
 
     Args:
         limits: Time limits.
         work: Coroutine to run.
         left: Takes the task if it has to be abandoned.
+        waited: Function that returns the seconds so far that do not count against ``timeout``.
     """
     job = asyncio.create_task(work)
     try:
-        await asyncio.wait({job}, timeout=limits.timeout)
+        await _end_of(job, limits.timeout, waited)
         if job.done():
             return Ended(job)
         frames = frames_of(job)
@@ -89,6 +94,15 @@ async def within(limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned) 
     finally:
         if not job.done():
             left.add(job)
+
+
+async def _end_of(job: "asyncio.Task[Any]", timeout: float, waited: Callable[[], float]) -> None:
+    """Waits until a task is done, or has had ``timeout`` seconds beside those that it waited."""
+    now = asyncio.get_running_loop().time
+    start = now()
+    await asyncio.wait({job}, timeout=timeout)
+    while not job.done() and (left := start + timeout + waited() - now()) > 0.001:
+        await asyncio.wait({job}, timeout=max(left, SHORTEST_LOOK))
 
 
 async def _torn_down(job: "asyncio.Task[Any]", limits: Limits) -> str:

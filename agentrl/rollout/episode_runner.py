@@ -56,7 +56,7 @@ async def run_episode(
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
     try:
-        end = _end(await within(limits, _attempt(workflow, task, llm, seed), left))
+        end = _end(await within(limits, _attempt(workflow, task, llm, seed), left, lambda: llm.waited))
     finally:
         release()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}

@@ -6,6 +6,8 @@ from agentrl.config.device import detect_device
 from agentrl.config.load import ConfigError, dotted_keys, find_recipe, load_recipe, recipe_names, validate
 from agentrl.config.render import render
 from agentrl.config.yaml12 import read_yaml
+from agentrl.core.episode import Task
+from agentrl.evaluate.setup import setup_of
 
 MINIMAL = """
 model: {name: some/model}
@@ -187,3 +189,43 @@ def test_another_component_does_not_inherit_the_arguments_of_the_one_it_replaces
     from_file = load_recipe("arithmetic_grpo", config_file=str(tmp_path / "mine.yaml"), device="cpu")
     assert from_file.valid_dataset.kwargs == {}
     assert from_file.train_dataset == plain.train_dataset
+
+
+PARTS = """
+on_cpu:
+  model: {name: small, chat_template: chatml_tools}
+  env: {kwargs: {examples: 1}}
+  sampling: {max_new_tokens: 80}
+  inference: {engine: embedded, context_length: 512, max_running: 8}
+  eval: {tasks: 48}
+on_gpu:
+  model: {name: large}
+  sampling: {max_new_tokens: 900}
+  inference: {engine: sglang, context_length: 2048, max_running: 256}
+  rollout: {max_concurrent: 512}
+  eval: {tasks: 512}
+on_eval:
+  eval: {tasks: 200}
+"""
+
+
+def test_an_evaluation_measures_the_same_on_every_device(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("env: {id: gsm8k}\n" + PARTS)
+    cpu, gpu = (load_recipe(str(path), ["trainer.type=null"], device=device) for device in ("cpu", "cuda"))
+    for section in ("model", "env", "sampling", "eval"):
+        assert getattr(cpu, section) == getattr(gpu, section)
+    assert (gpu.model.name, gpu.env.kwargs, gpu.eval.tasks) == ("small", {"examples": 1}, 200)
+    assert cpu.inference.context_length == gpu.inference.context_length == 512
+    assert (gpu.inference.engine, gpu.inference.max_running, gpu.rollout.max_concurrent) == ("sglang", 256, 512)
+    trains = load_recipe(str(path), [], device="cuda")
+    assert (trains.model.name, trains.eval.tasks, trains.env.kwargs) == ("large", 512, {})
+    chosen = load_recipe(str(path), ["trainer.type=null", "model.name=x", "eval.tasks=3"], device="cuda")
+    assert (chosen.model.name, chosen.eval.tasks) == ("x", 3)
+
+
+@pytest.mark.parametrize("name", [one for one in recipe_names() if one.startswith("gsm8k")])
+def test_a_shipped_evaluation_has_the_same_set_up_on_every_device(name: str) -> None:
+    cpu, gpu = (load_recipe(name, ["trainer.type=null"], device=device) for device in ("cpu", "cuda"))
+    task = Task(id="x", data={})
+    assert setup_of(cpu, [task], "x") == setup_of(gpu, [task], "x")

@@ -90,7 +90,7 @@ async def test_eight_episodes_of_which_one_hangs_in_close_and_one_swallows_its_c
     async with evaluation(tmp_path, "3,", "rollout.episode_timeout=2") as process:
         async with asyncio.timeout(300):
             said = (await process.communicate())[0].decode()
-    assert process.returncode == 0, said
+    assert process.returncode == 1, said  # some were lost
     result = json.loads((tmp_path / "ends" / "result.json").read_text())
     assert (result["eval/n"], result["eval/invalid"], result["eval/abandoned"]) == (5, 3, 2), said
     assert "2 abandoned" in said and "Faulty.step (faulty.py:" in said and "never retrieved" not in said

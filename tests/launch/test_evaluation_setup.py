@@ -48,7 +48,15 @@ async def test_an_evaluation_is_sampled_as_set_and_says_so(temperature: str, tmp
     shown = "greedy (temperature 0)" if temperature == "0" else "temperature 0.6"
     assert f"sample  {shown}, up to 9 tokens an answer, 3 tasks, 2 samples a task" in out.getvalue()
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["setup"] == {"temperature": float(temperature), "max_new_tokens": 9, "tasks": 3, "samples": 2}
+    setup = result["setup"]
+    assert setup.pop("tasks_digest") and setup.pop("data") and "Reply with" in setup.pop("prompt")[-1]["content"]
+    assert setup == {
+        "model": "m", "env": {"id": "arithmetic", "kwargs": {"digit_reward": 0.5}},
+        "agent": {"id": "chat", "kwargs": {}},
+        "workflow": {"id": "agent_env", "kwargs": {}}, "reward": {"id": None, "kwargs": {}}, "tasks": 3, "samples": 2,
+        "temperature": float(temperature), "max_new_tokens": 9, "seed": 0,
+    }  # fmt: skip
+    assert "env     arithmetic digit_reward=0.5, agent chat" in out.getvalue()
     assert len(result["per_task"]["accuracy"]) == 3 and result["eval/pass@1_tasks"] == 3
 
 

@@ -403,3 +403,15 @@ def test_the_count_is_of_all_drawn_episodes() -> None:
     recipe = RolloutConfig(group_size=4)
     metrics = step_metrics([judge([one, other, *good], recipe, RewardConfig())])
     assert (metrics["rollout/abandoned"], metrics["rollout/failed"]) == (2.0, 1.0)
+
+
+async def test_what_an_episode_waits_for_others_is_added_to_its_time() -> None:
+    start = asyncio.get_running_loop().time()
+
+    def elapsed() -> float:
+        return asyncio.get_running_loop().time() - start
+
+    waiting = await within(Limits(SHORT, LONG), asyncio.sleep(5 * SHORT), Abandoned(), elapsed)
+    assert not waiting.overdue and waiting.job.done()
+    own = await within(Limits(SHORT, LONG), asyncio.sleep(LONG), Abandoned(), lambda: 2 * SHORT)
+    assert "no end within 0.02 s" in own.overdue

@@ -14,7 +14,7 @@ from agentrl.core.registry import load, registered
 from agentrl.inference.backend import Backend, PauseMode, Transport
 
 if TYPE_CHECKING:
-    from agentrl.inference.client import Client
+    from agentrl.inference.client import EvaluationClient
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class TextApi:
         api_key_env: Environment variable that holds the API key.
         timeout: Most seconds of one request.
         defaults: Request options (``temperature``, ``max_tokens``) where an agent sets none.
+        max_concurrent: Largest number of requests at a time.
+        retry_seconds: Most seconds that an episode waits to repeat requests that failed.
     """
 
     url: str
@@ -96,6 +98,8 @@ class TextApi:
     api_key_env: str
     timeout: float
     defaults: dict[str, Any]
+    max_concurrent: int = 128
+    retry_seconds: float = 1800.0
 
 
 class ServerKind:
@@ -130,7 +134,7 @@ class ServerKind:
         """Connection to the server at ``url``; ``timeout`` is the most seconds of one request, pauses included."""
         raise NotImplementedError(f"{type(self).__name__}.backend: this kind of server returns no token ids")
 
-    def text_client(self, api: TextApi) -> "Client":
+    def text_client(self, api: TextApi) -> "EvaluationClient":
         """Client for sessions in text, for evaluation."""
         raise NotImplementedError(f"{type(self).__name__}.text_client: this kind of server is used with token ids")
 

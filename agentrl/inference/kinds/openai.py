@@ -3,7 +3,8 @@
 Guarantees: the API key is read from the environment and written nowhere; recorded trajectories have no token ids and
 hold every answer, each of ``n`` as a branch of its own; an agent gets answers in the one shape of
 :mod:`agentrl.core.message_shape`, whatever shape the API answered in. Messages are sent as the agent gave them: an API
-may read more than text.
+may read more than text. Requests are repeated as :mod:`agentrl.inference.api_calls` says. An answer that the API calls
+a refusal is recorded with the finish reason ``refusal``.
 """
 
 import json
@@ -11,12 +12,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openai import APIError, APITimeoutError, AsyncOpenAI
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Trajectory
 from agentrl.core.message_shape import MessageError, in_shape
 from agentrl.core.valid_text import valid_data
+from agentrl.inference.api_calls import ApiCalls
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.completions import CompletionStream
@@ -26,18 +28,18 @@ from agentrl.inference.random_streams import stream_seed
 from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.text_record import TextRecord
 
-RETRIES = 3  # of one request, by the openai client
 _SAMPLING = (
     *("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n", "tool_choice"),
     *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
 )  # options of a call that are recorded with its answer
+REFUSED = "refusal"  # finish reason of an answer that the API calls a refusal
 
 
 class OpenAISession(OpenAINames):
     """A conversation with an OpenAI-compatible API: text only, recorded without ids.
 
     Args:
-        client: Client of the ``openai`` package.
+        calls: Sends requests to the API.
         model: Name of the model at the API.
         defaults: Request options used where the agent sets nothing.
         seed: Seed of the episode's sampling; ``None`` sends no seed unless the agent does.
@@ -47,14 +49,14 @@ class OpenAISession(OpenAINames):
 
     def __init__(
         self,
-        client: AsyncOpenAI,
+        calls: ApiCalls,
         model: str,
         defaults: dict[str, Any],
         seed: int | None = None,
         role: str = "assistant",
         door: EpisodeDoor | None = None,
     ) -> None:
-        self._client = client
+        self._api = calls
         self._model = model
         self._defaults = defaults
         self._seed, self._role = seed, role
@@ -75,6 +77,7 @@ class OpenAISession(OpenAINames):
         training: a stream that breaks, or that the agent does not read to its end, would lose what was sampled.
 
         Raises:
+            ContextOverflow: The prompt does not fit the model's context.
             InferenceError: The API failed; the message names the URL.
             openai.APITimeoutError: The answer took longer than the call's ``timeout``.
         """
@@ -83,35 +86,27 @@ class OpenAISession(OpenAINames):
         sent = [valid_data(message) for message in messages]
         await self._door.check()
         parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
-        answer = await self._asked({**asked, "messages": sent, "model": self._model})
+        answer, refused = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
-        for choice in answer.choices:
+        for choice, is_refusal in zip(answer.choices, refused, strict=True):
             message = choice.message.model_dump(exclude_none=True)
-            finish = choice.finish_reason or "stop"  # some servers leave it out
+            finish = REFUSED if is_refusal else choice.finish_reason or "stop"  # some servers leave it out
             self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options))
         if stream is True:
             usage = isinstance(shown, Mapping) and bool(shown.get("include_usage"))
             return CompletionStream(answer, include_usage=usage)
         return answer
 
-    async def _asked(self, arguments: dict[str, Any]) -> Any:
-        """Returns the API's answer, its messages in the one shape."""
-        url = f"{str(self._client.base_url).rstrip('/')}/chat/completions"
-        try:
-            answer = await self._client.chat.completions.create(**arguments)
-        except APITimeoutError as error:
-            if is_given(arguments.get("timeout")):
-                raise  # the agent's own limit: it may handle that
-            raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
-        except APIError as error:
-            raise InferenceError(f"{url}: {type(error).__name__}: {error}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InferenceError(f"{url}: the answer is no JSON: {error}") from error
+    async def _asked(self, arguments: dict[str, Any]) -> tuple[Any, list[bool]]:
+        """Returns the API's answer, its messages in the one shape, and which of them are refusals."""
+        url = self._api.url
+        answer = await self._api.ask(arguments, self._door.waits)
         if not getattr(answer, "choices", None):
             raise InferenceError(f"{url}: the answer holds no choices: {str(answer)[:200]}")
+        refused = [bool(getattr(choice.message, "refusal", None)) for choice in answer.choices]
         for choice in answer.choices:
             choice.message = _one_shape(choice.message, url)
-        return answer
+        return answer, refused
 
     def _seeded(self, options: Mapping[str, Any]) -> dict[str, int]:
         """Gives each call a seed of its own, also where the agent names the same seed each time."""
@@ -157,16 +152,32 @@ class OpenAIClient:
 
     def __init__(self, api: TextApi) -> None:
         key = os.environ.get(api.api_key_env) or "none"
-        self._client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=RETRIES)
+        client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
+        self._client = client
+        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds)
         self._model = api.model
         self._defaults = api.defaults
+
+    async def close(self) -> None:
+        """Closes its connections, in the event loop in which they were made."""
+        await self._client.close()
+
+    @property
+    def problem(self) -> str:
+        """Why no episode can succeed any more; empty while they can."""
+        return self._calls.problem
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the requests."""
+        return self._calls.notes
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle; each call sends a seed that follows from ``seed``, and servers may ignore it."""
         door = EpisodeDoor()
 
         def session(role: str) -> OpenAISession:
-            return OpenAISession(self._client, self._model, self._defaults, seed, role, door)
+            return OpenAISession(self._calls, self._model, self._defaults, seed, role, door)
 
         sampling = {"model": self._model, **self._defaults}
         return EpisodeLLM(session, door, sampling), lambda: setattr(door, "open", False)

@@ -114,6 +114,8 @@ class Says(Agent):
 
 
 class Client:
+    waited = 0.0
+
     def acquire(self, *, evaluation: bool, seed: int) -> Any:
         return self, lambda: None
 

@@ -1,0 +1,46 @@
+"""Counts answers that are no answers: refused, filtered, cut or empty.
+
+Guarantees: each sampled answer counts as one kind, the first that fits in the order of :class:`Kind`; a call of a tool
+is not empty. The counts change no score: what such an answer earned stays.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from agentrl.core.ending import CUT_ANSWERS
+from agentrl.core.episode import Episode, Node
+
+
+class Kind(StrEnum):
+    """A kind of answer that says nothing."""
+
+    REFUSED = "refused"  # the API calls it a refusal
+    FILTERED = "filtered"  # a content filter took the answer, or refused the prompt
+    CUT = "cut"  # it ended at its length limit
+    EMPTY = "empty"  # neither text nor a call of a tool
+
+
+def answer_counts(episodes: Sequence[Episode]) -> dict[str, int]:
+    """Returns the number of sampled answers, ``all``, and how many of them are of each kind."""
+    counts = {"all": 0, **{kind.value: 0 for kind in Kind}}
+    for episode in episodes:
+        for trajectory in episode.trajectories.values():
+            for node in trajectory.nodes:
+                if node.finish_reason is None:
+                    continue
+                counts["all"] += 1
+                kind = _kind(node)
+                if kind is not None:
+                    counts[kind.value] += 1
+    return counts
+
+
+def _kind(node: Node) -> Kind | None:
+    if node.finish_reason == "refusal":
+        return Kind.REFUSED
+    if node.finish_reason == "content_filter":
+        return Kind.FILTERED
+    if node.finish_reason in CUT_ANSWERS:
+        return Kind.CUT
+    text = node.message.get("content")
+    return None if (isinstance(text, str) and text.strip()) or node.message.get("tool_calls") else Kind.EMPTY

@@ -1,0 +1,82 @@
+"""Tells what an evaluation measures: model, environment, tasks and sampling, without the hardware that it runs on.
+
+Guarantees: two evaluations with equal set-ups measure the same thing, on whatever machine; batch sizes, dtypes, numbers
+of requests and addresses are no part of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.config.recipe import ComponentConfig, Recipe
+from agentrl.core.episode import Episode, Message, Task
+from agentrl.inference.kinds.kind import server_kind
+
+
+def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, Any]:
+    """Returns the set-up of an evaluation as JSON data.
+
+    Args:
+        recipe: Resolved recipe.
+        tasks: Its evaluation tasks.
+        source: Where they come from.
+    """
+    sampling, inference = recipe.sampling, recipe.inference
+    own = {
+        "chat_template": recipe.model.chat_template,
+        "chat_template_kwargs": inference.chat_template_kwargs,
+        "context_length": inference.context_length,
+        "history": inference.history,
+        "tool_parser": inference.tool_parser,
+    }
+    return {
+        "model": inference.model or recipe.model.name,
+        "env": _component(recipe.env),
+        "agent": _component(recipe.agent),
+        "workflow": _component(recipe.workflow),
+        "reward": {"id": recipe.reward.id, "kwargs": recipe.reward.kwargs},
+        "data": source,
+        "tasks": len(tasks),
+        "tasks_digest": digest(tasks),
+        "samples": recipe.eval.samples,
+        "temperature": sampling.eval_temperature,
+        "max_new_tokens": sampling.max_new_tokens,
+        "seed": recipe.seed,
+        **(own if server_kind(inference.engine).capabilities.token_logprobs else {}),  # else it is the API's
+    }
+
+
+def digest(tasks: Sequence[Task]) -> str:
+    """Returns 12 hexadecimal digits that differ where tasks or their order do."""
+    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns what two set-ups differ in, as texts ``key: before, now``."""
+    now = json.loads(json.dumps(now))
+    names = [*now, *(name for name in before if name not in now)]
+    return [
+        f"{name}: {before.get(name)!r:.200}, now {now.get(name)!r:.200}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def shown_component(component: Mapping[str, Any]) -> str:
+    """Returns a component in one line: ``gsm8k examples=1``."""
+    return " ".join([str(component["id"]), *(f"{key}={value}" for key, value in component["kwargs"].items())])
+
+
+def prompt_of(episode: Episode) -> list[Message]:
+    """Returns the messages of an episode before its first answer; empty if nothing was sampled."""
+    for trajectory in episode.trajectories.values():
+        for index, node in enumerate(trajectory.nodes):
+            if node.finish_reason is not None:
+                return [trajectory.nodes[one].message for one in trajectory.path(index)[:-1]]
+    return []
+
+
+def _component(component: ComponentConfig) -> dict[str, Any]:
+    return {"id": component.id, "kwargs": component.kwargs}

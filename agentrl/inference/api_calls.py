@@ -1,0 +1,209 @@
+"""Sends requests to an OpenAI-compatible API, patiently.
+
+Guarantees: refusals because of too many requests (429, 503), failures of the server (5xx), lost connections and
+time-outs are repeated, with growing random waits or as long as the API asks, until an episode has waited for
+``patience`` seconds; an error that all other requests would meet (key, permission, model, address, quota) is not, and
+is kept in ``problem``, as is an API that never answered. An option that the model refuses is sent changed from then on.
+"""
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from typing import Any
+
+from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+
+from agentrl.core.agent import ContextOverflow
+from agentrl.core.valid_text import printable
+from agentrl.inference.api_errors import (
+    BUSY,
+    is_fatal,
+    is_filtered,
+    is_overflow,
+    is_transient,
+    mend_of,
+    pause_of,
+    status_of,
+)
+from agentrl.inference.backend import InferenceError
+from agentrl.inference.concurrency import Concurrency, Gate, Waits
+from agentrl.inference.options import is_given
+
+FIRST_WAIT = 0.5  # seconds, most of the first wait; it doubles with each one
+LONGEST_WAIT = 60.0  # seconds, where the API does not say
+UNANSWERED = 4  # attempts at an API that has not answered anything yet: its address may be wrong
+FILTERED = {"choices": [{"index": 0, "finish_reason": "content_filter", "message": {"role": "assistant"}}]}
+log = logging.getLogger(__name__)
+
+
+class ApiCalls:
+    """Requests of all episodes to one API.
+
+    Args:
+        client: Client of the ``openai`` package, which repeats nothing itself.
+        most: Largest number of requests at a time.
+        patience: Most seconds that an episode waits to repeat requests.
+
+    Attributes:
+        problem: Why no request can succeed any more; empty while they can.
+        url: URL that requests are sent to.
+    """
+
+    def __init__(self, client: AsyncOpenAI, most: int, patience: float) -> None:
+        self._client = client
+        self._patience = patience
+        self._gate = Gate(Concurrency(most))
+        self._mends: dict[str, str | None] = {}
+        self._repeated: Counter[str] = Counter()
+        self._answered = False
+        self.problem = ""
+        self.url = f"{str(client.base_url).rstrip('/')}/chat/completions"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of the requests: what was repeated, and which options the model refused."""
+        found = []
+        if self._repeated:
+            of = ", ".join(f"{why}: {count}" for why, count in self._repeated.most_common())
+            lowest, most = self._gate.state.lowest, self._gate.state.most
+            fewer = f"; down to {lowest} of {most} requests at a time" if lowest < most else ""
+            found.append(f"{self._repeated.total()} requests were repeated ({of}){fewer}")
+        for name, other in self._mends.items():
+            instead = f"{other} was sent" if other else "the API's own was used"
+            found.append(f"the model refuses the option {name}: {instead}")
+        return found
+
+    async def ask(self, arguments: dict[str, Any], waits: Waits) -> Any:
+        """Returns the API's answer.
+
+        Args:
+            arguments: Arguments of ``chat.completions.create``.
+            waits: Takes the time that the episode waits.
+
+        Raises:
+            ContextOverflow: The prompt does not fit the model's context.
+            InferenceError: The API failed; the message names the URL.
+            openai.APITimeoutError: The answer took longer than the call's own ``timeout``.
+        """
+        own = is_given(arguments.get("timeout"))  # the agent's limit: it may handle that
+        if self.problem:
+            raise InferenceError(self.problem)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: is_transient(error) and not (own and _timed_out(error))),
+            wait=_wait,
+            stop=lambda state: self._is_over(state, waits),
+            sleep=lambda seconds: _sleep(seconds, waits),
+            before_sleep=self._repeats,
+            reraise=True,
+        )
+        try:
+            return await retrying(self._mended, arguments, waits, self._gate.ticket())
+        except APIError as error:
+            if own and _timed_out(error):
+                raise
+            if is_filtered(error):
+                return self._filtered(arguments)
+            raise self._final(error, waits) from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InferenceError(f"{self.url}: the answer is no JSON: {error}") from error
+
+    async def _mended(self, arguments: dict[str, Any], waits: Waits, ticket: int) -> Any:
+        """Sends a request, again with a changed option as long as the model refuses one."""
+        while True:
+            sent = self._changed(arguments)
+            try:
+                return await self._sent(sent, waits, ticket)
+            except APIError as error:
+                mend = mend_of(error, sent)
+                if mend is None:
+                    raise
+                self._mends.setdefault(*mend)
+
+    async def _sent(self, arguments: dict[str, Any], waits: Waits, ticket: int) -> Any:
+        with waits.waiting():
+            epoch = await self._gate.enter(ticket)
+        try:
+            answer = await self._client.chat.completions.create(**arguments)
+            self._gate.state.answered()
+            self._answered = True
+            return answer
+        except APIError as error:
+            self._answered |= status_of(error) > 0
+            if status_of(error) in BUSY and is_transient(error):
+                pause = pause_of(error)
+                if pause is not None and pause > self._patience:
+                    pause = None  # nobody waits that long; others may be let in
+                self._gate.state.refused(epoch, self._gate.clock(), pause)
+            raise
+        finally:
+            self._gate.leave()
+
+    def _changed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments without what the model refuses."""
+        sent = {name: value for name, value in arguments.items() if name not in self._mends}
+        for name, other in self._mends.items():
+            if other is not None and name in arguments:
+                sent.setdefault(other, arguments[name])
+        return sent
+
+    def _is_over(self, state: RetryCallState, waits: Waits) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        unreachable = isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError)
+        if unreachable and not self._answered:
+            return state.attempt_number >= UNANSWERED
+        return waits.repeating + state.upcoming_sleep > self._patience
+
+    def _repeats(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if not self._repeated:
+            log.warning("%s: %s; it is asked again until inference.retry_seconds", self.url, error)
+        status = status_of(error) if isinstance(error, APIError) else 0
+        self._repeated[str(status) if status else type(error).__name__] += 1
+
+    def _final(self, error: APIError, waits: Waits) -> InferenceError:
+        """Returns the error of a request that is given up; one that all others would meet is kept."""
+        text = f"{self.url}: {type(error).__name__}: {error}"
+        if is_overflow(error):
+            return _with_status(ContextOverflow(text), error)
+        if is_fatal(error) or (isinstance(error, APIConnectionError) and not self._answered):
+            self.problem = self.problem or printable(" ".join(text.split()))[:600]
+        elif is_transient(error):
+            text += (
+                f" (given up: {waits.repeating:.0f} s waited, the next wait would pass inference.retry_seconds="
+                f"{self._patience:g})"
+            )
+        return _with_status(InferenceError(text), error)
+
+    def _filtered(self, arguments: dict[str, Any]) -> Any:
+        """Returns the answer to a prompt that the API filtered: none, as where it filters an answer."""
+        from openai.types.chat import ChatCompletion
+
+        self._gate.state.answered()
+        return ChatCompletion.model_validate(
+            {"id": "filtered", "object": "chat.completion", "created": 0, "model": arguments["model"], **FILTERED}
+        )
+
+
+def _timed_out(error: BaseException) -> bool:
+    return isinstance(error, APITimeoutError)
+
+
+def _with_status(raised: InferenceError, error: APIError) -> InferenceError:
+    raised.status = status_of(error)
+    return raised
+
+
+def _wait(state: RetryCallState) -> float:
+    """Returns the seconds before the next attempt: what the API asks, else a growing random time."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    asked = pause_of(error) if isinstance(error, APIError) else None
+    own = wait_random_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT)(state)
+    return own if asked is None else asked + min(own, 1.0)
+
+
+async def _sleep(seconds: float, waits: Waits) -> None:
+    with waits.waiting():
+        await asyncio.sleep(seconds)
+    waits.repeating += seconds
