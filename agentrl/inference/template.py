@@ -269,6 +269,7 @@ class ChatTemplate:
             if bool(tools) not in self._closings:
                 rendered = self.render([USER, said], generation=False, tools=tools)
                 self._closings[bool(tools)] = tail(rendered, said)
+            self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
             whole = self.render([USER, said, *messages], generation=True, tools=tools)
             return said, self._closings[bool(tools)], whole
         failure: Exception | None = None

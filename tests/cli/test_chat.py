@@ -184,11 +184,13 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(template: ChatT
 def test_calls_reasoning_and_errors_are_shown(tiny_model: Path) -> None:
     template = ChatTemplate.from_folder(tiny_model, source="chatml_tools")
     said = '<think>hm</think><tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>'
-    _, text, _ = talk(template, says(template, said, "42"), ["", "", ""], env="Calculator-v0", tokens=True)
+    _, text, _ = talk(
+        template, says(template, said, "42"), ["", "", ""], env="Calculator-v0", tokens=True, context=5000
+    )
     assert "parsed: finish stop; parser hermes" in text
     assert "  reasoning 'hm'" in text and '  call      calculate({"expression": "6 * 7"})' in text
     assert "tool: 42" in text and "reward 0.2" in text
-    _, text, _ = talk(template, says(template, said, "x"), [""], env="Calculator-v0")
+    _, text, _ = talk(template, says(template, said, "x"), [""], env="Calculator-v0", context=5000)
     assert 'assistant: hm\ncalculate({"expression": "6 * 7"})\n' in text
     assert "tools: calculate(expression)" in text
 
