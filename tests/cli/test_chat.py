@@ -36,6 +36,7 @@ from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.inference.tool_parsers import parser_for
 from tests.end_to_end import command, environment
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_template import REWRITING
@@ -99,7 +100,7 @@ def talk(
 
     with asyncio.Runner() as runner:
         conversation = Conversation(chat_recipe("tiny", list(settings), env=env), client)
-        look = TokenLook(template, "ChatML", "json")
+        look = TokenLook(template, "ChatML", parser_for(template.source).name)
         console = Console(file=out, width=150, force_terminal=False, highlight=False)
         loop = ChatLoop(conversation, runner, console, read, look=look, tokens=tokens)
         loop.before_retry = lambda: client.router.admit(backend)
