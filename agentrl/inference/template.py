@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
-from agentrl.core.extras import install_hint
 from agentrl.core.message_shape import MessageError
 from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.template_notes import template_notes
+from agentrl.inference.template_source import generation_end_ids, template_text
 from agentrl.inference.token_bytes import TokenBytes
 from agentrl.inference.tool_parsers import FALLBACK, ToolParser, parser_for
 from agentrl.inference.turn_ends import find_turn_ends
@@ -106,7 +106,7 @@ class ChatTemplate:
         Args:
             folder: Model folder.
             source: Another template to use: a Jinja file, the name of a template of agentrl
-                (:func:`built_in_templates`), or ``training`` for TRL's variant of the model's template, which keeps
+                (:func:`~agentrl.inference.template_source.built_in_templates`), or ``training`` for TRL's variant of the model's template, which keeps
                 earlier turns unchanged.
             policy: See the class.
             variables: See the class.
@@ -374,46 +374,3 @@ def _continuations(is_result: bool, with_tools: bool) -> list[tuple[list[Message
             answer: Message = {"role": "assistant", "content": "c"}
             found += [([USER, called], [result, USER]), ([USER, called], [result, answer, USER])]
     return found
-
-
-def template_text(source: str | None, folder: Path) -> str | None:
-    """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
-
-    Raises:
-        TemplateError: ``source`` is ``training``, and TRL is missing or has no variant of the model's template.
-    """
-    if source is None:
-        return None
-    if source != "training":
-        return built_in_templates().get(source, Path(source)).read_text()
-    from transformers import AutoTokenizer
-
-    return training_template(AutoTokenizer.from_pretrained(str(folder)))
-
-
-def built_in_templates() -> dict[str, Path]:
-    """Jinja files that come with agentrl, by name."""
-    return {file.stem: file for file in (Path(__file__).parent / "templates").glob("*.jinja")}
-
-
-def training_template(tokenizer: Any) -> str | None:
-    """TRL's training variant of a tokenizer's template; ``None`` if the template needs no change.
-
-    Raises:
-        TemplateError: TRL is missing, or has no variant of this template.
-    """
-    try:
-        from trl.chat_template_utils import get_training_chat_template
-    except ImportError as error:
-        raise TemplateError(f"model.chat_template=training needs TRL: {install_hint('train')}") from error
-    try:
-        return get_training_chat_template(tokenizer)
-    except ValueError as error:
-        raise TemplateError(f"model.chat_template=training: {error}") from error
-
-
-def generation_end_ids(folder: Path) -> list[int]:
-    """``eos_token_id`` of a model folder's generation config, as a list."""
-    file = folder / "generation_config.json"
-    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-    return [found] if isinstance(found, int) else list(found or [])

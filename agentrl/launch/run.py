@@ -29,7 +29,7 @@ from agentrl.evaluate.judged import check_evaluated
 from agentrl.evaluate.paired import changes
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
-from agentrl.inference.template import built_in_templates, template_text
+from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe

@@ -19,7 +19,8 @@ from agentrl.core.episode import Message
 from agentrl.core.extras import install_hint
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
-from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates, training_template
+from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.template_source import built_in_templates, training_template
 from agentrl.inference.tool_parsers import PARSERS, parser_for
 from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, answer

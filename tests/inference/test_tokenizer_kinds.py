@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.core.episode import Message
 from agentrl.inference.drift import measure
-from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates
+from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.template_source import built_in_templates
 from agentrl.supervised.examples import Sample
 from agentrl.supervised.tokens import Encoder
 from tests.inference.test_template_zoo import FILES, NAMES

@@ -1,0 +1,51 @@
+"""Finds the chat template that a recipe names, and the end tokens that a model's folder names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.extras import install_hint
+from agentrl.inference.encoding import TemplateError
+
+
+def template_text(source: str | None, folder: Path) -> str | None:
+    """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
+
+    Raises:
+        TemplateError: ``source`` is ``training``, and TRL is missing or has no variant of the model's template.
+    """
+    if source is None:
+        return None
+    if source != "training":
+        return built_in_templates().get(source, Path(source)).read_text()
+    from transformers import AutoTokenizer
+
+    return training_template(AutoTokenizer.from_pretrained(str(folder)))
+
+
+def built_in_templates() -> dict[str, Path]:
+    """Jinja files that come with agentrl, by name."""
+    return {file.stem: file for file in (Path(__file__).parent / "templates").glob("*.jinja")}
+
+
+def training_template(tokenizer: Any) -> str | None:
+    """TRL's training variant of a tokenizer's template; ``None`` if the template needs no change.
+
+    Raises:
+        TemplateError: TRL is missing, or has no variant of this template.
+    """
+    try:
+        from trl.chat_template_utils import get_training_chat_template
+    except ImportError as error:
+        raise TemplateError(f"model.chat_template=training needs TRL: {install_hint('train')}") from error
+    try:
+        return get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise TemplateError(f"model.chat_template=training: {error}") from error
+
+
+def generation_end_ids(folder: Path) -> list[int]:
+    """``eos_token_id`` of a model folder's generation config, as a list."""
+    file = folder / "generation_config.json"
+    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    return [found] if isinstance(found, int) else list(found or [])
