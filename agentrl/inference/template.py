@@ -106,7 +106,7 @@ class ChatTemplate:
         Args:
             folder: Model folder.
             source: Another template to use: a Jinja file, the name of a template of agentrl
-                (:func:`~agentrl.inference.template_source.built_in_templates`), or ``training`` for TRL's variant of the model's template, which keeps
+                (``chatml_tools``), or ``training`` for TRL's variant of the model's template, which keeps
                 earlier turns unchanged.
             policy: See the class.
             variables: See the class.
