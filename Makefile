@@ -31,7 +31,7 @@ gsm8k: venv ## Train on GSM8K: agentrl recipe run gsm8k_grpo
 	$(BIN)/agentrl recipe run gsm8k_grpo $(ARGS)
 
 # Two workers with one thread each: the tests wait for processes more than they compute. A file's tests stay together.
-test: venv ## Run the tests (about 15 minutes on two cores)
+test: venv ## Run the tests (about 20 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-long: venv ## Learning runs, kills and soaks

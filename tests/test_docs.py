@@ -160,7 +160,7 @@ def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Pa
     output = folder / f"eval-{COMMANDS.index(line)}"
     small = ["--n", "3", "--k", "2", "--output", str(output), "sampling.max_new_tokens=8", "inference.threads=1"]
     # The tiny model's context is too short for grade-school problems in bytes.
-    small += ["env.id=arithmetic", "valid_dataset.name=arithmetic"]
+    small += ["env.id=arithmetic", "env.kwargs={}", "valid_dataset.name=arithmetic", "inference.context_length=512"]
     result = run(*words, *small, cwd=folder)
     assert result.returncode == 0, result.stdout
     assert "accuracy" in result.stdout and "invalid" in result.stdout and "pass@2" in result.stdout

@@ -180,6 +180,10 @@ def test_a_template_without_tool_calls_says_so(name: str) -> None:
         assert "2" in template.text(template.following(turn, answered=said, answer_ids=(), tools=TOOLS), special=True)
         return
     with pytest.raises(TemplateError, match="does not render tool"):
+        template.first([{"role": "user", "content": "a"}], TOOLS)
+    if name.startswith("deepseek_r1"):
+        return  # results are rendered; the calls before them stand in the model's own text
+    with pytest.raises(TemplateError, match="does not render tool"):
         template.following(turn, answered=said, answer_ids=(), tools=TOOLS)
 
 

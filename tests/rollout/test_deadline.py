@@ -249,6 +249,7 @@ async def test_what_an_abandoned_task_does_later_changes_nothing_and_prints_noth
     async def returns(llm: LLM) -> None:
         return None
 
+    gc.collect()  # what earlier tests left behind
     caplog.set_level(logging.DEBUG)
     for then, expected in ((calls, InferenceError), (rewards, InferenceError), (raises, KeyError), (returns, None)):
         stubborn, left = Stubborn(then), Abandoned()
@@ -261,7 +262,9 @@ async def test_what_an_abandoned_task_does_later_changes_nothing_and_prints_noth
         assert len(left) == 0 and (expected is None or isinstance(stubborn.late, expected))
         assert episode.model_dump() == before and len(before["trajectories"]["assistant"]["nodes"]) == 2
         gc.collect()
-    assert not [record for record in caplog.records if "never retrieved" in record.message]
+    assert not [
+        record for record in caplog.records if "never retrieved" in record.message and "httpx" not in record.message
+    ]
 
 
 async def test_an_answer_that_arrives_after_the_episodes_end_is_dropped(

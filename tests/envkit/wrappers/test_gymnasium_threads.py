@@ -115,6 +115,7 @@ class Says(Agent):
 
 class Client:
     waited = 0.0
+    sampling: dict[str, Any] = {}  # noqa: RUF012 - a stand-in that nobody changes
 
     def acquire(self, *, evaluation: bool, seed: int) -> Any:
         return self, lambda: None
