@@ -43,7 +43,7 @@ class TokenLook:
 
     Attributes:
         template: The chat template.
-        template_name: Its name, for a person.
+        template_name: Name of the template, for a person.
         parser: Name of the parser of tool calls.
     """
 

@@ -35,10 +35,10 @@ class OfferedTools(OpenAINames):
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment said to an answer.
+    """The environment's reply to an answer.
 
     Attributes:
-        observation: Its messages.
+        observation: Messages of the reply.
         reward: Reward of the step; ``None`` if it is missing.
         metrics: Numbers that the environment reported.
         end: ``terminated``, ``truncated`` or ``out of context``; ``None`` while the episode goes on.

@@ -25,7 +25,7 @@ def look(env: str, kwargs: dict[str, Any], model: str, overrides: list[str], con
 
     Args:
         env: The environment, as given to ``env check``.
-        kwargs: Its arguments.
+        kwargs: Arguments of the environment.
         model: Name or folder of the model.
         overrides: Settings such as ``model.chat_template=chatml_tools``, over those of the environment's recipe.
         console: Receives the evaluation's output.

@@ -6,6 +6,7 @@ length. A missing reward is ``None``, never 0; a failed episode has a stop reaso
 pair in a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -64,11 +65,11 @@ class Node(Record):
         reward: Reward of the environment step whose action this message was; ``None`` without one.
         teacher_logprobs: ``[tokens]`` logprob of each sampled token under the teacher, 0.0 where the mask is 0; empty
             if no teacher scored the message.
-        follows: Of a first message, index of the answer that its conversation goes on from; ``None`` if that is not
+        follows: Index of the answer that a first message's conversation goes on from; ``None`` if that is not
             known, and for other messages.
         at: Time when the message was stored, in seconds since 1970.
-        tools: Of a first message, index of its conversation's tools in the trajectory's ``tools``.
-        sampling: Of a sampled message, the sampling options that its call set, by name; else ``None``.
+        tools: Index of a conversation's tools in the trajectory's ``tools``, at its first message.
+        sampling: Sampling options that a sampled message's call set, by name; else ``None``.
     """
 
     parent: int | None
@@ -115,7 +116,8 @@ class Trajectory(Record):
         nodes = given.get("nodes") if isinstance(given, dict) else None
         if not nodes or not isinstance(nodes[0], dict):
             return given
-        same = [(node.get("message") or {}).get("same_as") for node in nodes]
+        messages = [node.get("message") or {} for node in nodes]
+        same = [None if "role" in message else message.get("same_as") for message in messages]
         if not any(index is not None for index in same):
             return given
         full = [
@@ -135,6 +137,19 @@ class Trajectory(Record):
             for index, (node, same) in enumerate(zip(self.nodes, found, strict=True))
         ]
         return Trajectory.model_construct(nodes=nodes, tools=self.tools)
+
+    def toolset(self, tools: str) -> int | None:
+        """Returns the index of a set of tools, stored if it is new; ``None`` for an empty text.
+
+        Args:
+            tools: The tools as JSON.
+        """
+        if not tools:
+            return None
+        found = json.loads(tools)
+        if found not in self.tools:
+            self.tools.append(found)
+        return self.tools.index(found)
 
     def path(self, index: int) -> list[int]:
         """Returns the indices from the root to ``index``, both included."""

@@ -9,6 +9,8 @@ a tokenizer, a file and an HTTP body refuse it.
 import re
 from typing import Any
 
+import orjson
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -29,12 +31,24 @@ def valid_data(value: Any) -> Any:
     """
     if isinstance(value, str):
         return valid_text(value)
+    if type(value) not in (dict, list, tuple):
+        return value
+    try:
+        orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)  # encodes every text; several times faster than a search
+    except TypeError:  # half a pair, or a value that JSON has no form for
+        return _replaced(value)
+    return value
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return valid_text(value)
     if type(value) is dict:
-        new = {valid_data(key): valid_data(one) for key, one in value.items()}
+        new = {_replaced(key): _replaced(one) for key, one in value.items()}
         same = all(a is b and value[a] is new[b] for a, b in zip(value, new, strict=False))
         return value if same and len(new) == len(value) else new
     if type(value) in (list, tuple):
-        items = [valid_data(one) for one in value]
+        items = [_replaced(one) for one in value]
         return value if all(a is b for a, b in zip(value, items, strict=True)) else type(value)(items)
     return value
 

@@ -53,7 +53,7 @@ class Outcome:
         metrics: Numbers to log separately from the reward.
         rewards: Role -> its own reward in the whole episode. It replaces the sum of what ``llm.reward(..., role=...)``
             gave; the difference counts at the role's end.
-        close_error: What a teardown that raised or was cut says; the episode keeps its reward.
+        close_error: Traceback of a teardown that raised or was cut; the episode keeps its reward.
         abandoned: Whether the teardown was cut at its time limit.
     """
 

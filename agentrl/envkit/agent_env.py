@@ -86,7 +86,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         env = self.make_env()
         try:
             outcome = await self._play(env, task, llm, seed)
-        except BaseException as error:
+        except BaseException as error:  # only noted: it is raised again
             trouble, _ = await self._closed(env)
             if trouble:
                 error.add_note(trouble)

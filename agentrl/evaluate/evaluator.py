@@ -39,7 +39,7 @@ class Evaluator:
         journal: Journal that episodes are written to.
 
     Attributes:
-        setup: What is measured, see :func:`~agentrl.evaluate.setup.setup_of`.
+        setup: Set-up of the measurement, see :func:`~agentrl.evaluate.setup.setup_of`.
         judged: Episodes of an earlier evaluation with the same set-up, which are taken as they are.
         ended: Episodes so far.
         prompt: Text of the first prompt; ``None`` for the messages of the first task's episode.
@@ -68,7 +68,7 @@ class Evaluator:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of the requests."""
+        """Notes about the requests, for a person."""
         return self._client.notes
 
     def as_json(self, summary: EvalSummary) -> dict[str, Any]:

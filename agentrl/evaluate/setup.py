@@ -19,8 +19,8 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
 
     Args:
         recipe: Resolved recipe.
-        tasks: Its evaluation tasks.
-        source: Where they come from.
+        tasks: Evaluation tasks of the recipe.
+        source: Source of the tasks, as a sentence.
     """
     sampling, inference = recipe.sampling, recipe.inference
     own = {

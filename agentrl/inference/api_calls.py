@@ -63,7 +63,7 @@ class ApiCalls:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of the requests: what was repeated, and which options the model refused."""
+        """Notes about the requests, for a person: what was repeated, and which options the model refused."""
         found = []
         if self._repeated:
             of = ", ".join(f"{why}: {count}" for why, count in self._repeated.most_common())

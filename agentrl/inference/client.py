@@ -220,7 +220,7 @@ class EvaluationClient(Client, Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of the requests so far."""
+        """Notes about the requests so far, for a person."""
         ...
 
     async def close(self) -> None:

@@ -7,7 +7,6 @@ Conversations are found by places: a place stands for a sequence of messages, an
 may be several: a conversation that was rendered again has nodes of its own for the same messages.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from copy import deepcopy
@@ -47,7 +46,6 @@ class Ledger:
         self._as_given: list[Any] = []  # the same messages as the agent passed them
         self._objects: list[_Object] = []  # those of them that are objects, which an agent may change in place
         self._latest_tools = ""
-        self._toolsets: dict[str, int] = {}  # tools as text -> their index in the trajectory
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
         self._depths: list[int] = []  # number of messages before each node
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
@@ -134,19 +132,10 @@ class Ledger:
                 versions=[NOT_SAMPLED] * count,
                 follows=follows if index == ROOT else None,
                 at=time.time(),
-                tools=self._toolset(tools) if index == ROOT else None,
+                tools=self.trajectory.toolset(tools) if index == ROOT else None,
             )
             index = self.add(node, tools)
         return index
-
-    def _toolset(self, tools: str) -> int | None:
-        """Returns the index of a set of tools in the trajectory; ``None`` for none."""
-        if not tools:
-            return None
-        if tools not in self._toolsets:
-            self._toolsets[tools] = len(self.trajectory.tools)
-            self.trajectory.tools.append(json.loads(tools))
-        return self._toolsets[tools]
 
     def _answer_before(self, messages: Sequence[Message]) -> int | None:
         """Finds the answer that a new conversation goes on from: its last message of an assistant.
@@ -208,7 +197,7 @@ class Ledger:
 
 
 def _kept(given: Any, message: Message) -> Any:
-    """What a message is compared with when it comes again: itself, or a copy that the agent cannot change."""
+    """Returns a message as it is compared when it comes again: itself, or a copy that the agent cannot change."""
     if not isinstance(given, dict):
         return given
     if all(isinstance(value, str) for value in given.values()):
@@ -217,7 +206,7 @@ def _kept(given: Any, message: Message) -> Any:
 
 
 def _said(message: Any) -> tuple[Any, ...]:
-    """What a message object says: its content, and the names and arguments of its calls."""
+    """Returns what a message object says: its content, and the names and arguments of its calls."""
     functions = [getattr(call, "function", None) for call in getattr(message, "tool_calls", None) or ()]
     calls = [(getattr(one, "name", None), getattr(one, "arguments", None)) for one in functions]
     return getattr(message, "content", None), calls

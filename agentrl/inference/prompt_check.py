@@ -69,7 +69,7 @@ class PromptCheck:
         self._render = render
         self._answer = answer
         self._roles: dict[str, str] | None = None
-        self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused
+        self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused, whatever its texts are
         self._told: set[str] = set()  # dropped parts that were logged
         self._calls: dict[str, str | None] = {}  # parser -> why its reading of the template's calls is refused
 
@@ -111,11 +111,13 @@ class PromptCheck:
         forms = [[_form(message) for message in some] for some in (before, messages)]
         whole = json.dumps([*forms, min(len(tools), MOST_TOOLS), learned])
         form = sha256(whole.encode()).digest()  # a conversation of 200 turns has a long one
+        failure = self._failures.get(form)
         if form not in self._failures:
-            if len(self._failures) >= FORMS:
-                del self._failures[next(iter(self._failures))]
-            self._failures[form] = self._missing(messages, tools, before, part, learned)
-        failure = self._failures[form]
+            failure, depends = self._missing(messages, tools, before, part, learned)
+            if not depends:
+                if len(self._failures) >= FORMS:
+                    del self._failures[next(iter(self._failures))]
+                self._failures[form] = failure
         if failure is not None:
             raise TemplateError(failure)
 
@@ -177,10 +179,12 @@ class PromptCheck:
         before: Sequence[Message],
         part: Callable[[str], str],
         learned: bool,
-    ) -> str | None:
-        """Returns what the template would leave out, as a sentence with the remedy; ``None`` if nothing.
+    ) -> tuple[str | None, bool]:
+        """Tries a form of prompt; what fails with other texts is tried with the real ones, which templates may look up.
 
-        Templates may look texts, calls and tools up, so what fails with others is tried with the real ones.
+        Returns:
+            What the template would leave out, as a sentence with the remedy, ``None`` if nothing; and whether that
+            depends on the texts, so that another prompt of this form has to be tried again.
         """
 
         def outcome(marked: Marked) -> tuple[str | None, bool]:
@@ -190,8 +194,8 @@ class PromptCheck:
 
         reason, certain = outcome(replaced(messages, len(tools)))
         if reason is None or certain:
-            return reason
-        return None if outcome(extended(messages, tools))[0] is None else reason
+            return reason, False
+        return (None if outcome(extended(messages, tools))[0] is None else reason), True
 
     def _outcome_of(
         self, marked: Marked, before: Sequence[Message], part: Callable[[str], str], *, generation: bool

@@ -39,8 +39,8 @@ class Marked:
     """A prompt with words that cannot be missed.
 
     Attributes:
-        messages: Its messages.
-        tools: Its tools.
+        messages: Messages of the prompt.
+        tools: Tools of the prompt.
         names: Names of the tools.
         contents: Word -> what it stands for, of the messages' texts.
         calls: The same of tool calls.
@@ -90,7 +90,7 @@ def extended(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Ma
 
     Args:
         messages: Messages of a prompt.
-        tools: Its tools.
+        tools: Tools of the prompt.
     """
     marked = Marked(tools=list(tools), names=[tool["function"]["name"].lower() for tool in tools])
     _mark_texts(marked, messages, str.__add__)

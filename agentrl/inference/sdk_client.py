@@ -9,6 +9,7 @@ again; the response's ``extensions`` keep the session's own error, so that the e
 import asyncio
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -51,7 +52,7 @@ async def within(seconds: float | None) -> AsyncIterator[None]:
         raise APITimeoutError(httpx.Request("POST", f"{BASE_URL}/chat/completions")) from error
 
 
-class OpenAINames:
+class OpenAINames(ABC):
     """The names of ``openai.AsyncOpenAI`` that lead to ``create``; base class of sessions."""
 
     @property
@@ -64,9 +65,9 @@ class OpenAINames:
         """``openai``'s namespace; there is nothing else in it."""
         return self
 
+    @abstractmethod
     async def create(self, *, messages: Any, **options: Any) -> Any:
         """Samples an answer."""
-        raise NotImplementedError
 
     def client(self) -> AsyncOpenAI:
         """Returns a new ``openai.AsyncOpenAI`` whose requests end in this session; nothing has to be closed."""

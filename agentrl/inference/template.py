@@ -54,7 +54,7 @@ class ChatTemplate:
         stop_texts: Texts that end a turn, for servers to stop at, where the template ends it with no token:
             ``\n\nUser:``, or ``</s>`` under the tokenizer of another model.
         turn_ends: How the template ends a turn.
-        notes: What a user must know about this template with this tokenizer; each is also logged as a warning.
+        notes: Warnings about this template with this tokenizer; each is also logged as a warning.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class TextRecord:
     def __init__(self) -> None:
         self.trajectory = Trajectory()
         self._children: dict[tuple[int, str], int] = {}
-        self._toolsets: dict[str, int] = {}
 
     def add_prompt(self, messages: Sequence[Message], tools: Any) -> int | None:
         """Stores the messages of a call that are new; returns the node of the last one, ``None`` without messages.
@@ -57,17 +56,9 @@ class TextRecord:
     def _add(self, parent: int, message: Message, key: str) -> int:
         nodes = self.trajectory.nodes
         above = None if parent == _ROOT else parent
-        nodes.append(Node(parent=above, message=message, at=time.time(), tools=self._toolset(key)))
+        nodes.append(Node(parent=above, message=message, at=time.time(), tools=self.trajectory.toolset(key)))
         self._children.setdefault((parent, key + _key(message)), len(nodes) - 1)
         return len(nodes) - 1
-
-    def _toolset(self, tools: str) -> int | None:
-        if not tools:
-            return None
-        if tools not in self._toolsets:
-            self._toolsets[tools] = len(self.trajectory.tools)
-            self.trajectory.tools.append(json.loads(tools))
-        return self._toolsets[tools]
 
 
 def _key(message: Message) -> str:

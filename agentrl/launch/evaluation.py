@@ -28,7 +28,7 @@ from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
-from agentrl.launch.first_prompt import SHOWN, check_prompt
+from agentrl.launch.first_prompt import check_prompt, shortened
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
@@ -119,9 +119,8 @@ def _print_score(recipe: Recipe, evaluator: Evaluator, summary: EvalSummary, con
 
 def _print_prompt(prompt: str | list[Message], console: Console) -> None:
     text = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {one.get('content')}" for one in prompt)
-    shown = text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} ... {text[-SHOWN:]}"
     if text:
-        console.print(f"prompt  {shown!r}", markup=False, highlight=False)
+        console.print(f"prompt  {shortened(text)!r}", markup=False, highlight=False)
 
 
 def last_lines(text: str, most: int = 600) -> str:

@@ -41,8 +41,8 @@ class FirstPrompt:
     """The first prompt of a run.
 
     Attributes:
-        token_ids: Its ids, ``[tokens]``; empty if there is none.
-        text: Its text, special tokens included.
+        token_ids: Ids of the prompt, ``[tokens]``; empty if there is none.
+        text: Text of the prompt, special tokens included.
         problem: Why there is no prompt, as a sentence; empty if there is one.
     """
 
@@ -54,8 +54,12 @@ class FirstPrompt:
         """Returns what a person is shown."""
         if self.problem:
             return [f"prompt     not tried: {self.problem}"]
-        text = self.text if len(self.text) <= 2 * SHOWN else f"{self.text[:SHOWN]} ... {self.text[-SHOWN:]}"
-        return [f"prompt     {len(self.token_ids)} tokens: {text!r}"]
+        return [f"prompt     {len(self.token_ids)} tokens: {shortened(self.text)!r}"]
+
+
+def shortened(text: str) -> str:
+    """Returns the beginning and the end of a long prompt."""
+    return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} ... {text[-SHOWN:]}"
 
 
 class _NoServer:

@@ -1,4 +1,4 @@
-"""What a diagnosis says, and how it averages the steps of a run.
+"""Findings of a diagnosis, and means over the steps of a run.
 
 Guarantees: averages are of the newest steps and are absent where a metric is: a missing metric is never 0.
 """

@@ -24,7 +24,7 @@ _LEAST = 8  # columns for tokens in a very narrow terminal
 
 
 class Origin(StrEnum):
-    """Where a token comes from."""
+    """Source of a token: given, put in by the template, or sampled."""
 
     GIVEN = "given"  # text of a message
     TEMPLATE = "template"  # what the chat template put around it, or encoded tools and calls
@@ -43,7 +43,7 @@ class Token:
         index: Position in the sequence that starts at the conversation's first token.
         id: Token id.
         data: Bytes that it stands for.
-        origin: Where it comes from.
+        origin: Source of the token.
         special: Whether it is one of the tokenizer's special tokens.
         mask: Loss mask: 1 if the policy sampled it.
         logprob: Behavior logprob; 0.0 if it was not sampled.

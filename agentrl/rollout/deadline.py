@@ -49,7 +49,7 @@ class Ended(Generic[T]):
     """How a coroutine ended.
 
     Attributes:
-        job: Its task. Done, unless it was abandoned.
+        job: The coroutine's task; done, unless it was abandoned.
         overdue: Why it counts as a timeout, with the stack that it hung in; empty if it ended in time.
         abandoned: Whether its teardown was given up: cut, or left running.
     """

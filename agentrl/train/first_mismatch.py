@@ -38,7 +38,7 @@ class FirstMismatch:
 
         Args:
             metrics: The step's metrics, the same on every rank.
-            measured: What this rank measured before the step's first update.
+            measured: Sums that this rank measured before the step's first update.
 
         Raises:
             TrainingStopped: The mean absolute log ratio is above the limit.

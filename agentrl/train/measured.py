@@ -20,8 +20,8 @@ class Difference(NamedTuple):
 
     Attributes:
         sequence: Number of the token's sequence in the batch.
-        position: Its position in the sequence, prompt included.
-        token_id: Its id.
+        position: Position of the token in the sequence, prompt included.
+        token_id: Id of the token.
         behavior: Logprob that the server gave.
         trainer: Logprob under the trainer's policy.
     """

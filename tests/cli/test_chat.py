@@ -10,7 +10,6 @@ import signal
 import subprocess
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -358,6 +357,7 @@ class Silent(BaseHTTPRequestHandler):
     """A server that is alive and never answers a question."""
 
     asked = threading.Event()
+    over = threading.Event()
 
     def do_GET(self) -> None:
         """It is alive."""
@@ -368,7 +368,7 @@ class Silent(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """No answer."""
         self.asked.set()
-        time.sleep(SECONDS)
+        self.over.wait(SECONDS)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
@@ -406,7 +406,9 @@ def silent() -> Iterator[str]:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     Silent.asked.clear()
+    Silent.over.clear()
     yield f"http://127.0.0.1:{server.server_address[1]}"
+    Silent.over.set()
     server.shutdown()
     server.server_close()
 

@@ -11,8 +11,8 @@ from jinja2 import TemplateError as JinjaError
 from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.tool_parsers import ParsedAnswer, parser_for
+from tests.inference.parser_cases import Calls
 
-Calls = list[tuple[str, dict[str, Any]]]
 CONTENT, REASONING = "I look it up.", "First the city, then the day."
 _USER: Message = {"role": "user", "content": "Which one?"}
 _TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", str: "string"}

@@ -389,3 +389,20 @@ def test_the_forms_that_are_remembered_take_little_memory(monkeypatch: pytest.Mo
         check.check([USER] * size, [])
     assert rendered == [*range(1, 10), 1], "the newest forms are tried once"
     assert len(check._failures) == 5 and max(map(len, check._failures)) <= 32
+
+
+def test_a_template_that_looks_texts_up_is_tried_with_each_prompt() -> None:
+    """What one text showed of a form was taken for all texts of this form."""
+    tokenizer: Any = load("qwen3").tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'user' or m.content.startswith('Q:') %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = ChatTemplate(tokenizer, policy="append")
+    for text, taken in (("Q: one", True), ("two", False), ("Q: three", True), ("two", False)):
+        if taken:
+            assert text in template.text(template.first([{"role": "user", "content": text}]), special=True)
+        else:
+            with pytest.raises(TemplateError, match="leaves out the content of the user message"):
+                template.first([{"role": "user", "content": text}])

@@ -24,7 +24,8 @@ from agentrl.inference.template_source import built_in_templates, training_templ
 from agentrl.inference.tool_parsers import PARSERS, parser_for
 from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, answer
-from tests.inference.sampled_turns import Calls, assert_comes_back, rendered
+from tests.inference.parser_cases import Calls
+from tests.inference.sampled_turns import assert_comes_back, rendered
 from tests.inference.test_template import REWRITING
 
 _TRL = find_spec("trl")

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.inference.tool_parsers import PARSERS, ParsedAnswer, ParsedCall, parser_for
+from tests.inference.parser_cases import Calls, assert_malformed, assert_parsed, read_calls
 
-Calls = list[tuple[str, dict[str, Any]]]
 # fmt: off
 PARAMETERS = {
     "type": "object",
@@ -159,22 +159,14 @@ MALFORMED: list[tuple[str, str, str, str]] = [
 ]  # fmt: skip
 
 
-def well_formed(answer: ParsedAnswer) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments) if call.error is None else call.error) for call in answer.calls]
-
-
 @pytest.mark.parametrize(("parser", "text", "content", "reasoning", "calls"), WELL_FORMED)
 def test_examples_of_each_format(parser: str, text: str, content: str, reasoning: str | None, calls: Calls) -> None:
-    answer = PARSERS[parser].parse(text, TOOLS)
-    assert well_formed(answer) == calls
-    assert (answer.content, answer.reasoning) == (content, reasoning)
+    assert_parsed(parser, text, TOOLS, content, reasoning, calls)
 
 
 @pytest.mark.parametrize(("parser", "text", "name", "error"), MALFORMED)
 def test_a_malformed_call_says_what_is_wrong_and_keeps_the_words(parser: str, text: str, name: str, error: str) -> None:
-    (call,) = PARSERS[parser].parse(text, TOOLS).calls
-    assert call.name == name and call.arguments in text
-    assert call.error is not None and error in call.error and "\n" not in call.error and len(call.error) < 300
+    assert_malformed(parser, text, TOOLS, name, error)
 
 
 # fmt: off
@@ -311,7 +303,7 @@ def test_rendered_calls_come_back_with_the_text_around(style: str, calls: Calls,
     calls = list({name: (name, arguments) for name, arguments in calls}.values())  # one schema a tool
     parser, render = RENDERED[style]
     answer = PARSERS[parser].parse(f"{before}\n{render(calls)}\n{after}", tools_for(calls))
-    assert well_formed(answer) == calls
+    assert read_calls(answer) == calls
     assert answer.content.split() == (before + "\n" + after).split()
 
 
@@ -322,7 +314,7 @@ def test_harmony_comes_back(calls: Calls, thought: str, said: str) -> None:
     for name, arguments in calls:
         text += f"<|end|><|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{dumped(arguments)}"
     answer = PARSERS["harmony"].parse(text, tools_for(calls))
-    assert well_formed(answer) == calls
+    assert read_calls(answer) == calls
     assert (answer.content, answer.reasoning or "") == (said.strip(), thought.strip())
 
 

@@ -17,7 +17,7 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import PARSERS, ToolParser
 from agentrl.inference.tool_parsers.choice import parser_for
-from tests.inference import test_family_parsers, test_tool_parsers, test_tool_parsers_families
+from tests.inference import test_tool_parsers, test_tool_parsers_gemma_to_muse, test_tool_parsers_kimi_to_hunyuan
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_session import HELLO, TOOL, calling, ids_of, make_session
 from tests.inference.test_template_zoo import FILES, load
@@ -26,7 +26,7 @@ from tests.inference.test_tool_parsers import HERMES, TOOLS, check
 THINKING = {name: parser for name, parser in PARSERS.items() if parser.thinking is not None}
 CALLS = {
     name: text
-    for module in (test_family_parsers, test_tool_parsers, test_tool_parsers_families)
+    for module in (test_tool_parsers_kimi_to_hunyuan, test_tool_parsers, test_tool_parsers_gemma_to_muse)
     for name, text, content, reasoning, calls in module.WELL_FORMED
     if calls and not (content or reasoning)
 }

@@ -169,7 +169,7 @@ class OpenAIClient:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of the requests."""
+        """Notes about the requests, for a person."""
         return self._calls.notes
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:

@@ -4,7 +4,6 @@
 The templates of Gemma 4 and Muse Glimmer are TRL's; the others are written here from the documented form.
 """
 
-import json
 import re
 import time
 from pathlib import Path
@@ -16,9 +15,10 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from agentrl.core.episode import Message
-from agentrl.inference.tool_parsers import PARSERS, ParsedAnswer, parser_for
+from agentrl.inference.tool_parsers import PARSERS, parser_for
+from tests.inference.parser_cases import Calls, assert_malformed, assert_parsed, read_calls
 from tests.inference.test_template_zoo import FOLDER
-from tests.inference.test_tool_parsers import MARKERS, TOOLS, Calls, check
+from tests.inference.test_tool_parsers import MARKERS, TOOLS, check
 from tests.inference.test_tool_parsers import tools_for as bare_tools_for
 
 OURS = Path(__file__).parent / "family_templates"
@@ -68,10 +68,6 @@ def said(calls: Calls, **more: Any) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": made, **more}
 
 
-def found_in(answer: ParsedAnswer) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments) if call.error is None else call.error) for call in answer.calls]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_the_parser_of_a_family_is_chosen_from_its_template(name: str) -> None:
     assert parser_for(SOURCES[name]) is PARSERS[PARSER_OF[name]]
@@ -94,7 +90,7 @@ def test_every_kind_of_argument_comes_back(name: str) -> None:
         for more in ({}, {"reasoning_content": "First the city."}):
             text = rendered(name, said(calls[:count], **more), tools)
             answer = parser.parse(text, tools)
-            assert found_in(answer) == calls[:count], text
+            assert read_calls(answer) == calls[:count], text
             assert answer.content == "", text
             assert answer.reasoning == ("First the city." if "First the city." in text else None), text
 
@@ -114,7 +110,7 @@ def test_any_calls_come_back(name: str) -> None:
         calls = list(made.items())
         text = rendered(name, said(calls), tools_for(calls))
         answer = parser_for(SOURCES[name]).parse(text, tools_for(calls))
-        assert found_in(answer) == calls and answer.content == "", text
+        assert read_calls(answer) == calls and answer.content == "", text
 
     comes_back()
 
@@ -196,16 +192,12 @@ MALFORMED: list[tuple[str, str, str, str]] = [
 
 @pytest.mark.parametrize(("parser", "text", "content", "reasoning", "calls"), WELL_FORMED)
 def test_examples_of_each_format(parser: str, text: str, content: str, reasoning: str | None, calls: Calls) -> None:
-    answer = PARSERS[parser].parse(text, TOOLS)
-    assert found_in(answer) == calls
-    assert (answer.content, answer.reasoning) == (content, reasoning)
+    assert_parsed(parser, text, TOOLS, content, reasoning, calls)
 
 
 @pytest.mark.parametrize(("parser", "text", "name", "error"), MALFORMED)
 def test_a_malformed_call_says_what_is_wrong_and_keeps_the_words(parser: str, text: str, name: str, error: str) -> None:
-    (call,) = PARSERS[parser].parse(text, TOOLS).calls
-    assert call.name == name and call.arguments in text
-    assert call.error is not None and error in call.error and "\n" not in call.error and len(call.error) < 300
+    assert_malformed(parser, text, TOOLS, name, error)
 
 
 @pytest.mark.parametrize(("parser", "bad", "good"), [

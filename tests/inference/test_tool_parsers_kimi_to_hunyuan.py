@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.inference.tool_parsers import PARSERS, ParsedAnswer, parser_for
-from tests.inference.sampled_turns import Calls, assert_comes_back, rendered, tools_for
+from agentrl.inference.tool_parsers import PARSERS, parser_for
+from tests.inference.parser_cases import Calls, assert_malformed, assert_parsed
+from tests.inference.sampled_turns import assert_comes_back, rendered, tools_for
 from tests.inference.test_template_zoo import ENDS, FAMILIES, load
 
 PARSER_OF = {
@@ -109,22 +110,14 @@ MALFORMED: list[tuple[str, str, str, str]] = [
 # fmt: on
 
 
-def well_formed(answer: ParsedAnswer) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments) if call.error is None else call.error) for call in answer.calls]
-
-
 @pytest.mark.parametrize(("parser", "text", "content", "reasoning", "calls"), WELL_FORMED)
 def test_documented_texts(parser: str, text: str, content: str, reasoning: str | None, calls: Calls) -> None:
-    answer = PARSERS[parser].parse(text, TOOLS)
-    assert well_formed(answer) == calls
-    assert (answer.content, answer.reasoning) == (content, reasoning)
+    assert_parsed(parser, text, TOOLS, content, reasoning, calls)
 
 
 @pytest.mark.parametrize(("parser", "text", "name", "error"), MALFORMED)
 def test_a_malformed_call_says_what_is_wrong_and_keeps_the_words(parser: str, text: str, name: str, error: str) -> None:
-    (call,) = PARSERS[parser].parse(text, TOOLS).calls
-    assert call.name == name and call.arguments in text
-    assert call.error is not None and error in call.error and "\n" not in call.error and len(call.error) < 300
+    assert_malformed(parser, text, TOOLS, name, error)
 
 
 @pytest.mark.parametrize(("parser", "bad", "good"), [
