@@ -28,9 +28,9 @@ _ROLES = (
     "use roles that the template renders there (most: one system message at the beginning, user and assistant in "
     "turns), or set model.chat_template to another template"
 )
-_SEEN = re.compile(
+_SEEN = re.compile(  # words of a refusal that a list of refusals need not repeat
     "( of (a prompt|messages) of the roles .*)?, so the model would never see (it|them)$"
-)  # stands in refusals
+)
 _THOUGHT = "put it into the content, leave it out of the examples, or set model.chat_template to one that renders it"
 MOST_ROLES = 10  # that a refusal names; of more, the first and the last
 FORMS = 4096  # that are remembered; a longer run or dataset tries the oldest once more
@@ -264,7 +264,7 @@ class PromptCheck:
 
 
 def _form(message: Message) -> list[Any]:
-    """Whatever of a message decides how templates treat it, apart from its texts."""
+    """Returns the parts of a message, apart from its texts, that templates may treat differently."""
     calls = [
         [bool(arguments_object(call["function"]["arguments"])), named_in(call.get("id"), call["function"]["name"])]
         for call in message.get("tool_calls", ())
@@ -282,7 +282,7 @@ def _form(message: Message) -> list[Any]:
 
 
 def _roles(messages: Sequence[Message]) -> str:
-    """The roles of messages, for a person."""
+    """Returns the roles of messages as a list for a person."""
     roles = [str(message.get("role")) for message in messages]
     if len(roles) <= MOST_ROLES:
         return ", ".join(roles)
