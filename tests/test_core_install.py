@@ -86,7 +86,8 @@ def test_one_missing_package_is_told_before_the_run(missing: str, setting: str, 
     assert result.returncode == 2 and message in result.stdout, result.stdout
 
 
-def test_a_dataset_that_needs_a_package_names_the_extra(folder: Path) -> None:
+def test_a_dataset_that_needs_a_package_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTRL_GSM8K", raising=False)  # files on the disk need no package
     result = run_without(EXTRAS, ["eval", "gsm8k", *API], folder / "site", folder)
     assert result.returncode == 2 and TRAIN in result.stdout and "Traceback" not in result.stdout, result.stdout
 

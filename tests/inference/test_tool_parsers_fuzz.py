@@ -7,6 +7,7 @@ JSON and of Unicode, and from words of which each occurs once.
 import json
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,7 +79,8 @@ def stands_in(value: Any, text: str) -> bool:
     """Whether a plain value was written in a text, in one of the ways in which formats write it."""
     if isinstance(value, str):
         forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
-        read = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace")
+        with warnings.catch_warnings(action="ignore"):  # a made-up answer holds escapes that Python does not know
+            read = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace")
         plain = text.replace("&quot;", '"').replace("&amp;", "&")  # Kimi-K3 writes keys so
         is_written = any(form in text or form in plain for form in forms)
         return is_written or value.encode("latin-1", "replace").decode() in read
