@@ -247,6 +247,10 @@ class LoggingConfig(Section):
 
     tensorboard: bool = True
     episodes: bool = True
+    record: bool = Field(
+        default=False,
+        description="Keep all requests to the servers and their answers in traffic.jsonl, for agentrl replay.",
+    )
     live: bool = Field(default=True, description="Live view in a terminal; one line per step elsewhere.")
 
 

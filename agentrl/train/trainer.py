@@ -93,7 +93,7 @@ class Trainer:
                 self._end_here(self._elapsed_before + waited + began - start)
                 break
             final, self._out_of_time = plan["final"], plan["late"]
-            metrics = self._update(columns, plan)
+            metrics = self.update(columns, plan["learning_rate"])
             self._first_mismatch.check(metrics, self.engine.measured)
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
@@ -143,8 +143,13 @@ class Trainer:
         passes = {name: batch[name] for name in ("epochs", "epochs_before")}
         return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, **passes}
 
-    def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
-        """Runs one update; rank 0 has the columns and sends the other ranks their shares."""
+    def update(self, columns: Columns | None, learning_rate: float) -> dict[str, float]:
+        """Runs the update of a step, a collective; returns its metrics.
+
+        Args:
+            columns: Episodes of the step on rank 0, which sends the other ranks their shares.
+            learning_rate: Learning rate of the step.
+        """
         engine, config = self.engine, self.config
         batch = None if columns is None else Batch(columns, config, self.recipe.reward)
         tokens = None if batch is None else batch.tokens
@@ -155,7 +160,7 @@ class Trainer:
             values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
         if batch is not None:
             made = batch.train_batch(version=self.step, penalties=penalties, values=values)
-        metrics = engine.update(made, plan["learning_rate"])
+        metrics = engine.update(made, learning_rate)
         if penalties is not None and len(penalties):
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef
         return metrics

@@ -61,7 +61,7 @@ def test_a_batch_of_cut_episodes_that_are_left_out_has_no_loss(
     trainer, _, _ = make_trainer(tiny_model, tmp_path, masked)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
     cut = Columns.of([one.model_copy(update={"stop_reason": StopReason.TRUNCATED}) for one in episodes])
-    metrics = trainer._update(cut, {"learning_rate": 0.1})
+    metrics = trainer.update(cut, 0.1)
     assert metrics["train/tokens"] == 0 and metrics["train/skipped"] == 1 and "train/loss" not in metrics
 
 
@@ -71,10 +71,10 @@ def test_a_kl_in_the_reward_is_shown(tiny_model: Path, mesh: DeviceMesh, tmp_pat
     settings = {"kl_coef": 0.5, "kl_in": "reward", "advantage": advantage, "scale_rewards": "none"}
     trainer, _, _ = make_trainer(tiny_model, tmp_path, settings)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
-    first, second = (trainer._update(Columns.of(episodes), {"learning_rate": 1e-2}) for _ in range(2))
+    first, second = (trainer.update(Columns.of(episodes), 1e-2) for _ in range(2))
     assert first["train/kl_reference"] == second["train/kl_reference"] == pytest.approx(0, abs=1e-5)
     later = sample(trainer.engine.policy, 2, torch.Generator().manual_seed(1))
-    assert trainer._update(Columns.of(later), {"learning_rate": 0.0})["train/kl_reference"] > 1e-3
+    assert trainer.update(Columns.of(later), 0.0)["train/kl_reference"] > 1e-3
 
 
 def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
