@@ -89,7 +89,7 @@ def test_two_machines_train_what_two_ranks_of_one_do(two_ranks: Path, tiny_model
         assert process.returncode == 0, output
     apart, together = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "apart", two_ranks))
     for name, tensor in together.items():
-        torch.testing.assert_close(apart[name], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(apart[name], tensor, rtol=1e-4, atol=1e-5)
     assert (tmp_path / "apart" / "logs" / "trainer-1.log").is_file()
     assert processes_of(tmp_path) == []
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
-from agentrl.config.machines import machine_contradictions
+from agentrl.config.machines import SlurmConfig, machine_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -242,6 +242,9 @@ class WeightsConfig(Section):
 class LaunchConfig(Section):
     """The device, the folder and the supervision of a run's processes."""
 
+    type: Literal["local", "slurm"] = Field(
+        default="local", description="local: on this machine, and those that join it; slurm: submit a job that does."
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
     heartbeat_timeout: Seconds = Field(
@@ -255,6 +258,7 @@ class LaunchConfig(Section):
     node_rank: int = Field(default=0, ge=0, description="Number of this machine; node 0 also runs all but the ranks.")
     port: int = Field(default=0, ge=0, le=65535, description="Port of node 0 where ranks meet; 0: any free one.")
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
+    slurm: SlurmConfig = SlurmConfig()
 
 
 class LoggingConfig(Section):

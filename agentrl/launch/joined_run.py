@@ -40,6 +40,7 @@ def join_run(recipe: Recipe, console: Console) -> int:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the whole job: the head's trainer decides
     try:
         theirs, model, head = join(recipe, run_dir, lambda one: find_model(one, console).path, say)
         supervisor = Supervisor(run_dir / "logs")

@@ -9,6 +9,7 @@ folder is not taken for this one's: a machine goes on only where the head answer
 """
 
 import json
+import os
 import platform
 import secrets
 import socket
@@ -332,6 +333,10 @@ def interface_to(address: str) -> str | None:
 
 
 def collective_env(address: str) -> dict[str, str]:
-    """Returns the environment variables that bind torch's collectives to the interface that reaches the head."""
+    """Returns the environment variables that bind torch's collectives to the interface that reaches the head.
+
+    Variables that are set already stay as they are.
+    """
     name = interface_to(address)
-    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    wanted = () if name is None else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {variable: str(name) for variable in wanted if variable not in os.environ}

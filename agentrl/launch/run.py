@@ -39,6 +39,7 @@ from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
+from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -69,7 +70,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
 
     Returns:
-        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
+        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 75 after SIGUSR1, 130 after
+        Ctrl-C or SIGTERM.
 
     Raises:
         RunError: The run cannot start.
@@ -85,6 +87,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
+    on_request(run_dir)
     try:
         if recipe.trainer.type is None:
             return evaluate_recipe(recipe, run_dir, console, resume=resume)
@@ -98,6 +101,9 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
                 f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
             )
         return STOP_SIGNAL_CODE
+    except SavedAndStopped:
+        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
+        return SAVED_CODE
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
@@ -305,6 +311,7 @@ def _train(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
+        check_saved(run_dir)
 
     supervisor.wait([controller, trainer], poll)
     poll()
