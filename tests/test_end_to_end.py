@@ -95,6 +95,27 @@ def test_a_replay_shows_the_first_token_that_differs(one_rank: Path, tmp_path: P
     assert "the run has no checkpoint after step 1" in result.stdout
 
 
+def test_two_machines_train_what_two_ranks_of_one_do(two_ranks: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """Two launchers that meet as on two hosts, the other one first; nothing of either remains."""
+    both = ["trainer.nodes=2", "launch.head=127.0.0.1"]
+    settings = overrides(tiny_model, tmp_path, "apart", *both)
+    processes = [
+        subprocess.Popen(
+            command("recipe", "run", "arithmetic_grpo", *settings, f"launch.node_rank={rank}"),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+    for process in processes:
+        output, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, output
+    apart, together = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "apart", two_ranks))
+    for name, tensor in together.items():
+        torch.testing.assert_close(apart[name], tensor, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "apart" / "logs" / "trainer-1.log").is_file()
+    assert processes_of(tmp_path) == []
+
+
 def test_the_export_is_a_model_that_transformers_loads_and_that_has_changed(one_rank: Path, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(one_rank / "model")
     tokenizer = AutoTokenizer.from_pretrained(one_rank / "model")
