@@ -94,6 +94,10 @@ def run(
     if recipe.launch.type == "slurm":
         _submit(recipe, resume=resume)
         return
+    if recipe.launch.type == "ray":
+        from agentrl.launch.ray_run import run_on_ray
+
+        raise typer.Exit(run_on_ray(recipe, console, resume=resume))
     named = any(setting.startswith("name=") for setting in overrides or ())
     raise typer.Exit(run_loaded(recipe, resume=resume, console=console, numbered=not named))
 
