@@ -183,7 +183,9 @@ class Router:
                     await self._arrived.wait()
         except TimeoutError:
             states = "; ".join(f"{s.url} {s.state}: {s.error or 'removed'}" for s in self.status())
-            raise NoServer(f"no inference server for {self._patience:g} s: {states}") from None
+            raise NoServer(
+                f"no inference server for {self._patience:g} s (inference.patience): {states}"
+            ) from None
 
 
 class Lease:

@@ -31,6 +31,7 @@ from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.paused_servers import note_paused
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
@@ -43,6 +44,7 @@ from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
+from agentrl.weights.pauses import Pauses
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 WATCH_SECONDS = 1.0
@@ -73,9 +75,9 @@ async def serve(
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
-    weights = WeightTransaction(
-        router, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
-    )
+    lease = recipe.weights.lease_seconds
+    pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
+    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
 
     teacher = make_teacher(recipe, teacher_urls)
 
@@ -95,7 +97,7 @@ async def serve(
         evaluate,
         teacher.score if teacher is not None else None,
     )
-    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url))
+    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url), lease)
     router.rejoin = weights.join
     router.start()
     if teacher is not None:
@@ -138,6 +140,7 @@ async def serve(
         await controller.close()  # also answers calls that wait for a batch
         server.should_exit = True
         await serving
+        await weights.close()  # a push that was cut off leaves servers paused
         await router.close()
         if teacher is not None:
             await teacher.close()

@@ -31,6 +31,7 @@ from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.first_prompt import check_prompt, shortened
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.paused_servers import take_over
 from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
@@ -152,6 +153,8 @@ async def _in_text(
 async def _with_servers(
     client: ChatClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
 ) -> EvalSummary:
+    if recipe.inference.urls:
+        await asyncio.gather(*(take_over(one, recipe.weights.lease_seconds) for one in client.router.backends))
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:

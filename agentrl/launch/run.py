@@ -35,6 +35,7 @@ from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
@@ -124,6 +125,8 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
                 _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
     finally:
         supervisor.stop()
+        for problem in resume_paused(recipe, run_dir):
+            console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
             draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
@@ -271,6 +274,7 @@ def _train(
 ) -> None:
     shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false"}
     processes = run_dir / "processes"
+    resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
     view.state("starting the inference server and the controller")

@@ -265,7 +265,7 @@ class Controller:
         evaluating = self._records.evaluating
         if evaluating is not None:
             raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
-        await self._weights.push(manifest)
+        self._pending_metrics |= await self._weights.push(manifest)
         if final:
             await self._stop_rollouts()  # before the gate has room for groups that would never be trained on
         self.gate.version = manifest.version

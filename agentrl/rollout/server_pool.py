@@ -1,6 +1,7 @@
 """Adds and removes inference servers during a run.
 
-Guarantees: a new server gets the current weights before it gets traffic; a removed one finishes its running requests.
+Guarantees: a new server gets the current weights before it gets traffic, and is not paused afterwards, whoever paused
+it; a removed one finishes its running requests.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 from agentrl.inference.backend import Backend, InferenceError
 from agentrl.inference.router import Router
+from agentrl.weights.pauses import until_resumed
 from agentrl.weights.transaction import WeightTransaction
 
 
@@ -19,12 +21,20 @@ class ServerPool:
         router: Router that distributes requests to the servers.
         weights: Weight transaction of these servers.
         connect: Makes a backend for a URL.
+        grace: Seconds to wait for the client that paused a server, before it is taken over.
     """
 
-    def __init__(self, router: Router, weights: WeightTransaction, connect: Callable[[str], Backend]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        weights: WeightTransaction,
+        connect: Callable[[str], Backend],
+        grace: float = 120.0,
+    ) -> None:
         self._router = router
         self._weights = weights
         self._connect = connect
+        self._grace = grace
 
     def status(self) -> list[dict[str, Any]]:
         """Lists all servers with their state; serving ones with their policy version."""
@@ -45,6 +55,7 @@ class ServerPool:
         if known.get(backend.url) == "serving":
             raise InferenceError(f"{backend.url} serves already")
         try:
+            await until_resumed(backend, self._grace)
             await self._weights.join(backend)
         except InferenceError:
             await backend.close()
