@@ -24,6 +24,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
+from agentrl.evaluate.versions import version_metrics
 from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
@@ -81,10 +82,15 @@ async def serve(
 
     teacher = make_teacher(recipe, teacher_urls)
 
+    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url), lease)
+
     async def evaluate(version: int) -> dict[str, float]:
-        summary = await evaluator.run(version)
-        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary))
-        return summary.as_metrics()
+        beside = recipe.eval.on_push == "reserve" and not controller.ending
+        async with server_pool.reserved() if beside else contextlib.nullcontext():
+            summary = await evaluator.run(version)
+        found = version_metrics(evaluator.ended, version)
+        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary) | found)
+        return summary.as_metrics() | found
 
     controller = Controller(
         recipe,
@@ -97,7 +103,6 @@ async def serve(
         evaluate,
         teacher.score if teacher is not None else None,
     )
-    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url), lease)
     router.rejoin = weights.join
     router.start()
     if teacher is not None:
@@ -107,7 +112,8 @@ async def serve(
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
-        recorded = writer.void_after(state["step"])
+        owed = state["controller"]["unwritten"]  # beside training, an evaluation may be of a step before the last
+        recorded = writer.void_after(state["step"], owed["step"] if owed is not None else state["step"])
         controller.restore(state["step"], state["controller"], recorded=recorded)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)

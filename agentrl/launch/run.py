@@ -35,8 +35,8 @@ from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
-from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.needed_packages import needed_packages, require_packages
+from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers

@@ -54,11 +54,11 @@ class MetricsWriter:
                 if math.isfinite(value):
                     self._events.add_scalar(name, value, step, walltime=now)
 
-    def void_after(self, step: int) -> bool:
+    def void_after(self, step: int, asked: int | None = None) -> bool:
         """Drop the records of later steps, because a run that resumes at ``step`` repeats them.
 
         Returns:
-            Whether there is a record of ``step`` itself.
+            Whether there is a record of the step ``asked``; of ``step`` itself by default.
         """
         self._file.close()
         lines = self._path.read_bytes().splitlines(keepends=True)
@@ -68,7 +68,7 @@ class MetricsWriter:
         partial.write_bytes(b"".join(kept))
         partial.replace(self._path)
         self._file = self._path.open("ab")
-        return step in steps
+        return (step if asked is None else asked) in steps
 
     def close(self) -> None:
         """Flush and close the files; may be called twice."""

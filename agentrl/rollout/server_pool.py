@@ -1,10 +1,12 @@
 """Adds and removes inference servers during a run.
 
 Guarantees: a new server gets the current weights before it gets traffic, and is not paused afterwards, whoever paused
-it; a removed one finishes its running requests.
+it; a removed one finishes its running requests. Servers that keep a version for an evaluation get the committed one
+after it.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -52,7 +54,7 @@ class ServerPool:
         """
         backend = self._connect(url)
         known = {status.url: status.state for status in self._router.status()}
-        if known.get(backend.url) == "serving":
+        if known.get(backend.url) in ("serving", "reserved"):
             raise InferenceError(f"{backend.url} serves already")
         try:
             await until_resumed(backend, self._grace)
@@ -60,6 +62,21 @@ class ServerPool:
         except InferenceError:
             await backend.close()
             raise
+
+    @asynccontextmanager
+    async def reserved(self) -> AsyncIterator[None]:
+        """Context in which a quarter of the servers, at least one of two, keep their version, for an evaluation.
+
+        They are left out of weight pushes and take no training requests; afterwards they get the committed version.
+        """
+        version = self._weights.committed.version
+        kept = self._router.reserve()
+        yield  # after a cancellation the run is ending: nobody waits for the servers
+        for backend in kept:
+            try:
+                await self._weights.rejoin(backend, version)
+            except InferenceError as error:
+                self._router.take_out(backend, f"it kept version {version}, and does not take a newer one: {error}")
 
     def remove(self, url: str) -> None:
         """Stop sending new requests to a server.

@@ -1,7 +1,7 @@
 """The trainer's loop: batch, update, publish, save.
 
 Guarantees: one batch is one step, and one step is one policy version; all ranks take the same decisions, which rank 0
-broadcasts with each step; the served version does not change while it is evaluated, and the next update runs meanwhile;
+broadcasts with each step; no version is published before the controller lets it, and the next update runs meanwhile;
 each step's metrics say how its time was spent; parameters, optimizer and controller state of a checkpoint are of the
 same step.
 """
@@ -186,7 +186,7 @@ class Trainer:
         Returns:
             Metrics for the step's record: seconds spent, and the fraction of unchanged tensors; complete on rank 0.
         """
-        found = {"time/wait_evaluation": self._wait_for_evaluation()}
+        found = {"time/wait_evaluation": self._wait_for_evaluation(self.step, final=final)}
         start = time.monotonic()
 
         def offer(manifest: WeightManifest) -> None:
@@ -200,8 +200,8 @@ class Trainer:
             found["weights/unchanged"] = self.publisher.unchanged
         return found
 
-    def _wait_for_evaluation(self) -> float:
-        """Waits until the served version may change; a collective.
+    def _wait_for_evaluation(self, version: int | None = None, *, final: bool = False) -> float:
+        """Waits until ``version`` may be published, without one until no evaluation is running; a collective.
 
         Every few seconds rank 0 broadcasts the controller's answer, so no timeout of a call or a collective limits the
         wait.
@@ -210,7 +210,7 @@ class Trainer:
             Seconds waited.
         """
         start = time.monotonic()
-        while not shared_decision(self.client is None or self.client.ready(), self.engine.device):
+        while not shared_decision(self.client is None or self.client.ready(version, final=final), self.engine.device):
             pass
         return time.monotonic() - start
 

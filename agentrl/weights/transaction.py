@@ -189,6 +189,18 @@ class WeightTransaction:
         finally:
             self._lock.release()
 
+    async def rejoin(self, backend: Backend, held: int) -> None:
+        """Give a reserved server training traffic again, with the committed version, which it may still hold.
+
+        Raises:
+            InferenceError: As :meth:`join`.
+        """
+        async with self._lock:
+            if self.committed.version == held:
+                self._router.release_reserved(backend)
+                return
+        await self.join(backend)
+
     async def _take_over(self, backend: Backend, path: str) -> None:
         """Load the committed version from ``path`` and verify it, in a pause."""
         try:

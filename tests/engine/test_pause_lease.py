@@ -109,7 +109,7 @@ def test_over_http_a_running_lease_keeps_other_holders_out(client: httpx.Client)
         ("/continue_generation", {"holder": "run-2"}),
     ):
         refused = client.post(path, json=body)
-        assert refused.status_code == 409 and "run-1" in refused.text or "run-2 holds no pause" in refused.text
+        assert (refused.status_code == 409 and "run-1" in refused.text) or "run-2 holds no pause" in refused.text
     assert client.post("/renew_pause", json={"holder": "run-1", "lease_seconds": 9}).status_code == 200
     assert client.post("/continue_generation", json={}).status_code == 200, "a client that names no holder may resume"
     assert not client.get("/server_info").json()["paused"]

@@ -86,9 +86,7 @@ def test_a_server_that_cannot_be_resumed_is_named(run_dir: Path) -> None:
 
 async def test_the_note_is_there_while_a_push_goes_on_and_gone_afterwards(run_dir: Path) -> None:
     backend = FakeBackend(lambda ids, params: answer([1]), "http://0")
-    weights = WeightTransaction(
-        Router([backend]), Committed(0, "/a"), "retract", 9.0, Pauses(note_paused(run_dir))
-    )
+    weights = WeightTransaction(Router([backend]), Committed(0, "/a"), "retract", 9.0, Pauses(note_paused(run_dir)))
     seen: list[object] = []
 
     async def load(path: str, version: int) -> None:

@@ -26,7 +26,7 @@ class Batches:
     def next_batch(self, step: int) -> bytes:
         return self.batches[step]
 
-    def ready(self) -> bool:
+    def ready(self, version: int | None = None, *, final: bool = False) -> bool:
         return True
 
     def record(self, step: int, metrics: dict[str, float], *, final: bool) -> None:
