@@ -20,6 +20,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
@@ -60,6 +61,7 @@ class Trainer:
         self.publisher = publisher
         self.client = client
         self.step = 0
+        self.saver = CheckpointSaver(self.checkpoints, self.config.keep_checkpoints)
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
         self._first_mismatch = FirstMismatch(self.config.max_first_mismatch)
@@ -98,9 +100,12 @@ class Trainer:
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
+            self.saver.check()
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
             metrics |= self._publish(final=final)
             self._step_seconds = time.monotonic() - began
+            if self.saver.stall is not None:  # of the save since the record before this one
+                metrics["time/save"], self.saver.stall = self.saver.stall, None
             if self.client is not None:
                 self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
             if final:
@@ -108,6 +113,7 @@ class Trainer:
             elapsed = self._elapsed_before + time.monotonic() - start
             if shared_decision(final or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
+        self.saver.wait()
         self.export(self.run_dir / "model")
         if self.client is not None:
             self.client.finish()
@@ -223,11 +229,11 @@ class Trainer:
         return by_step or by_time or by_epoch
 
     def save(self, elapsed: float) -> None:
-        """Writes a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
+        """Starts to write a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
         budget = self.config.time_budget if self._out_of_time else None
         state = {"elapsed": elapsed, "spent_budget": budget, "controller": controller}
-        save_checkpoint(self.checkpoints, self.step, self.engine, state, self.config.keep_checkpoints)
+        save_checkpoint(self.saver, self.step, self.engine, state)
         self._last_save = time.monotonic()
 
     def export(self, target: Path) -> None:
