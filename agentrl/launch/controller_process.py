@@ -1,7 +1,7 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
-Guarantees: what can be found out without servers (the data, the first prompt) is found out while they load; it writes
-its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
+Guarantees: what can be found out without servers (the data, the tokenizer, the first prompts) is found out while they
+load, and refused in one line with exit code 2 (:mod:`agentrl.config.refusal`); it writes its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
 evaluation, and with a message and another code if the trainer's heartbeats stop or the rollouts cannot continue.
 """
 
@@ -21,6 +21,7 @@ from agentrl.config.baseline import check_tags
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
+from agentrl.config.refusal import refuse
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
@@ -65,9 +66,10 @@ async def serve(
     """Run the controller until the run is over; returns the exit code."""
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
+    held_out = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
     stream = make_stream(recipe, training)
-    problem = (await first_prompt(recipe, model, workflow, training.tasks[0])).problem
+    problem = (await first_prompt(recipe, model, workflow, training.tasks)).problem
     servers = await _servers(servers_file)
     external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
     urls, teacher_urls = servers["servers"], servers["teacher"]
@@ -75,7 +77,7 @@ async def serve(
     router = client.router
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
-    evaluator = Evaluator(recipe, workflow, client, journal)
+    evaluator = Evaluator(recipe, workflow, client, journal, held_out)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
     weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
@@ -211,9 +213,11 @@ def main(argv: list[str] | None = None) -> int:
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
-    except (InferenceError, UserError) as error:
+    except InferenceError as error:
         print(error, file=sys.stderr)
         code = 1
+    except UserError as error:
+        code = refuse(error)
     end_within(END_SECONDS, code)
     return code
 

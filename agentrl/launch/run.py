@@ -41,7 +41,7 @@ from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
-from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -73,6 +73,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
 
     Raises:
         RunError: The run cannot start.
+        ChildRefused: The same, as one of its processes found while the servers load.
     """
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
@@ -98,6 +99,10 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
+    except ChildRefused:
+        if not resume:
+            shutil.rmtree(run_dir)  # nothing was made: its name is free again
+        raise
     finally:
         if run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()  # the run was refused before anything was written
@@ -280,7 +285,8 @@ def _train(
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
-        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
+        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env,
+        refuses=True,
     )
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
