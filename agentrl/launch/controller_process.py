@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -49,8 +49,8 @@ from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
 from agentrl.weights.transaction import Committed, WeightTransaction
 
-WATCH_SECONDS = 1.0
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
+LOST = 3  # exit code when the trainer is silent
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
 
@@ -70,7 +70,7 @@ async def serve(
     check_tags(training.tasks, recipe.trainer.baseline)
     stream = make_stream(recipe, training)
     problem = (await first_prompt(recipe, model, workflow, training.tasks)).problem
-    servers = await _servers(servers_file)
+    servers = await _servers(servers_file, start_limit(recipe))
     external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
     urls, teacher_urls = servers["servers"], servers["teacher"]
     client = make_client(recipe, model, [] if external else urls)
@@ -142,7 +142,8 @@ async def serve(
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     try:
         controller.start()
-        return await _until_over(controller, recipe, stopping)
+        controller.last_beat = time.monotonic()
+        return await until_over(controller, recipe.launch.heartbeat_timeout, stopping)
     finally:
         watch.stop()
         await controller.close()  # also answers calls that wait for a batch
@@ -156,11 +157,27 @@ async def serve(
         writer.close()
 
 
-async def _servers(file: Path) -> dict[str, list[str]]:
-    """Waits until the launcher has started the servers; returns the URLs of the policy's and the teacher's."""
-    while not file.is_file():
-        await asyncio.sleep(FILE_SECONDS)
+async def _servers(file: Path, limit: float) -> dict[str, list[str]]:
+    """Waits until the launcher has started the servers; returns the URLs of the policy's and the teacher's.
+
+    Raises:
+        InferenceError: The launcher has not started them within ``limit`` seconds.
+    """
+    try:
+        async with asyncio.timeout(limit):
+            while not file.is_file():
+                await asyncio.sleep(FILE_SECONDS)
+    except TimeoutError as error:
+        raise InferenceError(
+            f"the servers were not started within {limit:g} s (inference.start_timeout for each, one after the other)"
+        ) from error
     return json.loads(file.read_text())
+
+
+def start_limit(recipe: Recipe) -> float:
+    """Seconds in which the launcher starts all servers or gives up, and some to spare."""
+    teachers = recipe.teacher.servers if recipe.teacher.model is not None else 0
+    return recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
 
 
 def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
@@ -183,22 +200,45 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
     return Teacher(Router(backends, probe_seconds=recipe.inference.probe_seconds, patience=recipe.inference.patience))
 
 
-async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
-    controller.last_beat = time.monotonic()
-    while not (controller.finished.is_set() and controller.trainer_done.is_set()):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
-        if stopping.is_set():
-            return STOPPED
-        silent = time.monotonic() - controller.last_beat
-        if silent > recipe.launch.heartbeat_timeout:
-            print(
-                f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout="
-                f"{recipe.launch.heartbeat_timeout:g}): the run ends",
-                file=sys.stderr,
-            )
-            return 3
-    return 0
+async def until_over(
+    controller: Controller,
+    heartbeat_timeout: float,
+    stopping: asyncio.Event,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Wait until the run is over, this process is told to stop, or the trainer is silent; returns the exit code.
+
+    Args:
+        controller: Controller of the run.
+        heartbeat_timeout: Seconds after ``controller.last_beat`` at which the trainer counts as lost.
+        stopping: Set when this process is told to stop.
+        clock: Returns the seconds that ``controller.last_beat`` is measured in.
+    """
+    over = asyncio.create_task(_over(controller), name="end of the run")
+    stop = asyncio.create_task(stopping.wait(), name="SIGTERM")
+    try:
+        while (left := controller.last_beat + heartbeat_timeout - clock()) > 0:
+            await asyncio.wait({over, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                return STOPPED
+            if over.done():
+                return 0
+    finally:
+        over.cancel()
+        stop.cancel()
+        await asyncio.gather(over, stop, return_exceptions=True)
+    silent = clock() - controller.last_beat
+    print(
+        f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout={heartbeat_timeout:g}): the run "
+        "ends",
+        file=sys.stderr,
+    )
+    return LOST
+
+
+async def _over(controller: Controller) -> None:
+    await controller.finished.wait()
+    await controller.trainer_done.wait()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class CheckpointSaver:
         start = time.monotonic()
         self.wait()
         if self._group is None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
         partial, target = self._folder / f"{PARTIAL}step-{step:06d}", self._folder / f"step-{step:06d}"
         if dist.get_rank() == 0:
             for left in self._folder.glob(f"{PARTIAL}step-*"):  # of a run that was killed

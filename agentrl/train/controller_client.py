@@ -93,6 +93,12 @@ class ControllerClient:
     def _post(self, path: str, body: dict[str, Any], timeout: float | None = None) -> httpx.Response:
         try:
             response = self._http.post(path, json=body, timeout=timeout or self._http.timeout)
+        except httpx.ReadTimeout as error:
+            seconds = timeout or self._http.timeout.read
+            raise ControllerError(
+                f"no answer from the controller to {path} within {seconds:g} s"
+                f"{' (trainer.batch_timeout)' if timeout is None else ''}"
+            ) from error
         except httpx.HTTPError as error:
             raise ControllerError(
                 f"cannot reach the controller at {self._http.base_url}{path}: {error or type(error).__name__}"
