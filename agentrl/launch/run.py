@@ -285,7 +285,9 @@ def _train(
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
-        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env,
+        "controller",
+        commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume),
+        env=shared_env,
         refuses=True,
     )
     start_model_check(recipe.trainer, model, run_dir, supervisor)

@@ -104,7 +104,9 @@ class CheckpointSaver:
             try:
                 written.result(seconds)
             except TimeoutError as error:
-                raise CheckpointFailed(f"a checkpoint in {self._folder} was not written within {seconds:g} s") from error
+                raise CheckpointFailed(
+                    f"a checkpoint in {self._folder} was not written within {seconds:g} s"
+                ) from error
 
     def _finish(self, upload: "Future[Any]", partial: Path, target: Path, written: "Future[None]") -> None:
         """Make a written checkpoint count; in its own thread, whose end ``written`` tells, with any failure."""

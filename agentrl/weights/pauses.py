@@ -51,14 +51,15 @@ class Pauses:
     async def pause(self, backend: Backend, mode: PauseMode) -> None:
         """Stop a server's sampling until :meth:`resume`."""
         self.lost.discard(backend.url)
-        self._held[backend.url] = _Pause(backend, self._clock())
+        self._held[backend.url] = pause = _Pause(backend, self._clock())
         self._note(list(self._held))
         await backend.pause(mode)
+        pause.since = self._clock()
         if backend.pause_lease is not None and (self._renewal is None or self._renewal.done()):
             self._renewal = asyncio.create_task(self._renew(), name="pause-renewal")
 
     async def resume(self, backend: Backend) -> float | None:
-        """Let a server continue; returns the seconds since it was asked to pause, ``None`` if it was not."""
+        """Let a server continue; returns the seconds since it was paused, ``None`` if this run did not pause it."""
         await backend.resume()
         pause = self._held.get(backend.url)
         seconds = None if pause is None else self._clock() - pause.since

@@ -100,8 +100,8 @@ class WeightTransaction:
         """Make ``manifest`` the served version.
 
         Returns:
-            ``weights/paused_s``: mean over the servers of the seconds from the call that paused one to the answer of
-            the call that resumed it; absent if all of them joined with the version.
+            ``weights/paused_s``: mean over the servers of the seconds from the answer to the call that paused one to
+            the answer to the call that resumed it; absent if none was paused, because all joined with the version.
 
         Raises:
             WeightPushError: The push failed; the last committed version is served again.

@@ -225,7 +225,9 @@ async def test_prompts_that_do_not_fit_are_refused_and_one_long_task_is_not(tiny
             return Outcome(0.0)
 
     tasks = [Task(id=str(number), data={"text": "long " * 100}) for number in range(40)]
-    with pytest.raises(PromptError, match=r"task 0: .*context_length=200, nor does that of 7 other tasks: set inference"):
+    with pytest.raises(
+        PromptError, match=r"task 0: .*context_length=200, nor does that of 7 other tasks: set inference"
+    ):
         await first_prompt.first_prompt(recipe, tiny_model, Long(), tasks)
     assert tried == ["0", "1", "6", "11", "16", "21", "26", "31"]
     tasks[6].data["text"] = "short"

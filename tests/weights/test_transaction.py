@@ -151,9 +151,7 @@ async def test_a_server_that_does_not_take_the_version_when_it_is_back_is_named_
         await asyncio.sleep(0)
     backend.dead, backend.refuse = False, {"load"}
     await router.probe()
-    with pytest.raises(
-        WeightPushError, match=r"inference.patience.*does not take the current weights.*refuses load"
-    ):
+    with pytest.raises(WeightPushError, match=r"inference.patience.*does not take the current weights.*refuses load"):
         await pushing
     assert backend.calls[-1] == ("resume", None), "a server that does not join is not left paused"
     await router.close()
