@@ -1,8 +1,9 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
 Guarantees: what can be found out without servers (the data, the tokenizer, the first prompts) is found out while they
-load, and refused in one line with exit code 2 (:mod:`agentrl.config.refusal`); it writes its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
-evaluation, and with a message and another code if the trainer's heartbeats stop or the rollouts cannot continue.
+load, and refused in one line with exit code 2 (:mod:`agentrl.config.refusal`); it writes its URL to ``--ready-file`` as
+soon as it listens; it ends by itself with code 0 after the final evaluation, and with a message and another code if the
+trainer's heartbeats stop or the rollouts cannot continue; however it ends, it leaves no server paused.
 """
 
 import asyncio

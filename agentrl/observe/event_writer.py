@@ -1,7 +1,7 @@
 """Writes TensorBoard events in a thread of its own: a record of 120 metrics takes tens of milliseconds of Python.
 
-Guarantees: :meth:`EventWriter.add` only queues; events are written in order, and :meth:`EventWriter.close` writes what is
-queued. The queue is bounded: a disk that stands still is waited for after :data:`QUEUED` records. A failure of the
+Guarantees: :meth:`EventWriter.add` only queues; events are written in order, and :meth:`EventWriter.close` writes what
+is queued. The queue is bounded: a disk that stands still is waited for after :data:`QUEUED` records. A failure of the
 thread is raised by the next call.
 """
 

@@ -63,7 +63,9 @@ class CheckpointSaver:
         start = time.monotonic()
         self.wait()
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
+            made = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
+            assert isinstance(made, dist.ProcessGroup)  # an int only for ranks outside of it
+            self._group = made
         partial, target = self._folder / f"{PARTIAL}step-{step:06d}", self._folder / f"step-{step:06d}"
         if dist.get_rank() == 0:
             for left in self._folder.glob(f"{PARTIAL}step-*"):  # of a run that was killed

@@ -1,4 +1,4 @@
-"""What is wrong in what the user gave is found while the servers load, and ends the run in one line with exit code 2."""
+"""What the user gave wrong is found while the servers load, and ends the run in one line with exit code 2."""
 
 import io
 import json
@@ -27,7 +27,7 @@ async def controller(folder: Path, model: Path, *settings: str) -> None:
 async def test_validation_tasks_that_cannot_be_read_are_refused_before_there_are_servers(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="nothing.jsonl"):
+    with pytest.raises(UserError, match=r"nothing\.jsonl"):
         await controller(tmp_path / "x", tiny_model, f"valid_dataset.name={tmp_path}/nothing.jsonl")
 
 
