@@ -89,6 +89,10 @@ def run(
 
         check_names(recipe)
         _print_plan(recipe)
+        _print_job(recipe)
+        return
+    if recipe.launch.type == "slurm":
+        _submit(recipe, resume=resume)
         return
     named = any(setting.startswith("name=") for setting in overrides or ())
     raise typer.Exit(run_loaded(recipe, resume=resume, console=console, numbered=not named))
@@ -108,6 +112,27 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
     from agentrl.config.load import load_recipe
 
     return load_recipe(name, overrides or (), str(config) if config is not None else None)
+
+
+def _print_job(recipe: "Recipe") -> None:
+    """Prints the script of the job that a run is submitted as."""
+    if recipe.launch.type == "slurm":
+        from agentrl.launch.slurm import script
+
+        typer.echo(f"job\n{script(recipe)}")
+
+
+def _submit(recipe: "Recipe", *, resume: bool) -> None:
+    """Submits a run as a Slurm job."""
+    from agentrl.config.errors import UserError
+    from agentrl.launch.run import check_names
+    from agentrl.launch.slurm import submit
+
+    if resume:
+        raise UserError("a job of launch.type=slurm goes on from its checkpoint by itself: scontrol requeue JOB")
+    check_names(recipe)
+    job, log = submit(recipe)
+    typer.echo(f"job {job} is queued; its output: {log}\nsqueue -j {job} tells where it stands, scancel {job} ends it")
 
 
 def _print_plan(recipe: "Recipe") -> None:

@@ -33,11 +33,14 @@ from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.joined_run import STOP_SIGNAL_CODE, join_run
+from agentrl.launch.machines import HEAD_FILE, announce, meet
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.resolve import resolve
+from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -52,7 +55,6 @@ from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, rea
 from agentrl.train.controller_client import SECRET_ENV
 
 SERVERS = "servers.json"  # file in the run's processes/ that tells the controller the servers' URLs
-STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
 
 
 class RunError(UserError):
@@ -69,20 +71,25 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
 
     Returns:
-        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
+        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 75 after SIGUSR1, 130 after
+        Ctrl-C or SIGTERM.
 
     Raises:
         RunError: The run cannot start.
         ChildRefused: The same, as one of its processes found while the servers load.
     """
+    if recipe.launch.node_rank > 0:
+        return join_run(recipe, console)
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
-    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    alone = recipe.trainer.nodes == 1  # other machines look for a run by its name
+    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
     for hint in hints(recipe):
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
+    on_request(run_dir)
     try:
         if recipe.trainer.type is None:
             return evaluate_recipe(recipe, run_dir, console, resume=resume)
@@ -96,6 +103,9 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
                 f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
             )
         return STOP_SIGNAL_CODE
+    except SavedAndStopped:
+        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
+        return SAVED_CODE
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
@@ -132,6 +142,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
         supervisor.stop()
         for problem in resume_paused(recipe, run_dir):
             console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
+        (run_dir / "processes" / HEAD_FILE).unlink(missing_ok=True)  # no other machine comes any more
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
             draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
@@ -282,6 +293,7 @@ def _train(
     resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
+    head = announce(recipe, model, run_dir, resume=resume)
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
@@ -298,10 +310,11 @@ def _train(
     view.state("starting the controller")
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
+    meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
     trainer = supervisor.start(
         "trainer",
-        commands.trainer(recipe, model, run_dir, announced["url"], resume),
-        env={**shared_env, **CPU_ENV, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
+        commands.trainer(recipe, model, run_dir, announced["url"], resume, meeting),
+        env={**shared_env, **CPU_ENV, **meeting_env, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
     )
     follow = MetricsTail(run_dir / "metrics.jsonl")
 
@@ -310,6 +323,7 @@ def _train(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
+        check_saved(run_dir)
 
     supervisor.wait([controller, trainer], poll)
     poll()
