@@ -146,6 +146,12 @@ class EvalConfig(Section):
     every: int = Field(default=10, ge=0, description="Trainer steps between evaluations; 0: only before and after.")
     tasks: Positive | None = Field(default=128, description="Number of validation tasks; null: all.")
     samples: Positive = Field(default=1, description="Episodes per task.")
+    on_push: Literal["wait", "mix", "reserve"] = Field(
+        default="wait",
+        description="New weights during an evaluation: they wait for its end; or its episodes go on with them (mix: "
+        "eval/version_min and _max say which they saw); or a quarter of the servers, at least one of two, keep the "
+        "evaluated version for it. The final evaluation is always of one version.",
+    )
 
 
 class TrainerConfig(AdapterConfig, AlgorithmConfig):

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from agentrl.engine.engine import PAUSE_MODES
-from agentrl.engine.params import BadRequestError, boolean, integer
+from agentrl.engine.params import BadRequestError, boolean, integer, number
 from agentrl.engine.responses import error_response, json_body, json_response
 from agentrl.engine.service import Service, settled
 from agentrl.engine.weight_store import DIGESTS, digests, parameter_json
@@ -36,18 +36,37 @@ def version_label(value: object) -> str | None:
 
 
 async def pause(http: HttpRequest) -> Response:
-    """Handle ``POST /pause_generation {mode}``."""
-    mode = (await json_body(http, optional=True)).get("mode", "abort")
+    """Handle ``POST /pause_generation {mode, lease_seconds, holder}``; without a lease it pauses until resumed."""
+    body = await json_body(http, optional=True)
+    mode = body.get("mode", "abort")
     if mode not in PAUSE_MODES:
         raise BadRequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r:.80}")
-    await settled(service_of(http).engine.pause(mode))
+    seconds = None if body.get("lease_seconds") is None else lease_seconds(body)
+    await settled(service_of(http).engine.pause(mode, holder(body), seconds))
     return json_response({"status": "ok", "message": f"Generation paused ({mode})."})
 
 
+async def renew(http: HttpRequest) -> Response:
+    """Handle ``POST /renew_pause {lease_seconds, holder}``: 409 if the holder's pause has ended."""
+    body, engine = await json_body(http), service_of(http).engine
+    name, seconds = text("holder", body.get("holder")), lease_seconds(body)
+    await settled(engine.call(lambda: engine.lease.renew(name, seconds)))
+    return json_response({"status": "ok", "message": "The lease was renewed."})
+
+
+def lease_seconds(body: dict[str, object]) -> float:
+    """The length of a lease, or BadRequestError."""
+    return number("lease_seconds", body.get("lease_seconds"), 0.0, 86400.0, open_low=True)
+
+
+def holder(body: dict[str, object]) -> str:
+    """The name of a lease's holder; empty if the client gives none."""
+    return text("holder", body["holder"]) if body.get("holder") is not None else ""
+
+
 async def resume(http: HttpRequest) -> Response:
-    """Handle ``POST /continue_generation``."""
-    await json_body(http, optional=True)
-    await settled(service_of(http).engine.resume())
+    """Handle ``POST /continue_generation {holder}``; 409 while the lease of another holder runs."""
+    await settled(service_of(http).engine.resume(holder(await json_body(http, optional=True))))
     return json_response({"status": "ok", "message": "Generation continued."})
 
 
@@ -173,6 +192,8 @@ async def server_info(http: HttpRequest) -> Response:
             "operators": runner.fast.operators.name if runner.fast is not None else "the model's own",
             "weight_version": engine.version,
             "paused": engine.paused,
+            "pause_holder": engine.lease.holder,
+            "pause_lease_seconds": engine.lease.left(),
             "running": len(engine.scheduler.running),
             "waiting": len(engine.scheduler.waiting),
             "prefills": runner.prefills,

@@ -3,7 +3,7 @@
 Guarantees: only this thread uses model, cache and scheduler; other threads send it functions through a queue. A
 submitted request always ends: finished, aborted, or failed with the message of the exception. An exception in a model
 step fails the requests of that step and no others. No cache entry survives a weight change, except those of requests
-that ``in_place`` has frozen.
+that ``in_place`` has frozen. A pause with a lease ends with it (:mod:`agentrl.engine.pause_lease`).
 """
 
 import itertools
@@ -22,6 +22,7 @@ import torch
 
 from agentrl.engine.admission import CHUNK, Admission, plain
 from agentrl.engine.live_adapter import LiveAdapter, is_adapter
+from agentrl.engine.pause_lease import PauseLease
 from agentrl.engine.request import Finish, Request
 from agentrl.engine.runner import ModelRunner
 from agentrl.engine.sampling import sample
@@ -52,6 +53,7 @@ class Engine:
         seed: Seed of the random stream that gives a seed to each request without one.
         version: Weight version at the start.
         threads: Torch threads of the loop; 0 leaves torch's choice.
+        clock: Returns seconds, for the lease of a pause.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Engine:
         seed: int | None = None,
         version: str = "0",
         threads: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the engine; :meth:`start` starts its thread."""
         self.scheduler = Scheduler(max_running, max_tokens)
@@ -72,6 +75,7 @@ class Engine:
         self.version = version
         self.adapter = LiveAdapter()
         self.paused = False
+        self.lease = PauseLease(clock)
         self.failed_steps = 0
         self.ready: Future[ModelRunner] = Future()
         self._build = build
@@ -146,13 +150,13 @@ class Engine:
         """
         return self.call(lambda: self._abort(lambda r: everything or rid in (r.rid, r.parent), "aborted by the client"))
 
-    def pause(self, mode: str) -> "Future[None]":
+    def pause(self, mode: str, holder: str = "", seconds: float | None = None) -> "Future[None]":
         """Stop stepping: ``abort`` ends all requests, ``retract`` requeues running ones, ``in_place`` freezes them."""
-        return self.call(lambda: self._pause(mode))
+        return self.call(lambda: self._pause(mode, holder, seconds))
 
-    def resume(self) -> "Future[None]":
+    def resume(self, holder: str = "") -> "Future[None]":
         """Continue after a pause."""
-        return self.call(self._resume)
+        return self.call(lambda: self._resume(holder))
 
     def load(self, folder: str, version: str | None, *, abort_all: bool = False) -> "Future[int]":
         """Load weights, or an adapter for them, from a folder between two steps; returns the bytes read."""
@@ -213,6 +217,9 @@ class Engine:
             block: Wait for a command first.
         """
         self._obey(block=block)
+        if self.paused and self.lease.left() == 0:
+            log.warning("the pause of %s was not renewed, generation continues", self.lease.holder or "a client")
+            self._resume()
         if not self.paused and not self._stopping:
             self._step()
 
@@ -223,7 +230,10 @@ class Engine:
         members of a group share one prefill.
         """
         if block:
-            self._commands.get()()
+            try:
+                self._commands.get(timeout=self.lease.left())()
+            except queue.Empty:
+                return  # the lease of a pause has ended
             end = time.monotonic() + GATHER_SECONDS
             while self.scheduler.waiting and not self.paused and time.monotonic() < end:
                 try:
@@ -346,14 +356,17 @@ class Engine:
             self._report(request)
         return len(chosen)
 
-    def _pause(self, mode: str) -> None:
+    def _pause(self, mode: str, holder: str, seconds: float | None) -> None:
+        self.lease.take(holder, seconds)
         self.paused = True
         if mode == "abort":
             self._abort(lambda request: True, "generation was paused")
         elif mode == "retract":
             self.scheduler.retract()
 
-    def _resume(self) -> None:
+    def _resume(self, holder: str = "") -> None:
+        self.lease.check(holder)
+        self.lease.drop()
         self.paused = False
 
     def _load(self, load: Callable[[torch.nn.Module], int], version: str | None, abort_all: bool) -> int:

@@ -1,7 +1,7 @@
 """The Starlette application: routes, and the HTTP status of each exception.
 
-Guarantees: bad input is 400, a full queue or a loading model 503, a failed model step 500; all with
-``{"error": {"message": ...}}``, and none stops the engine.
+Guarantees: bad input is 400, a pause that another client holds 409, a full queue or a loading model 503, a failed model
+step 500; all with ``{"error": {"message": ...}}``, and none stops the engine.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,6 +17,7 @@ from starlette.routing import Route
 from agentrl.engine import broadcast_api, control_api, generate_api, openai_api
 from agentrl.engine.engine import QueueFullError
 from agentrl.engine.params import BadRequestError
+from agentrl.engine.pause_lease import HeldError
 from agentrl.engine.responses import error_response
 from agentrl.engine.service import NotReadyError, Service, StepFailedError
 
@@ -26,6 +27,7 @@ STATUS: dict[type[Exception], int] = {
     QueueFullError: 503,
     NotReadyError: 503,
     CancelledError: 503,
+    HeldError: 409,
     StepFailedError: 500,
     Exception: 500,
 }
@@ -36,6 +38,7 @@ ROUTES: tuple[tuple[str, Handler, tuple[str, ...]], ...] = (
     ("/v1/completions", openai_api.completions, ("POST",)),
     ("/v1/models", openai_api.models, ("GET",)),
     ("/pause_generation", control_api.pause, ("POST",)),
+    ("/renew_pause", control_api.renew, ("POST",)),
     ("/continue_generation", control_api.resume, ("POST",)),
     ("/abort_request", control_api.abort, ("POST",)),
     ("/update_weights_from_disk", control_api.update_from_disk, ("POST",)),

@@ -15,7 +15,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Task
 from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
-from agentrl.data.datasets import load_tasks
+from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.judged import Judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
@@ -37,6 +37,7 @@ class Evaluator:
         workflow: Workflow shared by all episodes.
         client: Client that opens a session for each episode.
         journal: Journal that episodes are written to.
+        loaded: The validation tasks, if they were loaded before.
 
     Attributes:
         setup: Set-up of the measurement, see :func:`~agentrl.evaluate.setup.setup_of`.
@@ -45,8 +46,15 @@ class Evaluator:
         prompt: Text of the first prompt; ``None`` for the messages of the first task's episode.
     """
 
-    def __init__(self, recipe: Recipe, workflow: RolloutWorkflow, client: EvaluationClient, journal: Journal) -> None:
-        loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
+    def __init__(
+        self,
+        recipe: Recipe,
+        workflow: RolloutWorkflow,
+        client: EvaluationClient,
+        journal: Journal,
+        loaded: LoadedTasks | None = None,
+    ) -> None:
+        loaded = loaded or load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
         self.source = loaded.source
         self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
         self._recipe = recipe

@@ -103,9 +103,12 @@ class Backend(Protocol):
 
     Attributes:
         url: Base URL, without a trailing slash.
+        pause_lease: Seconds after which a paused server resumes by itself unless :meth:`renew` is called; ``None`` if
+            it stays paused until :meth:`resume`.
     """
 
     url: str
+    pause_lease: float | None = None
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation."""
@@ -130,6 +133,14 @@ class Backend(Protocol):
     async def resume(self) -> None:
         """Continue sampling after a pause."""
         raise InferenceError(f"{self.url}: this kind of server cannot be paused")
+
+    async def renew(self) -> None:
+        """Extend the lease of this client's pause; nothing to do for servers without leases."""
+        return
+
+    async def paused(self) -> bool | None:
+        """Whether the server is paused, by whomever; ``None`` if it does not tell."""
+        return None
 
     async def load(self, path: str, version: int) -> None:
         """Load weights from a folder."""

@@ -264,7 +264,7 @@ class ChatClient:
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
-        lease = self.router.lease()
+        lease = self.router.lease(evaluation=evaluation)
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         door = EpisodeDoor()

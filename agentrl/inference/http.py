@@ -74,9 +74,9 @@ class ServerHttp:
         data = b"" if body is None else _encoded(body)
         return await self._request("POST", path, data, self._timeout, expect_json, repeatable)
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, *, expect_json: bool = True) -> Any:
         """Send a GET request and return the JSON answer; errors as in :meth:`post`."""
-        return await self._request("GET", path, None, self._timeout, True, True)
+        return await self._request("GET", path, None, self._timeout, expect_json, True)
 
     async def answers(self, path: str, timeout: float) -> bool:
         """Whether ``GET path`` succeeds within ``timeout`` seconds; it is not repeated."""

@@ -3,7 +3,8 @@
 Guarantees: an episode stays on its server (prefix cache) while that server lives and is not removed; a server that dies
 or hangs is noticed by a probe or a failed request and taken out, and its requests are sent to another server; no
 request waits for a server longer than ``patience`` seconds. A server gets traffic only after the caller of
-:meth:`Router.admit` has given it the current weights.
+:meth:`Router.admit` has given it the current weights. Reserved servers serve evaluation alone, and evaluation is served
+by them alone, while there are servers of both sorts.
 """
 
 import asyncio
@@ -24,11 +25,12 @@ class NoServer(InferenceError):
     """No server can take requests."""
 
 
-@dataclass
+@dataclass(eq=False)  # an entry is itself alone
 class _Server:
     backend: Backend
     sessions: int = 0
     leaving: bool = False  # removed: keeps its running requests only
+    reserved: bool = False  # keeps an older version, for evaluation
     missed: int = 0
     error: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,12 +44,18 @@ class _Server:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """State of one server, for display: ``state`` is ``serving``, ``leaving`` or ``gone``."""
+    """State of one server, for display: ``state`` is ``serving``, ``reserved``, ``leaving`` or ``gone``."""
 
     url: str
     state: str
     sessions: int
     error: str
+
+
+def _state(server: _Server) -> str:
+    if server.gone.is_set():
+        return "gone"
+    return "leaving" if server.leaving else "reserved" if server.reserved else "serving"
 
 
 class Router:
@@ -70,24 +78,39 @@ class Router:
 
     @property
     def backends(self) -> list[Backend]:
-        """Servers that live and are not removed."""
-        return [server.backend for server in self._servers.values() if server.usable]
+        """Servers that live and are neither removed nor reserved: those that a weight push is for."""
+        return [server.backend for server in self._servers.values() if server.usable and not server.reserved]
+
+    def reserve(self) -> list[Backend]:
+        """Keep a quarter of the servers, at least one of two, for evaluation; returns them, the least loaded first.
+
+        A single server is not reserved. :meth:`admit` or :meth:`release_reserved` ends the reservation.
+        """
+        usable = sorted(self._usable(evaluation=False), key=lambda server: server.sessions)
+        chosen = usable[: max(1, len(usable) // 4)] if len(usable) > 1 else []
+        for server in chosen:
+            server.reserved = True
+        return [server.backend for server in chosen]
+
+    def release_reserved(self, backend: Backend) -> None:
+        """Let a reserved server serve training again; the caller makes sure that it holds the current weights."""
+        self._servers[backend.url].reserved = False
 
     def status(self) -> list[ServerStatus]:
         """State of all servers."""
         return [
             ServerStatus(
                 url=url,
-                state="gone" if server.gone.is_set() else "leaving" if server.leaving else "serving",
+                state=_state(server),
                 sessions=server.sessions,
                 error=server.error,
             )
             for url, server in self._servers.items()
         ]
 
-    def lease(self) -> "Lease":
+    def lease(self, *, evaluation: bool = False) -> "Lease":
         """Returns a lease for one episode; its first request chooses the least loaded server."""
-        return Lease(self)
+        return Lease(self, evaluation=evaluation)
 
     def admit(self, backend: Backend) -> None:
         """Let a server take requests; the caller makes sure that it holds the current weights."""
@@ -164,33 +187,43 @@ class Router:
         finally:
             server.rejoining = None
 
-    def _best(self) -> _Server | None:
+    def _usable(self, *, evaluation: bool) -> list[_Server]:
+        """Usable servers of an episode; where none is of its sort, those of the other."""
         usable = [server for server in self._servers.values() if server.usable]
-        return min(usable, key=lambda server: server.sessions, default=None)
+        own = [server for server in usable if server.reserved == evaluation]
+        return own or usable
 
-    async def pick(self) -> _Server:
+    def fits(self, server: _Server, *, evaluation: bool) -> bool:
+        """Whether an episode may stay on a server."""
+        return server in self._usable(evaluation=evaluation)
+
+    def _best(self, *, evaluation: bool) -> _Server | None:
+        return min(self._usable(evaluation=evaluation), key=lambda server: server.sessions, default=None)
+
+    async def pick(self, *, evaluation: bool = False) -> _Server:
         """Returns the least loaded usable server; waits up to ``patience`` seconds if there is none."""
-        best = self._best()
+        best = self._best(evaluation=evaluation)
         if best is not None:
             return best
         try:
             async with asyncio.timeout(self._patience):
                 while True:
                     self._arrived.clear()
-                    best = self._best()
+                    best = self._best(evaluation=evaluation)
                     if best is not None:
                         return best
                     await self._arrived.wait()
         except TimeoutError:
             states = "; ".join(f"{s.url} {s.state}: {s.error or 'removed'}" for s in self.status())
-            raise NoServer(f"no inference server for {self._patience:g} s: {states}") from None
+            raise NoServer(f"no inference server for {self._patience:g} s (inference.patience): {states}") from None
 
 
 class Lease:
     """Connection of one episode: a :class:`~agentrl.inference.backend.Sampler` that replaces a server that is gone."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, *, evaluation: bool = False) -> None:
         self._router = router
+        self._evaluation = evaluation
         self._server: _Server | None = None
 
     @property
@@ -228,9 +261,9 @@ class Lease:
                 request_id = uuid.uuid4().hex  # a server may still hold a request with the old id
 
     async def _place(self) -> _Server:
-        if self._server is None or not self._server.usable:
+        if self._server is None or not self._router.fits(self._server, evaluation=self._evaluation):
             self.release()
-            self._server = await self._router.pick()
+            self._server = await self._router.pick(evaluation=self._evaluation)
             self._server.sessions += 1
         return self._server
 

@@ -1,8 +1,9 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
-Guarantees: what can be found out without servers (the data, the first prompt) is found out while they load; it writes
-its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
-evaluation, and with a message and another code if the trainer's heartbeats stop or the rollouts cannot continue.
+Guarantees: what can be found out without servers (the data, the tokenizer, the first prompts) is found out while they
+load, and refused in one line with exit code 2 (:mod:`agentrl.config.refusal`); it writes its URL to ``--ready-file`` as
+soon as it listens; it ends by itself with code 0 after the final evaluation, and with a message and another code if the
+trainer's heartbeats stop or the rollouts cannot continue; however it ends, it leaves no server paused.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -21,9 +22,11 @@ from agentrl.config.baseline import check_tags
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
+from agentrl.config.refusal import refuse
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
+from agentrl.evaluate.versions import version_metrics
 from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
@@ -33,6 +36,7 @@ from agentrl.inference.traffic import TrafficLog
 from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.paused_servers import note_paused
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
@@ -45,10 +49,11 @@ from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
+from agentrl.weights.pauses import Pauses
 from agentrl.weights.transaction import Committed, WeightTransaction
 
-WATCH_SECONDS = 1.0
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
+LOST = 3  # exit code when the trainer is silent
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
 
@@ -64,10 +69,11 @@ async def serve(
     """Run the controller until the run is over; returns the exit code."""
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
+    held_out = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
     stream = make_stream(recipe, training)
-    problem = (await first_prompt(recipe, model, workflow, training.tasks[0])).problem
-    servers = await _servers(servers_file)
+    problem = (await first_prompt(recipe, model, workflow, training.tasks)).problem
+    servers = await _servers(servers_file, start_limit(recipe))
     external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
     urls, teacher_urls = servers["servers"], servers["teacher"]
     client = make_client(recipe, model, [] if external else urls)
@@ -76,17 +82,22 @@ async def serve(
         client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
-    evaluator = Evaluator(recipe, workflow, client, journal)
-    weights = WeightTransaction(
-        router, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
-    )
+    evaluator = Evaluator(recipe, workflow, client, journal, held_out)
+    lease = recipe.weights.lease_seconds
+    pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
+    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
 
     teacher = make_teacher(recipe, teacher_urls)
 
+    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url), lease)
+
     async def evaluate(version: int) -> dict[str, float]:
-        summary = await evaluator.run(version)
-        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary))
-        return summary.as_metrics()
+        beside = recipe.eval.on_push == "reserve" and not controller.ending
+        async with server_pool.reserved() if beside else contextlib.nullcontext():
+            summary = await evaluator.run(version)
+        found = version_metrics(evaluator.ended, version)
+        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary) | found)
+        return summary.as_metrics() | found
 
     controller = Controller(
         recipe,
@@ -99,7 +110,6 @@ async def serve(
         evaluate,
         teacher.score if teacher is not None else None,
     )
-    server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url))
     router.rejoin = weights.join
     router.start()
     if teacher is not None:
@@ -109,7 +119,8 @@ async def serve(
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
         state = read_state(checkpoint)
-        recorded = writer.void_after(state["step"])
+        owed = state["controller"]["unwritten"]  # beside training, an evaluation may be of a step before the last
+        recorded = writer.void_after(state["step"], owed["step"] if owed is not None else state["step"])
         controller.restore(state["step"], state["controller"], recorded=recorded)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)
@@ -136,12 +147,14 @@ async def serve(
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     try:
         controller.start()
-        return await _until_over(controller, recipe, stopping)
+        controller.last_beat = time.monotonic()
+        return await until_over(controller, recipe.launch.heartbeat_timeout, stopping)
     finally:
         watch.stop()
         await controller.close()  # also answers calls that wait for a batch
         server.should_exit = True
         await serving
+        await weights.close()  # a push that was cut off leaves servers paused
         await router.close()
         if teacher is not None:
             await teacher.close()
@@ -151,11 +164,27 @@ async def serve(
         writer.close()
 
 
-async def _servers(file: Path) -> dict[str, list[str]]:
-    """Waits until the launcher has started the servers; returns the URLs of the policy's and the teacher's."""
-    while not file.is_file():
-        await asyncio.sleep(FILE_SECONDS)
+async def _servers(file: Path, limit: float) -> dict[str, list[str]]:
+    """Waits until the launcher has started the servers; returns the URLs of the policy's and the teacher's.
+
+    Raises:
+        InferenceError: The launcher has not started them within ``limit`` seconds.
+    """
+    try:
+        async with asyncio.timeout(limit):
+            while not file.is_file():
+                await asyncio.sleep(FILE_SECONDS)
+    except TimeoutError as error:
+        raise InferenceError(
+            f"the servers were not started within {limit:g} s (inference.start_timeout for each, one after the other)"
+        ) from error
     return json.loads(file.read_text())
+
+
+def start_limit(recipe: Recipe) -> float:
+    """Seconds in which the launcher starts all servers or gives up, and some to spare."""
+    teachers = recipe.teacher.servers if recipe.teacher.model is not None else 0
+    return recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
 
 
 def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
@@ -178,22 +207,45 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
     return Teacher(Router(backends, probe_seconds=recipe.inference.probe_seconds, patience=recipe.inference.patience))
 
 
-async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.Event) -> int:
-    controller.last_beat = time.monotonic()
-    while not (controller.finished.is_set() and controller.trainer_done.is_set()):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
-        if stopping.is_set():
-            return STOPPED
-        silent = time.monotonic() - controller.last_beat
-        if silent > recipe.launch.heartbeat_timeout:
-            print(
-                f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout="
-                f"{recipe.launch.heartbeat_timeout:g}): the run ends",
-                file=sys.stderr,
-            )
-            return 3
-    return 0
+async def until_over(
+    controller: Controller,
+    heartbeat_timeout: float,
+    stopping: asyncio.Event,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Wait until the run is over, this process is told to stop, or the trainer is silent; returns the exit code.
+
+    Args:
+        controller: Controller of the run.
+        heartbeat_timeout: Seconds after ``controller.last_beat`` at which the trainer counts as lost.
+        stopping: Set when this process is told to stop.
+        clock: Returns the seconds that ``controller.last_beat`` is measured in.
+    """
+    over = asyncio.create_task(_over(controller), name="end of the run")
+    stop = asyncio.create_task(stopping.wait(), name="SIGTERM")
+    try:
+        while (left := controller.last_beat + heartbeat_timeout - clock()) > 0:
+            await asyncio.wait({over, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                return STOPPED
+            if over.done():
+                return 0
+    finally:
+        over.cancel()
+        stop.cancel()
+        await asyncio.gather(over, stop, return_exceptions=True)
+    silent = clock() - controller.last_beat
+    print(
+        f"no heartbeat from the trainer for {silent:.0f} s (launch.heartbeat_timeout={heartbeat_timeout:g}): the run "
+        "ends",
+        file=sys.stderr,
+    )
+    return LOST
+
+
+async def _over(controller: Controller) -> None:
+    await controller.finished.wait()
+    await controller.trainer_done.wait()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -208,9 +260,11 @@ def main(argv: list[str] | None = None) -> int:
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
-    except (InferenceError, UserError) as error:
+    except InferenceError as error:
         print(error, file=sys.stderr)
         code = 1
+    except UserError as error:
+        code = refuse(error)
     end_within(END_SECONDS, code)
     return code
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Message
+from agentrl.data.datasets import load_tasks
 from agentrl.data.models import ResolvedModel
 from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.evaluator import Evaluator
@@ -31,6 +32,7 @@ from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.first_prompt import check_prompt, shortened
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.paused_servers import take_over
 from agentrl.launch.resolve import resolve
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import Supervisor
@@ -74,9 +76,10 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
     try:
         with BoundedRunner(Limits.of(recipe.rollout).teardown) as loop:  # one loop: environments may keep connections
             if in_text or model is None:
+                loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
                 urls = _urls(recipe, model, run_dir, supervisor)
                 client = make_text_client(recipe, urls[0])
-                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
+                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal, loaded)
                 summary = loop.run(_in_text(client, evaluator, recipe, run_dir, console, resume=resume))
             else:
                 prompt = loop.run(check_prompt(recipe, model.path))
@@ -152,6 +155,8 @@ async def _in_text(
 async def _with_servers(
     client: ChatClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
 ) -> EvalSummary:
+    if recipe.inference.urls:
+        await asyncio.gather(*(take_over(one, recipe.weights.lease_seconds) for one in client.router.backends))
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:

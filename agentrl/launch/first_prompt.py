@@ -2,12 +2,14 @@
 
 Guarantees: the workflow runs as in an episode, with a copy of the first task, up to its first request. That reaches no
 server: the episode is cancelled there. Environment and agent are the recipe's own, so what is found is what the model
-will be told. A prompt that the chat template would not render whole raises; whatever else goes wrong is returned as a
-sentence, because the run may still be right. What does not block the event loop is waited for no longer than
+will be told. A prompt that the chat template would not render whole raises, and so does one that does not fit the
+context, if those of :data:`TRIED` further tasks do not either; whatever else goes wrong is returned as a sentence,
+because the run may still be right. What does not block the event loop is waited for no longer than
 :data:`LIMIT` and the limit of its teardown.
 """
 
 import asyncio
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from agentrl.rollout.assemble import make_settings, make_workflow
 from agentrl.rollout.deadline import Limits, within
 
 LIMIT = 20.0  # seconds; an environment's reset may start containers
+TRIED = 7  # further tasks, spread over all, when the first one's prompt does not fit
 SHOWN = 300  # characters at each end of a prompt
 PERSISTENT = 10  # cancellations of an agent that catches them and asks again
 
@@ -44,11 +47,13 @@ class FirstPrompt:
         token_ids: Ids of the prompt, ``[tokens]``; empty if there is none.
         text: Text of the prompt, special tokens included.
         problem: Why there is no prompt, as a sentence; empty if there is one.
+        too_long: Whether that is because it does not fit the context.
     """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     problem: str = ""
+    too_long: bool = False
 
     def lines(self) -> list[str]:
         """Returns what a person is shown."""
@@ -103,47 +108,61 @@ async def check_prompt(recipe: Recipe, model: Path) -> FirstPrompt:
     """Renders the first prompt of a run or an evaluation, from its recipe; see :func:`first_prompt`."""
     training = recipe.trainer.type is not None
     dataset = recipe.train_dataset if training else recipe.valid_dataset
-    task = load_tasks(dataset, seed=recipe.seed, env=recipe.env).tasks[0]
-    return await first_prompt(recipe, model, make_workflow(recipe), task)
+    tasks = load_tasks(dataset, seed=recipe.seed, env=recipe.env).tasks
+    return await first_prompt(recipe, model, make_workflow(recipe), tasks)
 
 
-async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, task: Task) -> FirstPrompt:
-    """Renders the prompt of a recipe's task.
+async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, tasks: Sequence[Task]) -> FirstPrompt:
+    """Renders the prompt of a recipe's first task.
 
     Args:
         recipe: Recipe with an environment and servers that return token ids.
         model: Model folder with the tokenizer.
         workflow: The recipe's workflow.
-        task: Task to begin.
+        tasks: Tasks of the recipe; others than the first are tried if its prompt does not fit.
 
     Raises:
-        PromptError: The chat template cannot be used, or leaves out a part of the prompt.
+        PromptError: The chat template cannot be used, or leaves out a part of the prompt, or no prompt fits.
     """
-    server = _NoServer()
     try:
         template, locked, free = make_settings(recipe, model)
     except TemplateError as error:
         raise PromptError(f"model {recipe.model.name}: {error}") from error
     settings = locked if recipe.trainer.type is not None else free
+    first = await _prompt(recipe, workflow, tasks[0], template, settings)
+    if not first.too_long:
+        return first
+    others = tasks[1 :: max(1, len(tasks) // TRIED)][:TRIED]
+    for task in others:
+        if not (await _prompt(recipe, workflow, task, template, settings)).too_long:
+            return first
+    told = f", nor does that of {len(others)} other tasks" if others else ""
+    raise PromptError(f"{first.problem}{told}: set inference.context_length higher, or shorten the prompt")
+
+
+async def _prompt(
+    recipe: Recipe, workflow: RolloutWorkflow, task: Task, template: ChatTemplate, settings: SessionSettings
+) -> FirstPrompt:
+    server = _NoServer()
     limits = Limits(LIMIT, recipe.rollout.close_timeout)
     own = deepcopy(task)  # the run's first episodes get it as it was loaded
     ended = await within(limits, _until_reached(workflow, own, server, template, settings), Abandoned())
     server.leave()
-    problem = f"task {task.id}: no request to the model within {LIMIT:g} s"
+    problem, too_long = f"task {task.id}: no request to the model within {LIMIT:g} s", False
     if ended.job.done() and not ended.job.cancelled():
         try:
-            problem = ended.job.result()
+            problem, too_long = ended.job.result()
         except TemplateError as error:
             raise PromptError(f"model {recipe.model.name}: {error}") from error
-    return FirstPrompt(
-        server.prompt, template.text(list(server.prompt), special=True), "" if server.prompt else problem
-    )
+    if server.prompt:
+        return FirstPrompt(server.prompt, template.text(list(server.prompt), special=True))
+    return FirstPrompt(problem=problem, too_long=too_long)
 
 
 async def _until_reached(
     workflow: RolloutWorkflow, task: Task, server: _NoServer, template: ChatTemplate, settings: SessionSettings
-) -> str:
-    """Runs an episode up to its first request; returns why it did not come so far, or an empty text."""
+) -> tuple[str, bool]:
+    """Runs an episode up to its first request; returns why it did not come so far, and whether it did not fit."""
     llm = EpisodeLLM(lambda role: ChatSession(server, template, settings, role))
     server.episode = episode = asyncio.current_task()
     try:
@@ -161,9 +180,9 @@ async def _until_reached(
             isinstance(error, asyncio.CancelledError) and episode is not None and episode.cancelling()
         ):  # at its first request, or too late
             raise
-        kind = "" if isinstance(error, ContextOverflow) else f"{type(error).__name__}: "
-        return f"task {task.id}: {kind}{error}"
-    return f"task {task.id}: the episode ended without a request to the model"
+        too_long = isinstance(error, ContextOverflow)
+        return f"task {task.id}: {'' if too_long else f'{type(error).__name__}: '}{error}", too_long
+    return f"task {task.id}: the episode ended without a request to the model", False
 
 
 def _refusal(error: BaseException) -> TemplateError | None:

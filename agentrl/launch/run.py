@@ -38,12 +38,13 @@ from agentrl.launch.machines import HEAD_FILE, announce, meet
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
+from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.resolve import resolve
 from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
-from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -75,6 +76,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
 
     Raises:
         RunError: The run cannot start.
+        ChildRefused: The same, as one of its processes found while the servers load.
     """
     if recipe.launch.node_rank > 0:
         return join_run(recipe, console)
@@ -107,6 +109,10 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
+    except ChildRefused:
+        if not resume:
+            shutil.rmtree(run_dir)  # nothing was made: its name is free again
+        raise
     finally:
         if run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()  # the run was refused before anything was written
@@ -134,6 +140,8 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
                 _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
     finally:
         supervisor.stop()
+        for problem in resume_paused(recipe, run_dir):
+            console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
         (run_dir / "processes" / HEAD_FILE).unlink(missing_ok=True)  # no other machine comes any more
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
@@ -282,13 +290,17 @@ def _train(
 ) -> None:
     shared_env = {SECRET_ENV: secrets.token_urlsafe(24), "TOKENIZERS_PARALLELISM": "false"}
     processes = run_dir / "processes"
+    resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
     head = announce(recipe, model, run_dir, resume=resume)
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
-        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
+        "controller",
+        commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume),
+        env=shared_env,
+        refuses=True,
     )
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)

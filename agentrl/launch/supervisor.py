@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from agentrl.config.errors import UserError
+from agentrl.config.refusal import REFUSED, refusal
 from agentrl.core.valid_text import printable
 
 TAIL_LINES = 30
@@ -30,6 +32,10 @@ class ChildFailed(RuntimeError):
     """A child ended too early or did not start; the message ends with the tail of its log."""
 
 
+class ChildRefused(UserError):
+    """A child found that what the user gave cannot work; the message is its own."""
+
+
 @dataclass
 class Child:
     """A supervised child process.
@@ -40,6 +46,7 @@ class Child:
         log: File with the child's standard output and error.
         peer: Role that several children share: the run continues while one of them lives. Empty if none shares it.
         brief: Whether the child may end before the run does.
+        refuses: Whether exit code 2 means a refusal, see :mod:`agentrl.config.refusal`.
     """
 
     name: str
@@ -47,6 +54,7 @@ class Child:
     log: Path
     peer: str = ""
     brief: bool = False
+    refuses: bool = False
 
     def tail(self) -> str:
         """The last lines of the log, without colors, and with other control characters as escapes."""
@@ -87,6 +95,7 @@ class Supervisor:
         niceness: int = 0,
         peer: str = "",
         brief: bool = False,
+        refuses: bool = False,
     ) -> Child:
         """Start a child.
 
@@ -97,6 +106,7 @@ class Supervisor:
             niceness: Scheduling niceness; 0 leaves the priority unchanged.
             peer: Role shared with other children, see :class:`Child`.
             brief: Whether the child may end before the run does.
+            refuses: Whether the child may refuse what the user gave, see :class:`Child`.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -110,7 +120,7 @@ class Supervisor:
             )
         if niceness:
             lower_priority(process.pid, niceness)
-        child = Child(name, process, log, peer, brief)
+        child = Child(name, process, log, peer, brief, refuses)
         self._children.append(child)
         return child
 
@@ -136,9 +146,12 @@ class Supervisor:
         """Raise if any child has ended with an error and no peer of it lives.
 
         Raises:
+            ChildRefused: A child refused what the user gave.
             ChildFailed: A child ended with an error.
         """
         for child in self._children:
+            if child.refuses and child.process.poll() == REFUSED:
+                raise ChildRefused(refusal(child.log.read_text(encoding="utf-8", errors="replace")))
             if child.process.poll() not in (None, 0) and not self._has_living_peer(child):
                 raise ChildFailed(self._end_message(child))
 

@@ -216,11 +216,14 @@ def step_line(record: Mapping[str, float], total: int) -> str:
 _TIMES = (("time/wait_batch", "wait"), ("time/update", "update"))
 
 
+_MIXED = ("eval/version_min", "eval/version_max")  # where an evaluation is of several versions
+
+
 def evaluation_line(record: Mapping[str, float]) -> str:
     """Formats an evaluation as one line."""
     names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high", "_tasks"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/abandoned", "eval/examples"}):
+    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/abandoned", "eval/examples", *_MIXED}):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
@@ -230,4 +233,6 @@ def evaluation_line(record: Mapping[str, float]) -> str:
     else:
         abandoned = f", abandoned {record['eval/abandoned']:.0f}" if record.get("eval/abandoned") else ""
         parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}{abandoned}")
+    if all(name in record for name in _MIXED):
+        parts.append("of versions {:.0f} to {:.0f}".format(*(record[name] for name in _MIXED)))
     return "  ".join(parts)

@@ -1,7 +1,8 @@
 """Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
-Guarantees: once ``write`` returns, the record is in the file; a line that a killed process left incomplete is dropped
-when the file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
+Guarantees: once ``write`` returns, the record is in the JSON file; TensorBoard's events are written beside the caller.
+A line that a killed process left incomplete is dropped when the file is opened again; a number that is not finite is
+written as null, which JSON cannot express otherwise.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 
 from agentrl.core.extras import install_hint
+from agentrl.observe.event_writer import EventWriter
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
@@ -37,7 +39,7 @@ class MetricsWriter:
         self._path = run_dir / METRICS_FILE
         _drop_cut_line(self._path)
         self._file = self._path.open("ab")
-        self._events = _event_writer(run_dir / EVENTS_FOLDER) if tensorboard else None
+        self._events = EventWriter(_summary_writer(run_dir / EVENTS_FOLDER)) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one record.
@@ -50,15 +52,13 @@ class MetricsWriter:
         self._file.write(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
         self._file.flush()
         if self._events is not None:
-            for name, value in metrics.items():
-                if math.isfinite(value):
-                    self._events.add_scalar(name, value, step, walltime=now)
+            self._events.add(step, metrics, now)
 
-    def void_after(self, step: int) -> bool:
+    def void_after(self, step: int, asked: int | None = None) -> bool:
         """Drop the records of later steps, because a run that resumes at ``step`` repeats them.
 
         Returns:
-            Whether there is a record of ``step`` itself.
+            Whether there is a record of the step ``asked``; of ``step`` itself by default.
         """
         self._file.close()
         lines = self._path.read_bytes().splitlines(keepends=True)
@@ -68,14 +68,14 @@ class MetricsWriter:
         partial.write_bytes(b"".join(kept))
         partial.replace(self._path)
         self._file = self._path.open("ab")
-        return step in steps
+        return (step if asked is None else asked) in steps
 
     def close(self) -> None:
         """Flush and close the files; may be called twice."""
         self._file.close()
         if self._events is not None:
-            self._events.close()
-            self._events = None
+            events, self._events = self._events, None
+            events.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -130,7 +130,7 @@ def _drop_cut_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _event_writer(folder: Path) -> Any:
+def _summary_writer(folder: Path) -> Any:
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError as error:

@@ -27,7 +27,7 @@ _SHARES = {
     "truncated",
 }
 _BESIDE = ("_low", "_high", "_tasks", "_episodes")  # in the names of numbers that stand beside a metric
-_COUNTS = ("n", "invalid", "abandoned", "examples")
+_COUNTS = ("n", "invalid", "abandoned", "examples", "version_min", "version_max")
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 

@@ -4,9 +4,9 @@ Guarantees: groups are admitted only while the staleness gate has room; every ad
 a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
 many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
 group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
-is left is the last batch, however small. The servers' version does not change during its evaluation: the trainer asks
-(:meth:`Controller.ready`) before it publishes the next version, and a push during an evaluation is refused. No call
-waits for the end of an evaluation.
+is left is the last batch, however small. The trainer asks (:meth:`Controller.ready`) before it publishes a version;
+unless ``eval.on_push`` lets an evaluation go on beside training, the servers' version does not change during it, and a
+push is refused. One evaluation runs at a time, the final one with no push beside it; no call waits for its end.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -245,13 +245,32 @@ class Controller:
             self._tasks.settle(draw)
         self._next_step = step + 1
 
-    async def ready(self, seconds: float) -> bool:
+    async def ready(self, seconds: float, *, version: int | None = None, final: bool = False) -> bool:
         """Wait up to ``seconds`` until a new version may be published; returns whether it may.
+
+        Args:
+            seconds: Longest wait.
+            version: Version to be published; ``None`` asks for the end of the evaluation whatever ``eval.on_push`` is.
+            final: Whether it is the final version.
 
         Raises:
             RolloutError: An evaluation failed.
         """
-        return await self._records.settled(seconds)
+        beside = version is not None and self._may_go_on(version, final=final)
+        return await self._records.settled(0.0 if beside else seconds) or beside
+
+    def _may_go_on(self, version: int, *, final: bool) -> bool:
+        """Whether an evaluation that runs may go on while ``version`` is published: it is not evaluated itself."""
+        return self.recipe.eval.on_push != "wait" and not self._due(version, final=final)
+
+    def _due(self, version: int, *, final: bool) -> bool:
+        every = self.recipe.eval.every
+        return final or (every > 0 and version % every == 0)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the final version is recorded, so that no rollouts go on."""
+        return self._final_step is not None
 
     async def publish(self, manifest: WeightManifest, *, final: bool = False) -> None:
         """Push a version to the servers: a new one, or the one that a resumed trainer starts from.
@@ -263,9 +282,9 @@ class Controller:
             RolloutError: The served version is being evaluated.
         """
         evaluating = self._records.evaluating
-        if evaluating is not None:
+        if evaluating is not None and not self._may_go_on(manifest.version, final=final):
             raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
-        await self._weights.push(manifest)
+        self._pending_metrics |= await self._weights.push(manifest)
         if final:
             await self._stop_rollouts()  # before the gate has room for groups that would never be trained on
         self.gate.version = manifest.version
@@ -286,10 +305,9 @@ class Controller:
                 self._write_metrics(step, found)
             self.finished.set()
             return
-        every = self.recipe.eval.every
         if final:
             self._final_step = step
-        self._records.add(step, found, evaluate=final or (every > 0 and step % every == 0))
+        self._records.add(step, found, evaluate=self._due(step, final=final))
 
     def _write_record(self, step: int, metrics: dict[str, float]) -> None:
         self._write_metrics(step, metrics)

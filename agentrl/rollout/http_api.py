@@ -70,7 +70,8 @@ async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> 
         await controller.publish(manifest, final=body["final"])
         return {"version": manifest.version}
     if path == "/ready":
-        return {"ready": await controller.ready(body["seconds"])}
+        ready = await controller.ready(body["seconds"], version=body.get("version"), final=body.get("final", False))
+        return {"ready": ready}
     if path == "/record":
         controller.record(body["step"], body["metrics"], final=body["final"])
         return {}

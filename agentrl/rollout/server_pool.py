@@ -1,14 +1,18 @@
 """Adds and removes inference servers during a run.
 
-Guarantees: a new server gets the current weights before it gets traffic; a removed one finishes its running requests.
+Guarantees: a new server gets the current weights before it gets traffic, and is not paused afterwards, whoever paused
+it; a removed one finishes its running requests. Servers that keep a version for an evaluation get the committed one
+after it.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 from agentrl.inference.backend import Backend, InferenceError
 from agentrl.inference.router import Router
+from agentrl.weights.pauses import until_resumed
 from agentrl.weights.transaction import WeightTransaction
 
 
@@ -19,12 +23,20 @@ class ServerPool:
         router: Router that distributes requests to the servers.
         weights: Weight transaction of these servers.
         connect: Makes a backend for a URL.
+        grace: Seconds to wait for the client that paused a server, before it is taken over.
     """
 
-    def __init__(self, router: Router, weights: WeightTransaction, connect: Callable[[str], Backend]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        weights: WeightTransaction,
+        connect: Callable[[str], Backend],
+        grace: float = 120.0,
+    ) -> None:
         self._router = router
         self._weights = weights
         self._connect = connect
+        self._grace = grace
 
     def status(self) -> list[dict[str, Any]]:
         """Lists all servers with their state; serving ones with their policy version."""
@@ -42,13 +54,29 @@ class ServerPool:
         """
         backend = self._connect(url)
         known = {status.url: status.state for status in self._router.status()}
-        if known.get(backend.url) == "serving":
+        if known.get(backend.url) in ("serving", "reserved"):
             raise InferenceError(f"{backend.url} serves already")
         try:
+            await until_resumed(backend, self._grace)
             await self._weights.join(backend)
         except InferenceError:
             await backend.close()
             raise
+
+    @asynccontextmanager
+    async def reserved(self) -> AsyncIterator[None]:
+        """Context in which a quarter of the servers, at least one of two, keep their version, for an evaluation.
+
+        They are left out of weight pushes and take no training requests; afterwards they get the committed version.
+        """
+        version = self._weights.committed.version
+        kept = self._router.reserve()
+        yield  # after a cancellation the run is ending: nobody waits for the servers
+        for backend in kept:
+            try:
+                await self._weights.rejoin(backend, version)
+            except InferenceError as error:
+                self._router.take_out(backend, f"it kept version {version}, and does not take a newer one: {error}")
 
     def remove(self, url: str) -> None:
         """Stop sending new requests to a server.

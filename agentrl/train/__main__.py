@@ -4,6 +4,7 @@ Guarantees: the rank removes its shared memory when it ends, also after SIGTERM 
 once. A model that cannot be trained is refused before the first batch, after a trial of a whole update.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, run_arguments
+from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.learner import PolicyLearner
@@ -207,10 +209,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.resume:
             trainer.resume()
         trainer.run()
-    except (ControllerError, TrainingStopped) as error:
+    except (ControllerError, TrainingStopped, CheckpointFailed) as error:
         print(error, file=sys.stderr)
         return 1
     finally:
+        with contextlib.suppress(CheckpointFailed):  # the checkpoint before it stands
+            trainer.saver.wait(END_SECONDS)
         trainer.publisher.close()
         dist.destroy_process_group()
     return 0

@@ -1,18 +1,14 @@
 """Checkpoints: parameters, optimizer state and the controller's state after the same step.
 
-Guarantees: a checkpoint folder named ``step-N`` is complete (it is renamed into place last); it can be loaded with
-another number of ranks; frozen parameters (with LoRA, all but the adapters) are not in it; older checkpoints are
-removed only after the new one is complete.
+Guarantees: a checkpoint can be loaded with another number of ranks; frozen parameters (with LoRA, all but the adapters)
+are not in it. When one counts, and what is left of one that was cut off: :mod:`agentrl.train.checkpoint_saver`.
 """
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,44 +18,25 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from agentrl.train.checkpoint_state import STATE_FILE, read_state
+from agentrl.train.checkpoint_saver import CheckpointSaver
+from agentrl.train.checkpoint_state import read_state
 from agentrl.train.learner import PolicyLearner
 
 
-def save_checkpoint(folder: Path, step: int, engine: PolicyLearner, state: dict[str, Any], keep: int) -> Path:
-    """Writes ``folder/step-N`` and removes old checkpoints; a collective over all ranks.
+def save_checkpoint(saver: CheckpointSaver, step: int, engine: PolicyLearner, state: dict[str, Any]) -> None:
+    """Starts to write a checkpoint; a collective over all ranks.
 
     Args:
-        folder: Folder of the run's checkpoints.
+        saver: Saver of the run's checkpoints, which goes on beside training.
         step: Number of trainer steps done.
-        engine: Learner whose policy, critic, optimizers and moving reference are saved.
+        engine: Learner whose policy, critic, optimizers and moving reference are saved, as they are now.
         state: Other state to save, as JSON: elapsed seconds and the controller's state.
-        keep: Number of newest checkpoints to keep.
 
     Raises:
-        OSError: The disk is full (on rank 0); the incomplete checkpoint is removed.
+        CheckpointFailed: The save before this one failed.
     """
-    rank = dist.get_rank()
-    target = folder / f"step-{step:06d}"
-    partial = folder / f".partial-step-{step:06d}"
-    if rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    try:
-        save(_tensors(engine), checkpoint_id=str(partial))
-        if rank == 0:
-            (partial / STATE_FILE).write_text(json.dumps({"step": step, **state}))
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-            _prune(folder, keep)
-    finally:
-        if rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-    dist.barrier()
-    return target
+    saver.save(step, _tensors(engine), {"step": step, **state})
 
 
 def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
@@ -103,9 +80,3 @@ def _tensors(engine: PolicyLearner) -> dict[str, Any]:
 def _frozen(module: nn.Module) -> set[str]:
     """Returns the names of the frozen parameters, tied copies included."""
     return {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
-
-
-def _prune(folder: Path, keep: int) -> None:
-    checkpoints = sorted(p for p in folder.glob("step-*") if p.is_dir())
-    for old in checkpoints[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -44,9 +44,13 @@ class ControllerClient:
         self._step = step
         return self._post("/next_batch", {"step": step}).content
 
-    def ready(self) -> bool:
-        """Returns whether a version may be published, after a few seconds at most; ask again if not."""
-        answer = self._post("/ready", {"seconds": READY_SECONDS}, timeout=READY_SECONDS + ANSWER_SECONDS)
+    def ready(self, version: int | None = None, *, final: bool = False) -> bool:
+        """Returns whether a version may be published, after a few seconds at most; ask again if not.
+
+        Without a version it returns whether no evaluation is running.
+        """
+        body = {"seconds": READY_SECONDS, "version": version, "final": final}
+        answer = self._post("/ready", body, timeout=READY_SECONDS + ANSWER_SECONDS)
         return answer.json()["ready"]
 
     def publish(self, version: int, manifest: WeightManifest, *, final: bool) -> dict[str, Any]:
@@ -89,6 +93,12 @@ class ControllerClient:
     def _post(self, path: str, body: dict[str, Any], timeout: float | None = None) -> httpx.Response:
         try:
             response = self._http.post(path, json=body, timeout=timeout or self._http.timeout)
+        except httpx.ReadTimeout as error:
+            seconds = timeout or self._http.timeout.read
+            raise ControllerError(
+                f"no answer from the controller to {path} within {seconds:g} s"
+                f"{' (trainer.batch_timeout)' if timeout is None else ''}"
+            ) from error
         except httpx.HTTPError as error:
             raise ControllerError(
                 f"cannot reach the controller at {self._http.base_url}{path}: {error or type(error).__name__}"

@@ -1,7 +1,7 @@
 """The trainer's loop: batch, update, publish, save.
 
 Guarantees: one batch is one step, and one step is one policy version; all ranks take the same decisions, which rank 0
-broadcasts with each step; the served version does not change while it is evaluated, and the next update runs meanwhile;
+broadcasts with each step; no version is published before the controller lets it, and the next update runs meanwhile;
 each step's metrics say how its time was spent; parameters, optimizer and controller state of a checkpoint are of the
 same step.
 """
@@ -20,6 +20,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, SAVED_FILE, STOP_FILE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
@@ -60,6 +61,7 @@ class Trainer:
         self.publisher = publisher
         self.client = client
         self.step = 0
+        self.saver = CheckpointSaver(self.checkpoints, self.config.keep_checkpoints)
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
         self._first_mismatch = FirstMismatch(self.config.max_first_mismatch)
@@ -98,9 +100,12 @@ class Trainer:
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
+            self.saver.check()
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
             metrics |= self._publish(final=final)
             self._step_seconds = time.monotonic() - began
+            if self.saver.stall is not None:  # of the save since the record before this one
+                metrics["time/save"], self.saver.stall = self.saver.stall, None
             if self.client is not None:
                 self.client.record(self.step, metrics | step_times(metrics, self._step_seconds), final=final)
             if final:
@@ -109,8 +114,10 @@ class Trainer:
             if shared_decision(final or plan["stop"] or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
             if plan["stop"] and not final:
+                self.saver.wait()  # it counts when it is complete
                 self._say_saved()
                 return
+        self.saver.wait()
         self.export(self.run_dir / "model")
         if self.client is not None:
             self.client.finish()
@@ -200,7 +207,7 @@ class Trainer:
         Returns:
             Metrics for the step's record: seconds spent, and the fraction of unchanged tensors; complete on rank 0.
         """
-        found = {"time/wait_evaluation": self._wait_for_evaluation()}
+        found = {"time/wait_evaluation": self._wait_for_evaluation(self.step, final=final)}
         start = time.monotonic()
 
         def offer(manifest: WeightManifest) -> None:
@@ -214,8 +221,8 @@ class Trainer:
             found["weights/unchanged"] = self.publisher.unchanged
         return found
 
-    def _wait_for_evaluation(self) -> float:
-        """Waits until the served version may change; a collective.
+    def _wait_for_evaluation(self, version: int | None = None, *, final: bool = False) -> float:
+        """Waits until ``version`` may be published, without one until no evaluation is running; a collective.
 
         Every few seconds rank 0 broadcasts the controller's answer, so no timeout of a call or a collective limits the
         wait.
@@ -224,7 +231,7 @@ class Trainer:
             Seconds waited.
         """
         start = time.monotonic()
-        while not shared_decision(self.client is None or self.client.ready(), self.engine.device):
+        while not shared_decision(self.client is None or self.client.ready(version, final=final), self.engine.device):
             pass
         return time.monotonic() - start
 
@@ -237,11 +244,11 @@ class Trainer:
         return by_step or by_time or by_epoch
 
     def save(self, elapsed: float) -> None:
-        """Writes a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
+        """Starts to write a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
         controller = self.client.checkpoint(self.step) if self.client is not None else {}
         budget = self.config.time_budget if self._out_of_time else None
         state = {"elapsed": elapsed, "spent_budget": budget, "controller": controller}
-        save_checkpoint(self.checkpoints, self.step, self.engine, state, self.config.keep_checkpoints)
+        save_checkpoint(self.saver, self.step, self.engine, state)
         self._last_save = time.monotonic()
 
     def export(self, target: Path) -> None:

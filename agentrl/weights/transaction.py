@@ -1,8 +1,10 @@
 """A weight push as a transaction over all servers: pause, load, verify, commit, resume.
 
 Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
-in both cases; the whole thing ends within the lease. Nothing is committed that a server did not confirm. A server that
-dies meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves.
+in both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`); the whole thing ends within
+the lease. Nothing is committed that a server did not confirm. A server that dies or restarts meanwhile is taken out and
+does not stop the others; one that joins holds the committed version before it serves. When the last one is taken out,
+the push waits for one to join, for ``inference.patience`` at most; it gets the new version then.
 
 A version that was broadcast stands in no file: after a failed broadcast the servers stay paused until the trainer
 offers the version again in a file, and a server that joins waits for a version in a file, which it makes the trainer
@@ -11,13 +13,18 @@ broadcast and before its push: it would be asked to receive in a group that it i
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import Backend, InferenceError, PauseMode, ServerUnreachable
 from agentrl.inference.router import Router
+from agentrl.weights.pauses import Pauses
+
+T = TypeVar("T")
 
 
 class WeightPushError(RuntimeError):
@@ -37,6 +44,10 @@ class Committed:
     path: str | None
 
 
+class _NoneLeft(InferenceError):
+    """All servers of a push were taken out."""
+
+
 class WeightTransaction:
     """Controls the version that the servers serve.
 
@@ -45,14 +56,23 @@ class WeightTransaction:
         initial: Version that the servers were started with.
         mode: Treatment of requests in flight, see ``weights.pause_mode``.
         lease_seconds: Longest time a push may take.
+        pauses: Pauses the servers.
     """
 
-    def __init__(self, router: Router, initial: Committed, mode: PauseMode, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        router: Router,
+        initial: Committed,
+        mode: PauseMode,
+        lease_seconds: float,
+        pauses: Pauses | None = None,
+    ) -> None:
         self._router = router
         self.committed = initial
         self._manifest: WeightManifest | None = None
         self._mode: PauseMode = mode
         self._lease = lease_seconds
+        self._pauses = pauses or Pauses(longest=lease_seconds)
         self._lock = asyncio.Lock()
         self._joining = 0  # servers that wait for a file
         self._filed = asyncio.Event()  # set while the committed version stands in a file and no broadcast is due
@@ -76,47 +96,127 @@ class WeightTransaction:
                 self._filed.clear()
             return {"ranks": dict(zip(urls, ranks, strict=True)), "by_file": by_file}
 
-    async def push(self, manifest: WeightManifest) -> None:
+    async def push(self, manifest: WeightManifest) -> dict[str, float]:
         """Make ``manifest`` the served version.
+
+        Returns:
+            ``weights/paused_s``: mean over the servers of the seconds from the answer to the call that paused one to
+            the answer to the call that resumed it; absent if none was paused, because all joined with the version.
 
         Raises:
             WeightPushError: The push failed; the last committed version is served again.
         """
         async with self._lock:
-            servers = self._router.backends
             try:
-                async with asyncio.timeout(self._lease):
-                    await self._each(servers, lambda b: b.pause(self._mode))
-                    await self._each(servers, lambda b: _load(b, manifest))
-                    await self._each(servers, lambda b: _verify(b, manifest))
-                self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
-            except (InferenceError, TimeoutError) as error:
-                reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
+                return await self._swap(self._router.backends, manifest)
+            except _NoneLeft as error:
+                if not manifest.path:
+                    self._filed.set() if self.committed.path else self._filed.clear()
+                    raise WeightPushError(f"version {manifest.version} was not taken: {error}") from error
+                self._commit(manifest)  # no server holds another version
+        try:
+            await self._router.pick()
+        except InferenceError as error:
+            raise WeightPushError(f"version {manifest.version} was not taken: {error}") from error
+        return {}
+
+    def _commit(self, manifest: WeightManifest) -> None:
+        self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
+        (self._filed.set if self.committed.path else self._filed.clear)()
+
+    async def _swap(self, servers: list[Backend], manifest: WeightManifest) -> dict[str, float]:
+        """Push to ``servers``, of which those that die leave the list.
+
+        Raises:
+            WeightPushError: As :meth:`push`.
+            _NoneLeft: No server is left.
+        """
+        try:
+            async with asyncio.timeout(self._lease):
+                await self._each(servers, lambda b: self._pauses.pause(b, self._mode))
+                await self._each(servers, lambda b: _load(b, manifest))
+                await self._each(servers, lambda b: _verify(b, manifest))
+                self._check_pauses(servers, manifest)
+            self._commit(manifest)
+        except _NoneLeft:
+            raise
+        except (InferenceError, TimeoutError) as error:
+            reason = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
+            try:
                 await self._roll_back(servers, reason)
-                raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
             finally:
                 (self._filed.set if self.committed.path else self._filed.clear)()
-            await self._each(servers, lambda b: b.resume())
+            raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
+        seconds = [one for one in await self._resume(servers) if one is not None]
+        return {"weights/paused_s": fmean(seconds)} if seconds else {}
+
+    def _check_pauses(self, servers: list[Backend], manifest: WeightManifest) -> None:
+        """Refuse a broadcast whose server went on in the middle: it sampled with a mixture of two versions.
+
+        A file is loaded in one piece between two model steps, so there a lost pause does no harm.
+        """
+        lost = sorted(self._pauses.lost.intersection(server.url for server in servers))
+        if lost and manifest.broadcast is not None:
+            raise InferenceError(f"the pause of {', '.join(lost)} ended before the broadcast did")
+
+    async def _resume(self, servers: list[Backend]) -> list[float | None]:
+        """Resume ``servers``; returns how long each was paused."""
+        try:
+            async with asyncio.timeout(self._lease):
+                return await self._each(servers, self._pauses.resume)
+        except TimeoutError as error:
+            raise InferenceError(f"a server does not resume within weights.lease_seconds={self._lease:g}") from error
 
     async def join(self, backend: Backend) -> None:
         """Bring a server to the committed version, then give it traffic.
 
         Raises:
-            InferenceError: The server does not load the weights.
+            InferenceError: The server does not load the weights; it is not left paused.
         """
         await backend.version()  # one that does not answer has nothing to wait for
         await self._lock.acquire()
         try:
             while (path := self._file()) is None:
                 await self._until_filed()
-            await backend.pause("abort")
-            await backend.load(path, self.committed.version)
-            if self._manifest is not None:
-                await _verify(backend, self._manifest)
-            await backend.resume()
+            try:
+                async with asyncio.timeout(self._lease):
+                    await self._take_over(backend, path)
+            except TimeoutError as error:
+                raise InferenceError(
+                    f"{backend.url} does not take the weights within weights.lease_seconds={self._lease:g}"
+                ) from error
             self._router.admit(backend)
         finally:
             self._lock.release()
+
+    async def rejoin(self, backend: Backend, held: int) -> None:
+        """Give a reserved server training traffic again, with the committed version, which it may still hold.
+
+        Raises:
+            InferenceError: As :meth:`join`.
+        """
+        async with self._lock:
+            if self.committed.version == held:
+                self._router.release_reserved(backend)
+                return
+        await self.join(backend)
+
+    async def _take_over(self, backend: Backend, path: str) -> None:
+        """Load the committed version from ``path`` and verify it, in a pause."""
+        try:
+            await self._pauses.pause(backend, "abort")
+            await backend.load(path, self.committed.version)
+            if self._manifest is not None:
+                await _verify(backend, self._manifest)
+        except BaseException:  # a cancellation too: nobody else would resume it
+            with contextlib.suppress(InferenceError):
+                await self._pauses.resume(backend)
+            raise
+        await self._pauses.resume(backend)
+
+    async def close(self) -> None:
+        """Resume the servers that a push left paused; call it when no push can come any more."""
+        await self._pauses.close()
 
     def _file(self) -> str | None:
         """Folder from which a server that joins can load the committed version now; None where there is none."""
@@ -139,28 +239,39 @@ class WeightTransaction:
                 f"{reason}; version {last.version} was broadcast and cannot be loaded again: the servers stay paused"
             )
         try:
-            await self._each(servers, lambda b: b.load(str(last.path), last.version))
-            await self._each(servers, lambda b: b.resume())
-        except InferenceError as error:
-            raise WeightPushError(f"{reason}; and going back to version {last.version} failed: {error}") from error
+            async with asyncio.timeout(self._lease):
+                await self._each(servers, lambda b: b.load(str(last.path), last.version))
+            await self._resume(servers)
+        except (InferenceError, TimeoutError) as error:
+            why = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
+            raise WeightPushError(f"{reason}; and going back to version {last.version} failed: {why}") from error
 
-    async def _each(self, servers: list[Backend], call: Callable[[Backend], Awaitable[None]]) -> None:
-        """Call all of ``servers``; those that turn out dead leave the list and the router.
+    async def _each(self, servers: list[Backend], call: Callable[[Backend], Awaitable[T]]) -> list[T]:
+        """Call all of ``servers`` and return their answers; those that do not answer leave the list and the router.
+
+        A server that broke the call off and lives was restarted: its weights are those that it was started with. It
+        comes back as one that died does, by the router's next probe.
 
         Raises:
-            InferenceError: A server that lives refused, or none is left.
+            InferenceError: A server that lives refused, or did not answer in time.
+            _NoneLeft: No server is left.
         """
         outcomes = await asyncio.gather(*(call(backend) for backend in servers), return_exceptions=True)
+        answers: list[T] = []
         for backend, outcome in zip(list(servers), outcomes, strict=True):
             if not isinstance(outcome, BaseException):
+                answers.append(outcome)
                 continue
-            if not isinstance(outcome, ServerUnreachable) or await backend.alive():
+            late = isinstance(outcome, ServerUnreachable) and outcome.timed_out
+            if not isinstance(outcome, ServerUnreachable) or (late and await backend.alive()):
                 raise outcome
             self._router.take_out(backend, str(outcome))
+            self._pauses.forget(backend)
             servers.remove(backend)
         if not servers:
             states = "; ".join(f"{s.url}: {s.error or s.state}" for s in self._router.status())
-            raise InferenceError(f"no inference server is left: {states}")
+            raise _NoneLeft(f"no inference server is left: {states}")
+        return answers
 
 
 async def _load(backend: Backend, manifest: WeightManifest) -> None:

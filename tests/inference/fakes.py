@@ -20,7 +20,11 @@ class FakeBackend:
         refuse: Control calls that fail, by name.
         wrong: What :meth:`verify` reports.
         dead: Nothing is answered any more.
+        held_by_other: What :meth:`paused` answers.
+        renewed: Set at each renewal of a pause.
     """
+
+    pause_lease: float | None = None
 
     def __init__(self, script: Script, url: str = "http://fake") -> None:
         self.url = url
@@ -32,6 +36,8 @@ class FakeBackend:
         self.refuse: set[str] = set()
         self.wrong: list[str] = []
         self.dead = False
+        self.held_by_other = False
+        self.renewed = asyncio.Event()
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         self.requests.append((token_ids, params))
@@ -61,6 +67,13 @@ class FakeBackend:
 
     async def resume(self) -> None:
         self._control("resume", None)
+
+    async def renew(self) -> None:
+        self.renewed.set()
+        self._control("renew", None)
+
+    async def paused(self) -> bool | None:
+        return self.held_by_other
 
     async def load(self, path: str, version: int) -> None:
         self._control("load", (path, version))

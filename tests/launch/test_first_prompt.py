@@ -109,7 +109,6 @@ async def test_tools_that_the_model_would_never_see_are_refused(tiny_model: Path
     [
         (["env.kwargs.fault=fails"], ": OSError: no such [disk]"),
         (["env.kwargs.fault=hangs"], ": no request to the model within 0.05 s"),
-        (["env.kwargs.fault=user", "inference.context_length=300"], "does not fit inference.context_length=300"),
         ([f"agent.id={__file__}:Hot"], "training samples with sampling.temperature="),
         ([f"agent.id={__file__}:Hot", "agent.kwargs.asks=false"], "has sampled no message"),
     ],
@@ -163,7 +162,7 @@ async def test_a_workflow_that_asks_in_its_own_way_ends_at_its_first_request(
     monkeypatch.setattr(first_prompt, "LIMIT", 1.0)
     recipe = load_recipe("arithmetic_grpo", ["rollout.close_timeout=1"], device="cpu")
     task, before = Task(id="t", data={"question": "a"}), asyncio.all_tasks()
-    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(episode), task)
+    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(episode), [task])
     assert not found.problem and "hello" in found.text
     assert task.data == {"question": "a"}, "the run's first episodes get the task as it was loaded"
     await asyncio.sleep(0)
@@ -175,7 +174,7 @@ async def test_a_cancellation_of_the_workflows_own_is_told(tiny_model: Path) -> 
         raise asyncio.CancelledError("a scope of its own")
 
     recipe = load_recipe("arithmetic_grpo", device="cpu")
-    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(cancelled), Task(id="t", data={}))
+    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(cancelled), [Task(id="t", data={})])
     assert found.problem == "task t: CancelledError: a scope of its own"
 
 
@@ -186,7 +185,7 @@ async def test_a_refusal_in_a_group_is_a_refusal(tiny_model: Path) -> None:
 
     recipe = load_recipe("arithmetic_grpo", device="cpu")
     with pytest.raises(PromptError, match="does not render tools"):
-        await first_prompt.first_prompt(recipe, tiny_model, Asking(odd_roles), Task(id="t", data={}))
+        await first_prompt.first_prompt(recipe, tiny_model, Asking(odd_roles), [Task(id="t", data={})])
 
 
 def test_an_evaluation_is_refused_before_its_server_starts(
@@ -206,7 +205,33 @@ def test_a_training_run_is_refused_in_one_line_while_its_servers_load(tiny_model
     settings = overrides(tiny_model, tmp_path, "x", "env.id=Calculator-v0", "model.chat_template=null")
     begun = time.monotonic()
     result = run("recipe", "run", "calculator_grpo", *settings)
-    assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+    assert result.returncode == 2 and "Traceback" not in result.stdout, result.stdout
     assert "leaves out a tool call" in result.stdout and "chatml_tools" in result.stdout
     assert time.monotonic() - begun < 120 and not processes_of(tmp_path)
-    assert not (tmp_path / "x" / "episodes.jsonl").read_text() if (tmp_path / "x" / "episodes.jsonl").exists() else True
+    assert not (tmp_path / "x").exists(), "its name is free again"
+
+
+async def test_prompts_that_do_not_fit_are_refused_and_one_long_task_is_not(tiny_model: Path, tmp_path: Path) -> None:
+    """Seven others are tried before a run is refused: one long task of a data set is an ordinary thing."""
+    recipe = load_recipe("arithmetic_grpo", ["inference.context_length=200"], device="cpu")
+
+    tried: list[str] = []
+
+    class Long(RolloutWorkflow):
+        async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+            tried.append(task.id)
+            message = {"role": "user", "content": task.data["text"]}
+            await llm.session().chat.completions.create(messages=[message])
+            return Outcome(0.0)
+
+    tasks = [Task(id=str(number), data={"text": "long " * 100}) for number in range(40)]
+    with pytest.raises(
+        PromptError, match=r"task 0: .*context_length=200, nor does that of 7 other tasks: set inference"
+    ):
+        await first_prompt.first_prompt(recipe, tiny_model, Long(), tasks)
+    assert tried == ["0", "1", "6", "11", "16", "21", "26", "31"]
+    tasks[6].data["text"] = "short"
+    found = await first_prompt.first_prompt(recipe, tiny_model, Long(), tasks)
+    assert "task 0: " in found.problem and "context_length=200" in found.problem and not found.token_ids
+    with pytest.raises(PromptError, match=r"context_length=200: set inference"):
+        await first_prompt.first_prompt(recipe, tiny_model, Long(), tasks[:1])

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.lora import add_adapter, save_adapter
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import reshard
@@ -81,7 +82,10 @@ def test_only_adapters_are_trained_and_saved_and_a_resumed_run_goes_on_exactly(
     assert adapters and all("lora_" in name for name in adapters)
     assert sum(len(group["params"]) for group in engine.optimizer.param_groups) == len(adapters)
     steps(engine, 0, 2)
-    saved = save_checkpoint(tmp_path, 2, engine, {}, keep=1)
+    saver = CheckpointSaver(tmp_path, keep=1)
+    save_checkpoint(saver, 2, engine, {})
+    saver.wait()
+    saved = tmp_path / "step-000002"
     names = FileSystemReader(saved).read_metadata().state_dict_metadata
     assert {name.removeprefix("model.") for name in names if name.startswith("model.")} == adapters
     steps(engine, 2, 4)

@@ -45,7 +45,7 @@ class OneBatch:
     def next_batch(self, step: int) -> bytes:
         return self.batch
 
-    def ready(self) -> bool:
+    def ready(self, version: int | None = None, *, final: bool = False) -> bool:
         return True
 
     def record(self, *args: Any, **more: Any) -> None:

@@ -1,6 +1,7 @@
 """Tests the setup of a torchrun rank."""
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_a_gpu_that_is_not_there_is_an_error_and_no_run_on_the_cpu(monkeypatch: 
 
     joined: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", no_gpu)
-    monkeypatch.setattr(dist, "init_process_group", joined.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda *given, **more: joined.append("joined"))
     recipe = load_recipe("arithmetic_grpo", device="cuda")
     with pytest.raises(RuntimeError, match="no CUDA-capable device"):
         join_group(recipe)
@@ -36,6 +37,7 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     joined: list[object] = []
     monkeypatch.setenv("LOCAL_RANK", "5")
     monkeypatch.setattr(torch.cuda, "set_device", joined.append)
-    monkeypatch.setattr(dist, "init_process_group", joined.append)
-    device = join_group(load_recipe("arithmetic_grpo", device="cuda"))
-    assert device == torch.device("cuda", 5) and joined == [device, "cpu:gloo,cuda:nccl"]
+    monkeypatch.setattr(dist, "init_process_group", lambda backends, *, timeout: joined.extend((backends, timeout)))
+    device = join_group(load_recipe("arithmetic_grpo", ["trainer.batch_timeout=3000"], device="cuda"))
+    assert device == torch.device("cuda", 5) and joined[:2] == [device, "cpu:gloo,cuda:nccl"]
+    assert joined[2] == timedelta(seconds=3600), "other ranks wait for longer than rank 0 does for a batch"

@@ -27,7 +27,7 @@ class Batches:
     def next_batch(self, step: int) -> bytes:
         return self.batches[step]
 
-    def ready(self) -> bool:
+    def ready(self, version: int | None = None, *, final: bool = False) -> bool:
         return True
 
     def record(self, step: int, metrics: dict[str, float], *, final: bool) -> None:
@@ -147,7 +147,7 @@ def test_a_checkpoint_says_that_its_step_used_up_the_time(
     trainer, _, _ = make_trainer(tiny_model, tmp_path, {"time_budget": budget, "total_steps": 2}, {}, {})
     states: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "agentrl.train.trainer.save_checkpoint", lambda folder, step, engine, state, keep: states.append(state)
+        "agentrl.train.trainer.save_checkpoint", lambda saver, step, engine, state: states.append(state)
     )
     trainer.client.checkpoint = lambda step: {}  # type: ignore[union-attr,method-assign]
     trainer.save = lambda elapsed: Trainer.save(trainer, elapsed)  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
-from agentrl.inference.backend import InferenceError
+from agentrl.inference.backend import InferenceError, ServerUnreachable
 from agentrl.inference.router import Router
 from agentrl.weights.transaction import Committed, WeightPushError, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
@@ -13,9 +13,10 @@ from tests.inference.fakes import FakeBackend, answer
 MANIFEST = WeightManifest(version=3, path="/new", transport="disk", dtype="F32", nbytes=4, fingerprints={"a": "1"})
 
 
-def make(lease: float = 10.0) -> tuple[WeightTransaction, list[FakeBackend]]:
+def make(lease: float = 10.0, patience: float = 60.0) -> tuple[WeightTransaction, list[FakeBackend]]:
     backends = [FakeBackend(lambda ids, params: answer([1]), f"http://{i}") for i in range(2)]
-    return WeightTransaction(Router(list(backends)), Committed(2, "/old"), "retract", lease), backends
+    router = Router(list(backends), patience=patience)
+    return WeightTransaction(router, Committed(2, "/old"), "retract", lease), backends
 
 
 async def test_a_push_pauses_loads_verifies_and_resumes_every_server() -> None:
@@ -75,12 +76,85 @@ async def test_a_server_that_dies_during_a_push_is_taken_out_and_the_others_get_
     assert backends[0].calls == [], "a server that is gone is not asked again"
 
 
-async def test_a_push_without_any_server_left_says_what_became_of_each() -> None:
-    transaction, backends = make()
+@pytest.mark.parametrize("manifest", ["file", "broadcast"])
+async def test_a_push_without_any_server_left_says_what_became_of_each(manifest: str) -> None:
+    """A version in a file waits for a server, as long as ``inference.patience``; a broadcast cannot wait."""
+    transaction, backends = make(patience=0.01)
     for backend in backends:
         backend.dead = True
-    with pytest.raises(WeightPushError, match="no inference server is left: http://0: http://0 is dead"):
-        await transaction.push(MANIFEST)
+    wanted = {
+        "file": r"version 3 was not taken: no inference server for 0.01 s \(inference.patience\): http://0 gone: "
+        "http://0 is dead; http://1",
+        "broadcast": "version 4 was not taken: no inference server is left: http://0: http://0 is dead; http://1",
+    }
+    with pytest.raises(WeightPushError, match=wanted[manifest]):
+        await transaction.push(MANIFEST if manifest == "file" else SENT)
+
+
+async def rejoin(transaction: WeightTransaction, backend: FakeBackend) -> None:
+    """What the router's probe does when a server is back."""
+    backend.dead = False
+    await transaction.join(backend)
+
+
+@pytest.mark.parametrize("dies_at", ["pause", "load", "verify", "resume"])
+async def test_the_only_server_restarts_in_a_push_and_gets_the_version_when_it_is_back(dies_at: str) -> None:
+    backend = FakeBackend(lambda ids, params: answer([1]), "http://only")
+    transaction = WeightTransaction(Router([backend], patience=60.0), Committed(2, "/old"), "retract", 10.0)
+    gone = asyncio.Event()
+    original = backend._control
+
+    def control(name: str, argument: object) -> None:
+        if name == dies_at and not gone.is_set():
+            backend.dead = True
+            gone.set()
+        original(name, argument)
+
+    backend._control = control  # type: ignore[method-assign]
+    pushing = asyncio.create_task(transaction.push(MANIFEST))
+    await gone.wait()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not pushing.done(), "the push waits for the server"
+    backend.calls.clear()
+    await rejoin(transaction, backend)
+    await pushing
+    assert backend.calls == [("pause", "abort"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+    assert transaction.committed == Committed(3, "/new")
+
+
+async def test_a_server_that_restarted_so_fast_that_it_answers_again_is_brought_to_the_version() -> None:
+    """The connection broke in the load, and the server lives: it holds the weights that it was started with."""
+    transaction, backends = make()
+    broken = iter([True])
+
+    async def load(path: str, version: int) -> None:
+        if next(broken, False):
+            raise ServerUnreachable("http://0: ServerDisconnectedError")
+        backends[0]._control("load", (path, version))
+
+    backends[0].load = load  # type: ignore[method-assign]
+    await transaction.push(MANIFEST)
+    assert [b.url for b in transaction._router.backends] == ["http://1"]
+    await rejoin(transaction, backends[0])
+    assert backends[0].calls[-4:] == [("pause", "abort"), ("load", ("/new", 3)), ("verify", 3), ("resume", None)]
+
+
+async def test_a_server_that_does_not_take_the_version_when_it_is_back_is_named_when_patience_ends() -> None:
+    backend = FakeBackend(lambda ids, params: answer([1]), "http://only")
+    backend.dead = True
+    router = Router([backend], probe_seconds=0.001, patience=0.05)
+    transaction = WeightTransaction(router, Committed(2, "/old"), "retract", 10.0)
+    router.rejoin = transaction.join
+    pushing = asyncio.create_task(transaction.push(MANIFEST))
+    while router.backends:
+        await asyncio.sleep(0)
+    backend.dead, backend.refuse = False, {"load"}
+    await router.probe()
+    with pytest.raises(WeightPushError, match=r"inference.patience.*does not take the current weights.*refuses load"):
+        await pushing
+    assert backend.calls[-1] == ("resume", None), "a server that does not join is not left paused"
+    await router.close()
 
 
 async def test_a_server_that_joins_is_loaded_and_verified_before_it_serves() -> None:

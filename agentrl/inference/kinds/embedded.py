@@ -1,19 +1,47 @@
 """The embedded engine (``agentrl/engine``): agentrl's own server, with SGLang's HTTP API.
 
 Guarantees: nothing of the engine is imported here; it is a process, started and called like any other server. Loaded
-weights are verified by fingerprints of all tensors.
+weights are verified by fingerprints of all tensors. A pause has a lease (``agentrl/engine/pause_lease.py``): the engine
+resumes by itself when this process does not renew it, and no other process ends it before.
 """
+
+import os
+import socket
+import uuid
 
 from agentrl.core.weight_manifest import WeightManifest, mismatches
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.inference.backend import PauseMode
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.kinds.sglang import SGLangBackend
 
+HOLDER = f"{socket.gethostname()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"  # this process, as the holder of pauses
+PAUSE_SECONDS = 20.0  # lease of a pause: how long a server stays paused after its client died
 KEPT_TOKENS = 16384  # tokens in the prefix cache: 750 MB for a 135M model in float32
 
 
 class EmbeddedBackend(SGLangBackend):
     """Connection to an embedded engine at ``url``."""
+
+    pause_lease = PAUSE_SECONDS
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling, until this process resumes or no longer renews the pause.
+
+        Raises:
+            InferenceError: Another process holds a pause.
+        """
+        body = {"mode": mode, "lease_seconds": PAUSE_SECONDS, "holder": HOLDER}
+        await self._http.post("/pause_generation", body, expect_json=False, repeatable=True)
+
+    async def renew(self) -> None:
+        """Extend the lease of this process's pause."""
+        body = {"lease_seconds": PAUSE_SECONDS, "holder": HOLDER}
+        await self._http.post("/renew_pause", body, expect_json=False, repeatable=True)
+
+    async def resume(self) -> None:
+        """Continue sampling, unless another process holds the pause."""
+        await self._http.post("/continue_generation", {"holder": HOLDER}, expect_json=False, repeatable=True)
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare fingerprints of all tensors, if the manifest has them."""

@@ -126,6 +126,16 @@ class SGLangBackend(Backend):
         """Continue sampling after a pause."""
         await self._http.post("/continue_generation", {}, expect_json=False, repeatable=True)
 
+    async def paused(self) -> bool | None:
+        """Whether ``/ready`` answers 503, as it does while paused; servers older than 0.5.20 have no such call."""
+        try:
+            await self._http.get("/ready", expect_json=False)
+        except InferenceError as error:
+            if error.status not in (404, 503):
+                raise
+            return True if error.status == 503 else None
+        return False
+
     async def load(self, path: str, version: int) -> None:
         """Load the safetensors files of a folder."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": False}
@@ -207,13 +217,19 @@ class SGLangBackend(Backend):
             )
 
     async def _begin_update(self) -> bool:
-        """Open an update; returns False if the server is older than 0.5.21 and has no such call."""
+        """Open an update; returns False if the server is older than 0.5.21 and has no such call.
+
+        An update that is open already was left by a client that died in it; it is closed.
+        """
         try:
             await self._update("/begin_weight_update", {})
         except InferenceError as error:
             if error.status == 404:
                 return False
-            raise
+            if error.status != 400:
+                raise
+            await self._update("/end_weight_update", {})
+            await self._update("/begin_weight_update", {})
         return True
 
     async def _update(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> None:

@@ -152,6 +152,15 @@ class VLLMBackend(Backend):
         await self._control("/resume")
         self._running.set()
 
+    async def paused(self) -> bool | None:
+        """What ``/is_paused`` answers; ``None`` if the server's flags turn it off."""
+        try:
+            return bool((await self._http.get("/is_paused")).get("is_paused"))
+        except InferenceError as error:
+            if error.status in _ABSENT:
+                return None
+            raise
+
     async def load(self, path: str, version: int) -> None:
         """Load the safetensors files of a folder."""
         if not any(Path(path).glob("*.safetensors")):  # a failed load ends vLLM's process

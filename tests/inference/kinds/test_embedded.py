@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from agentrl.core.weight_manifest import WeightManifest
-from agentrl.inference.kinds.embedded import EmbeddedBackend
+from agentrl.inference.kinds.embedded import HOLDER, EmbeddedBackend
 from tests.inference.scripted import scripted
 
 FOLDER: dict[str, Any] = {"version": 2, "path": "/x", "transport": "disk", "dtype": "F32", "nbytes": 8}
@@ -41,3 +41,22 @@ async def test_a_load_in_place_needs_no_flush() -> None:
         await server.pause("in_place")
         await server.load("/x", 2)
     assert [path for path, _ in seen] == ["/pause_generation", "/update_weights_from_disk"]
+
+
+async def test_a_pause_names_its_holder_and_its_lease_and_only_the_holder_renews_and_resumes() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append((path, json.loads(body)))
+        return web.json_response({})
+
+    async with scripted(handler, EmbeddedBackend) as server:
+        await server.pause("retract")
+        await server.renew()
+        await server.resume()
+    lease = {"lease_seconds": server.pause_lease, "holder": HOLDER}
+    assert seen == [
+        ("/pause_generation", {"mode": "retract", **lease}),
+        ("/renew_pause", lease),
+        ("/continue_generation", {"holder": HOLDER}),
+    ]

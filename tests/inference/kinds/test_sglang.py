@@ -256,3 +256,28 @@ async def test_another_version_is_named() -> None:
     manifest = WeightManifest(version=2, path="/x", transport="disk", dtype="F32", nbytes=8, fingerprints={"a": "1"})
     async with backend(lambda path, body: web.json_response({"weight_version": "1"})) as other:
         assert await other.verify(manifest) == ["weight_version"]
+
+
+@pytest.mark.parametrize(("status", "paused"), [(200, False), (503, True), (404, None)])
+async def test_ready_tells_whether_a_server_is_paused(status: int, paused: bool | None) -> None:
+    """SGLang answers 503 while paused; a server older than 0.5.20 has no such call."""
+    async with backend(lambda path, body: web.Response(status=status) if path == "/ready" else None) as server:
+        assert await server.paused() is paused
+
+
+async def test_an_update_that_a_dead_client_left_open_is_closed_first() -> None:
+    seen: list[str] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        seen.append(path)
+        if path == "/begin_weight_update" and "/end_weight_update" not in seen:
+            return web.json_response({"message": "a weight update is open"}, status=400)
+        return web.json_response({"success": True})
+
+    plan = BroadcastPlan(
+        group="g", address="host", port=5, backend="gloo", world_size=2, offsets={}, join=False, buckets=()
+    )  # fmt: skip
+    async with backend(handler) as server:
+        sent = WeightManifest(version=4, transport="broadcast", dtype="F32", nbytes=4, fingerprints={}, broadcast=plan)
+        await server.receive(sent, plan)
+    assert seen[:4] == ["/begin_weight_update", "/end_weight_update", "/begin_weight_update", "/end_weight_update"]

@@ -149,6 +149,14 @@ async def test_a_server_without_calls_for_weights_is_told_how_to_get_them() -> N
         assert await server.version() == 0
 
 
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_server_tells_whether_it_is_paused_if_its_flags_let_it(paused: bool) -> None:
+    async with backend({"/is_paused": lambda body: web.json_response({"is_paused": paused})}) as (server, _):
+        assert await server.paused() is paused
+    async with backend({}) as (server, _):
+        assert await server.paused() is None
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
