@@ -1,15 +1,11 @@
 """``agentrl eval``: evaluates a model without a trainer, on a running server or the embedded engine."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentrl.cli.recipe import Overrides, complete_recipe, run_loaded
-
-# The recipe's limits suit its small CPU model; a model on an external server needs more. Overrides can change both.
-_EXTERNAL = ("sampling.max_new_tokens=1024", "inference.context_length=8192")
+from agentrl.cli.recipe import Overrides, complete_recipe, finish
 
 
 def evaluate(
@@ -39,66 +35,19 @@ def evaluate(
     """
     from rich.console import Console
 
-    from agentrl.config.errors import ConfigError
-    from agentrl.config.load import load_recipe
+    from agentrl.launch.api import evaluate as evaluate_model
 
-    if base_url is not None and model is None:
-        raise ConfigError("--base-url needs --model NAME: the name under which that server knows the model")
-    recipe_name = recipe_of(name)
-    folder = output or Path("runs") / f"eval-{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    settings = eval_settings(base_url, model, n, k, folder)
-    recipe = load_recipe(recipe_name, [*settings, *(overrides or ())])
-    raise typer.Exit(run_loaded(recipe, resume=False, console=Console(highlight=False)))
-
-
-def eval_settings(base_url: str | None, model: str | None, n: int | None, k: int | None, folder: Path) -> list[str]:
-    """Convert the options to recipe settings."""
-    from agentrl.config.yaml12 import write_yaml
-
-    settings = ["trainer.type=null", f"launch.run_dir={folder.parent}", f"name={folder.name}"]
-    if base_url is not None:
-        settings += ["inference.engine=openai", f"inference.urls={write_yaml([base_url])}", *_EXTERNAL]
-        settings.append(f"inference.model={model}")
-    elif model is not None:
-        settings.append(f"model.name={model}")
-    if n is not None:
-        settings.append(f"eval.tasks={n}")
-    if k is not None:
-        settings.append(f"eval.samples={k}")
-        if k > 1:
-            settings.append("sampling.eval_temperature=1.0")  # greedy samples of one task would all be equal
-    return settings
-
-
-def recipe_of(name: str) -> str:
-    """Find the recipe of a name: a recipe's name or path, or an environment's id.
-
-    An environment's first recipe that learns from episodes goes before those that learn from examples.
-
-    Raises:
-        ConfigError: ``name`` is neither a known recipe nor an environment with a recipe.
-    """
-    from agentrl.config.errors import ConfigError
-    from agentrl.config.load import find_recipe, recipe_names
-    from agentrl.config.overrides import read_file
-    from agentrl.config.supervised import SUPERVISED
-    from agentrl.core.registry import nearest
-
-    names = recipe_names()
-    if name in names or name.endswith((".yaml", ".yml")):
-        return name
-    by_env: dict[str, str] = {}
-    for lines in (False, True):  # recipes that learn from examples last: their settings suit longer texts
-        for recipe in names:
-            content = read_file(find_recipe(recipe))
-            env, trainer = content.get("env"), content.get("trainer")
-            learns_lines = isinstance(trainer, dict) and trainer.get("type") in SUPERVISED
-            if isinstance(env, dict) and learns_lines == lines:
-                by_env.setdefault(str(env.get("id")), recipe)
-    if name in by_env:
-        return by_env[name]
-    known = [*by_env, *names]
-    raise ConfigError(
-        f"no environment or recipe {name!r}{nearest(name, known) or '.'} Environments with a recipe: "
-        f"{', '.join(by_env)}. Recipes: {', '.join(names)}"
+    console = Console(highlight=False)
+    finish(
+        console,
+        lambda: evaluate_model(
+            name,
+            overrides,
+            model=model,
+            base_url=base_url,
+            tasks=n,
+            samples=k,
+            output=output,
+            console=console,
+        ),
     )

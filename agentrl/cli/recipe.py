@@ -1,14 +1,17 @@
 """``agentrl recipe``: lists, shows and runs recipes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from agentrl.config.recipe import Recipe
+    from agentrl.launch.results import EvalResult, TrainResult
 
 app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
 
@@ -91,23 +94,34 @@ def run(
     """Run a recipe: train, or evaluate with trainer.type=null."""
     from rich.console import Console
 
-    recipe = _load(name, overrides, config)
-    console = Console(highlight=False)
     if dry_run:
         from agentrl.launch.run import check_names
 
+        recipe = _load(name, overrides, config)
         check_names(recipe)
         _print_plan(recipe)
         return
-    named = any(setting.startswith("name=") for setting in overrides or ())
-    raise typer.Exit(run_loaded(recipe, resume=resume, console=console, numbered=not named))
+    from agentrl.launch import api
+
+    console = Console(highlight=False)
+    finish(console, lambda: api.run(name, list(overrides or ()), config=config, resume=resume, console=console))
 
 
-def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console", numbered: bool = False) -> int:
-    """Train, or evaluate if the recipe has no trainer; returns the exit code."""
-    from agentrl.launch.run import run_recipe
+def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> NoReturn:
+    """Run ``work`` and end the command with its exit code.
 
-    return run_recipe(recipe, resume=resume, console=console, numbered=numbered)
+    The code is 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
+    """
+    from agentrl.launch.results import STOP_SIGNAL_CODE, EvalResult, RunFailed, RunStopped
+
+    try:
+        result = work()
+    except RunStopped:
+        raise typer.Exit(STOP_SIGNAL_CODE) from None
+    except RunFailed as failed:
+        console.print(str(failed), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    raise typer.Exit(1 if isinstance(result, EvalResult) and not result.evaluation.n else 0)
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":

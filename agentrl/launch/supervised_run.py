@@ -4,7 +4,6 @@ Guarantees: no server or controller runs beside the trainer; the evaluations are
 episodes, on the same tasks and with the same keys in the same files.
 """
 
-import asyncio
 import json
 import shutil
 from functools import partial
@@ -16,6 +15,7 @@ from agentrl.config.supervised import evaluates
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.host.event_loop import EventLoop
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
@@ -96,7 +96,8 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
     urls = start_servers(recipe, model, run_dir / "processes", supervisor)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        summary, found, failures = asyncio.run(_episodes(recipe, model, urls, journal, step))
+        with EventLoop() as loop:
+            summary, found, failures = loop.run(_episodes(recipe, model, urls, journal, step))
     finally:
         journal.close()
         supervisor.stop()

@@ -1,0 +1,136 @@
+"""The Python interface of runs: ``agentrl.train`` and ``agentrl.evaluate``; the command line calls the same functions.
+
+Guarantees: settings mean what they mean on the command line, and what is wrong with them raises a
+:class:`~agentrl.config.errors.UserError` before a process starts; both functions work in scripts and where an event
+loop is running (a notebook), and set signal handlers only while they run, in the main thread.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.config.errors import ConfigError
+from agentrl.config.load import load_recipe
+from agentrl.config.settings import Overrides, Setting, sets_name, settings_of
+from agentrl.core.environment import Environment
+from agentrl.launch.evaluated import evaluated, how
+from agentrl.launch.results import EvalResult, TrainResult
+from agentrl.launch.run import run_recipe
+
+
+def train(
+    recipe: str | Path,
+    overrides: Overrides | None = None,
+    *,
+    config: str | Path | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+    **sections: Any,
+) -> TrainResult:
+    """Trains with a recipe, as ``agentrl recipe run`` does.
+
+    Args:
+        recipe: A recipe's name, or a path to its YAML file.
+        overrides: Settings by dotted key, ``{"trainer.learning_rate": 1e-6}``, or texts ``key=value``.
+        config: YAML file merged over the recipe, before the settings.
+        resume: Whether to continue the run of this name from its checkpoint.
+        console: Console to print to; by default that of the program, and in a notebook none.
+        sections: Further settings by section, ``trainer={"learning_rate": 1e-6}, seed=3``; they win over ``overrides``.
+
+    Returns:
+        What the training came to. A name that was not chosen and is taken gets a number: ``run_dir`` says which.
+
+    Raises:
+        UserError: The recipe or a setting cannot be used, or the run cannot start.
+        RunFailed: A process of the run failed.
+        RunStopped: Ctrl-C or SIGTERM; all processes have ended.
+    """
+    result = run(recipe, settings_of(overrides, sections), config=config, resume=resume, console=console)
+    if isinstance(result, EvalResult):
+        raise ConfigError("trainer.type=null: that recipe trains nothing; agentrl.evaluate runs it")
+    return result
+
+
+def evaluate(
+    what: str | Path | type[Environment[Any, Any]],
+    overrides: Overrides | None = None,
+    *,
+    model: str | Path | Mapping[str, Any] | None = None,
+    base_url: str | None = None,
+    tasks: int | None = None,
+    samples: int | None = None,
+    output: str | Path | None = None,
+    console: Console | None = None,
+    **sections: Any,
+) -> EvalResult:
+    """Evaluates a model in an environment, as ``agentrl eval`` does.
+
+    Args:
+        what: A recipe's name or path, an environment's id or path, or an environment class, also one of a notebook.
+        overrides: Settings by dotted key, ``{"sampling.max_new_tokens": 64}``, or texts ``key=value``.
+        model: Folder or name of the model to load; with ``base_url`` the name under which that server knows it. A
+            mapping is the recipe's section ``model``.
+        base_url: URL of an OpenAI-compatible server, up to and including ``/v1``. Servers of other kinds that are
+            running are named by ``inference={"engine": "vllm", "urls": [...]}``. By default a server is started.
+        tasks: Number of tasks.
+        samples: Episodes per task; over 1, also pass@1 to pass@samples, and sampled at temperature 1.
+        output: Folder for the episodes and the result; by default a new one in ``runs/``.
+        console: Console to print to; by default that of the program, and in a notebook none.
+        sections: Further settings by section, as in :func:`train`.
+
+    Returns:
+        Estimates with intervals, results by task, and all episodes. If none could be judged, ``evaluation.n`` is 0.
+
+    Raises:
+        UserError: A name or a setting cannot be used, or the run cannot start.
+        RunFailed: A server did not start, or failed.
+        RunStopped: Ctrl-C or SIGTERM; all processes have ended.
+    """
+    if isinstance(model, Mapping):
+        sections, model = {"model": model, **sections}, None
+    recipe, found = evaluated(what)
+    found += how(model, base_url, tasks, samples, has_recipe=recipe is not None)
+    name = what.__name__ if isinstance(what, type) else Path(what).stem
+    folder = Path(output) if output is not None else Path("runs") / f"eval-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
+    given = settings_of(overrides, sections)
+    numbered = output is None and not sets_name(given)
+    result = run(recipe, [*found, *given], console=console, numbered=numbered)
+    if isinstance(result, TrainResult):
+        raise ConfigError("trainer.type: an evaluation trains nothing; agentrl.train runs that recipe")
+    return result
+
+
+def run(
+    recipe: str | Path | None,
+    settings: list[Setting],
+    *,
+    config: str | Path | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+    numbered: bool | None = None,
+) -> TrainResult | EvalResult:
+    """Loads a recipe and runs it: trains, or evaluates with ``trainer.type=null``.
+
+    Args:
+        recipe: A recipe's name or path; ``None`` if the settings are complete.
+        settings: Settings in order.
+        config: YAML file merged over the recipe.
+        resume: Whether to continue the run of this name.
+        console: Console to print to; see :func:`train`.
+        numbered: Whether a name that is taken gets a number; by default if the settings choose none.
+    """
+    name, file = (str(one) if one is not None else None for one in (recipe, config))
+    loaded = load_recipe(name, settings, file)
+    if numbered is None:
+        numbered = not sets_name(settings)
+    return run_recipe(loaded, resume=resume, console=console or default_console(), numbered=numbered)
+
+
+def default_console() -> Console:
+    """Returns the program's console; in a notebook one that prints nothing, because the result says it all."""
+    console = Console(highlight=False)
+    return Console(quiet=True) if console.is_jupyter else console
