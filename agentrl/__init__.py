@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentrl.envkit.language import LanguageEnvironment, SingleTurnEnvironment
     from agentrl.envkit.make import make
     from agentrl.envkit.tool_environment import ToolEnvironment
+    from agentrl.envkit.tools.end_episode import EndEpisode
     from agentrl.envkit.tools.tool import tool
     from agentrl.launch.api import evaluate, train
     from agentrl.launch.results import EvalResult, Evaluation, ExitReason, RunFailed, RunStopped, TrainResult
@@ -37,6 +38,7 @@ _HOME = {
     "Task": "agentrl.core.episode",
     "Trajectory": "agentrl.core.episode",
     "ToolEnvironment": "agentrl.envkit.tool_environment",
+    "EndEpisode": "agentrl.envkit.tools.end_episode",
     "make": "agentrl.envkit.make",
     "tool": "agentrl.envkit.tools.tool",
     "LLM": "agentrl.core.workflow",
@@ -54,6 +56,7 @@ _HOME = {
 __all__ = [
     "LLM",
     "Agent",
+    "EndEpisode",
     "Environment",
     "Episode",
     "EvalResult",

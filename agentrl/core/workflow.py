@@ -12,8 +12,11 @@ from agentrl.core.agent import Chat
 from agentrl.core.episode import Message, StopReason, Task
 
 
-class LLM(Protocol):
-    """Source of chat sessions; the tokens of each session are recorded under its role."""
+class LLM(Chat, Protocol):
+    """Source of chat sessions; the tokens of each session are recorded under its role.
+
+    It is a chat client itself, that of the role ``assistant``.
+    """
 
     def session(self, role: str = "assistant") -> Chat:
         """Returns the session of ``role`` in this episode; the same object every time."""
@@ -25,7 +28,8 @@ class LLM(Protocol):
         Args:
             value: The reward.
             role: Role whose own reward this is: the sum of such rewards counts for it instead of the episode's shared
-                reward. ``None``: a part of the shared reward, earned by the role ``assistant``.
+                reward. ``None``: a part of the shared reward, earned by the role that sampled ``message``, else by
+                ``assistant``, or if that sampled nothing by the role that was opened last.
             message: The message that earned it, if the last call sampled several (``n=4``) and this is one of them.
 
         Raises:

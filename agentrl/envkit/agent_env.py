@@ -77,7 +77,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         """
         env = self.make_env()
         try:
-            agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
+            agent: Agent = self._agent_class(llm, **self._agent_kwargs)
             # Copies: the task belongs to the whole group.
             observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
             await agent.reset(seed=seed, options=copy.deepcopy(task.data))

@@ -54,27 +54,51 @@ class EpisodeLLM:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
 
+    @property
+    def chat(self) -> Any:
+        """The ``chat`` of the session of the role ``assistant``."""
+        return self.session().chat
+
     def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credit the last message sampled by a role; several rewards for one message add up.
 
         Args:
             value: The reward.
-            role: Role whose own reward this is; ``None``: a part of the shared reward, earned by ``assistant``.
+            role: Role whose own reward this is; ``None``: a part of the shared reward, see :meth:`earner`.
             message: The message that was acted on. If it is one of the last call's samples, that one is credited.
 
         Raises:
             TypeError: ``value`` is not a number.
             ValueError: ``value`` is not finite, or the role has sampled nothing.
         """
-        session = self.session(role or ASSISTANT)
+        earner = role or self.earner(message)
+        session = self.session(earner)
         if session.last_sampled is None:
-            raise ValueError(f"role {role or ASSISTANT!r} has sampled no message that could get a reward")
-        place = f"the workflow's call of llm.reward(role={role or ASSISTANT!r})"
+            raise ValueError(f"role {earner!r} has sampled no message that could get a reward")
+        place = f"the workflow's call of llm.reward(role={earner!r})"
         reward = finite(value, place)
         node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
         node.reward = finite((node.reward or 0.0) + reward, place)
         if role is not None:
             self._credited[role] = finite(self._credited.get(role, 0.0) + reward, place)
+
+    def earner(self, message: Message | None) -> str:
+        """Returns the role whose message a part of the shared reward is credited to.
+
+        It is the role that sampled ``message`` in its last call. Where none did, or no message is given, it is
+        ``assistant``, or if that sampled nothing the role that was opened last among those that sampled.
+        """
+        spoke = [role for role, session in self.sessions.items() if session.last_sampled is not None]
+        spoke.sort(key=ASSISTANT.__eq__)  # the last one comes first below
+        if len(spoke) > 1 and message is not None:
+            key = essence(in_shape(message))
+            for role in reversed(spoke):
+                session = self.sessions[role]
+                assert session.last_sampled is not None
+                node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
+                if essence(node.message) == key:
+                    return role
+        return spoke[-1] if spoke else ASSISTANT
 
     @property
     def sampled(self) -> bool:
