@@ -105,7 +105,7 @@ async def test_a_long_plan_costs_both_roles_and_is_credited_to_the_planner(
 
 async def test_the_executor_calls_the_environments_tools(folder: Path, template: ChatTemplate) -> None:
     workflow = AgentEnvWorkflow("calculator", f"{folder}/agents/planner.py:PlannerExecutor")
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "3 + 4"}}</tool_call>'
+    call = '<tool_call>{"name": "calculate", "arguments": {"expression": "3 + 4"}}</tool_call>'
     task = Task(id="t", data={"question": "What is 3 + 4?", "answer": "7"})
     found = await episode(template, workflow, "Use the calculator.", call, "7", task=task)
     assert found.error is None and found.metrics["tool_calls_ok"] == 1.0 and found.metrics["accuracy"] == 1.0

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
 from agentrl.config.settings import Overrides, Setting, sets_name, settings_of
 from agentrl.core.environment import Environment
 from agentrl.launch.evaluated import evaluated, how
@@ -48,9 +49,12 @@ def train(
         RunFailed: A process of the run failed.
         RunStopped: Ctrl-C or SIGTERM; all processes have ended.
     """
-    result = run(recipe, settings_of(overrides, sections), config=config, resume=resume, console=console)
-    if isinstance(result, EvalResult):
+    settings = settings_of(overrides, sections)
+    loaded = _load(recipe, settings, config)
+    if loaded.trainer.type is None:
         raise ConfigError("trainer.type=null: that recipe trains nothing; agentrl.evaluate runs it")
+    result = _run(loaded, resume=resume, console=console, numbered=not sets_name(settings))
+    assert isinstance(result, TrainResult)
     return result
 
 
@@ -97,37 +101,34 @@ def evaluate(
     folder = Path(output) if output is not None else Path("runs") / f"eval-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     given = settings_of(overrides, sections)
-    numbered = output is None and not sets_name(given)
-    result = run(recipe, [*found, *given], console=console, numbered=numbered)
-    if isinstance(result, TrainResult):
-        raise ConfigError("trainer.type: an evaluation trains nothing; agentrl.train runs that recipe")
+    loaded = _load(recipe, [*found, *given])
+    if loaded.trainer.type is not None:
+        raise ConfigError(f"trainer.type={loaded.trainer.type}: an evaluation trains nothing; agentrl.train does")
+    result = _run(loaded, console=console, numbered=output is None and not sets_name(given))
+    assert isinstance(result, EvalResult)
     return result
 
 
 def run(
-    recipe: str | Path | None,
+    recipe: str | Path,
     settings: list[Setting],
     *,
     config: str | Path | None = None,
     resume: bool = False,
     console: Console | None = None,
-    numbered: bool | None = None,
 ) -> TrainResult | EvalResult:
-    """Loads a recipe and runs it: trains, or evaluates with ``trainer.type=null``.
+    """Loads a recipe and does what it says: trains, or evaluates with ``trainer.type=null``; see :func:`train`."""
+    loaded = _load(recipe, settings, config)
+    return _run(loaded, resume=resume, console=console, numbered=not sets_name(settings))
 
-    Args:
-        recipe: A recipe's name or path; ``None`` if the settings are complete.
-        settings: Settings in order.
-        config: YAML file merged over the recipe.
-        resume: Whether to continue the run of this name.
-        console: Console to print to; see :func:`train`.
-        numbered: Whether a name that is taken gets a number; by default if the settings choose none.
-    """
+
+def _load(recipe: str | Path | None, settings: list[Setting], config: str | Path | None = None) -> Recipe:
     name, file = (str(one) if one is not None else None for one in (recipe, config))
-    loaded = load_recipe(name, settings, file)
-    if numbered is None:
-        numbered = not sets_name(settings)
-    return run_recipe(loaded, resume=resume, console=console or default_console(), numbered=numbered)
+    return load_recipe(name, settings, file)
+
+
+def _run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool = False) -> TrainResult | EvalResult:
+    return run_recipe(recipe, resume=resume, console=console or default_console(), numbered=numbered)
 
 
 def default_console() -> Console:

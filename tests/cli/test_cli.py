@@ -1,7 +1,6 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
