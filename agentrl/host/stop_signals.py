@@ -1,15 +1,24 @@
 """Turns the signals that end a program into ``KeyboardInterrupt`` while a run goes on.
 
-Guarantees: the handlers from before are set again afterwards; outside the main thread, where Python allows no handlers,
-nothing is changed.
+Guarantees: SIGTERM does what SIGINT does, which inside an event loop is to cancel the main task first; the handlers
+from before are set again afterwards; outside the main thread, where Python allows no handlers, nothing is changed.
 """
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)  # a shell's background job is started with SIGINT ignored
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+HANDLERS = {
+    signal.SIGINT: signal.default_int_handler,  # a shell's background job is started with SIGINT ignored
+    signal.SIGTERM: _as_interrupt,
+}
 
 
 @contextlib.contextmanager
@@ -18,7 +27,7 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    before = {number: signal.signal(number, handler) for number, handler in HANDLERS.items()}
     try:
         yield
     finally:
