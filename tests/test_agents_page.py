@@ -100,7 +100,9 @@ async def test_a_long_plan_costs_both_roles_and_is_credited_to_the_planner(
     )  # fmt: skip
     found = await episode(template, workflow, "Add the two.", "7")
     assert said(found, "planner") == [("Add the two.", -0.1)] and said(found, "executor") == [("7", 1.0)]
-    assert found.role_rewards == {}
+    assert (found.reward, found.role_rewards) == (pytest.approx(0.9), {})
+    batch = Batch(Columns.of([found]), TrainerConfig(advantage="reward", scale_rewards="none")).train_batch()
+    assert all(one == pytest.approx(0.9) for one in batch.tokens.sampled["advantages"].tolist())
 
 
 async def test_the_executor_calls_the_environments_tools(folder: Path, template: ChatTemplate) -> None:

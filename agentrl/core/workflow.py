@@ -38,6 +38,10 @@ class LLM(Chat, Protocol):
         """
         ...
 
+    def earned(self) -> float:
+        """Returns the sum of the parts of the shared reward that :meth:`reward` was given so far."""
+        ...
+
     @property
     def sampled(self) -> bool:
         """Whether the policy has sampled a message in this episode."""

@@ -110,8 +110,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
     async def _judged(
         self, task: Task, llm: LLM, said: list[Message], rewards: list[float | None], metrics: dict[str, float]
     ) -> float | None:
-        """Returns the episode's reward: the sum of the environment's, or what the reward function says of them."""
-        earned = sum(reward for reward in rewards if reward is not None)
+        """Returns the episode's reward: the sum of the environment's and the agent's, or what the function says."""
+        earned = llm.earned()
         total = None if None in rewards else earned
         if self._judge is not None:
             total, more = await self._judge(task.data, said, total)

@@ -47,6 +47,7 @@ class EpisodeLLM:
         self._make_session = make_session
         self.sessions: dict[str, Session] = {}
         self._credited: dict[str, float] = {}  # role -> sum of its own rewards
+        self._shared: list[float] = []  # parts of the shared reward
 
     def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""
@@ -79,7 +80,9 @@ class EpisodeLLM:
         reward = finite(value, place)
         node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
         node.reward = finite((node.reward or 0.0) + reward, place)
-        if role is not None:
+        if role is None:
+            self._shared.append(reward)
+        else:
             self._credited[role] = finite(self._credited.get(role, 0.0) + reward, place)
 
     def earner(self, message: Message | None) -> str:
@@ -106,10 +109,8 @@ class EpisodeLLM:
         return any(session.last_sampled is not None for session in self.sessions.values())
 
     def earned(self) -> float:
-        """Returns the sum of all step rewards of the shared reward so far."""
-        nodes = [node for session in self.sessions.values() for node in session.trajectory.nodes]
-        steps = sum(node.reward for node in nodes if node.reward is not None)
-        return steps - sum(self._credited.values())
+        """Returns the sum of the parts of the shared reward so far."""
+        return sum(self._shared)
 
     def role_rewards(self, given: Mapping[str, float]) -> dict[str, float]:
         """Own rewards by role: the sum of what was credited to a role, or what the workflow gave for the episode.
