@@ -10,7 +10,7 @@ import agentrl
 from agentrl.launch import api
 from agentrl.launch.results import ExitReason, read_training
 from tests.end_to_end import ROOT
-from tests.test_python_api import FIRST, records, url  # noqa: F401 - a fixture
+from tests.launch.test_api import FIRST, records, url  # noqa: F401 - a fixture
 
 TEXT = (ROOT / "docs" / "python.md").read_text()
 TRAIN, EVALUATE, ERRORS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
