@@ -34,9 +34,10 @@ def settings_of(overrides: Overrides | None, sections: Mapping[str, Any]) -> lis
     return [*first, *_flat(sections, "")]
 
 
-def sets_name(settings: Sequence[Setting]) -> bool:
-    """Whether the user chose the run's name."""
-    return any((one.partition("=")[0].strip() if isinstance(one, str) else one[0]) == "name" for one in settings)
+def sets(settings: Sequence[Setting], wanted: str) -> bool:
+    """Whether one of the settings is of a key, or of one below it."""
+    keys = [one.partition("=")[0].strip() if isinstance(one, str) else one[0] for one in settings]
+    return any(key == wanted or key.startswith(f"{wanted}.") for key in keys)
 
 
 def checked(key: str, value: Any) -> tuple[str, Any]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
-from agentrl.config.settings import Overrides, Setting, sets_name, settings_of
+from agentrl.config.settings import Overrides, Setting, sets, settings_of
 from agentrl.core.environment import Environment
 from agentrl.launch.evaluated import evaluated, how
 from agentrl.launch.results import EvalResult, TrainResult
@@ -53,7 +53,7 @@ def train(
     loaded = _load(recipe, settings, config)
     if loaded.trainer.type is None:
         raise ConfigError("trainer.type=null: that recipe trains nothing; agentrl.evaluate runs it")
-    result = _run(loaded, resume=resume, console=console, numbered=not sets_name(settings))
+    result = _run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
     assert isinstance(result, TrainResult)
     return result
 
@@ -101,10 +101,12 @@ def evaluate(
     folder = Path(output) if output is not None else Path("runs") / f"eval-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     given = settings_of(overrides, sections)
+    if recipe is None and not sets([*found, *given], "model"):
+        raise ConfigError(f"no recipe says which model {name} is evaluated with: give --model NAME (in Python, model=)")
     loaded = _load(recipe, [*found, *given])
     if loaded.trainer.type is not None:
         raise ConfigError(f"trainer.type={loaded.trainer.type}: an evaluation trains nothing; agentrl.train does")
-    result = _run(loaded, console=console, numbered=output is None and not sets_name(given))
+    result = _run(loaded, console=console, numbered=output is None and not sets(given, "name"))
     assert isinstance(result, EvalResult)
     return result
 
@@ -119,7 +121,7 @@ def run(
 ) -> TrainResult | EvalResult:
     """Loads a recipe and does what it says: trains, or evaluates with ``trainer.type=null``; see :func:`train`."""
     loaded = _load(recipe, settings, config)
-    return _run(loaded, resume=resume, console=console, numbered=not sets_name(settings))
+    return _run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
 
 
 def _load(recipe: str | Path | None, settings: list[Setting], config: str | Path | None = None) -> Recipe:

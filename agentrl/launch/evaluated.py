@@ -12,7 +12,7 @@ from agentrl.config.overrides import read_file
 from agentrl.config.settings import Setting
 from agentrl.config.supervised import SUPERVISED
 from agentrl.core.environment import Environment
-from agentrl.core.registry import nearest, spec_of
+from agentrl.core.registry import nearest, registered, spec_of
 
 # The recipe's limits suit its small CPU model; a model on an external server needs more. Overrides can change both.
 _EXTERNAL: list[Setting] = [("sampling.max_new_tokens", 1024), ("inference.context_length", 8192)]
@@ -43,7 +43,7 @@ def evaluated(what: str | Path | type[Environment[Any, Any]]) -> tuple[str | Non
     try:
         full = spec_of("env", name).id
     except LookupError as error:
-        known = [*by_env, *names]
+        known = [*by_env, *names, *registered("env"), *(one.rpartition("-v")[0].lower() for one in registered("env"))]
         raise ConfigError(
             f"no environment or recipe {name!r}{nearest(name, known) or '.'} Environments with a recipe: "
             f"{', '.join(by_env)}. Recipes: {', '.join(names)}"
@@ -81,7 +81,10 @@ def how(
     found: list[Setting] = []
     if base_url is not None:
         if model is None:
-            raise ConfigError("--base-url needs --model NAME: the name under which that server knows the model")
+            raise ConfigError(
+                "--base-url needs --model NAME (in Python, base_url needs model): the name under which that server "
+                "knows the model"
+            )
         found += [("inference.engine", "openai"), ("inference.urls", [base_url]), *_EXTERNAL]
         found.append(("inference.model", str(model)))
     if model is not None and (base_url is None or not has_recipe):

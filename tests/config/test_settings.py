@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
-from agentrl.config.settings import sets_name, settings_of
+from agentrl.config.settings import sets, settings_of
 
 
 def loaded(overrides: Any = None, **sections: Any) -> Any:
@@ -60,6 +60,7 @@ def test_all_problems_are_said_at_once() -> None:
     assert "trainer.learning_rate" in str(caught.value) and "'seed'" in str(caught.value)
 
 
-def test_a_chosen_name_is_noticed() -> None:
-    assert sets_name(["name=x"]) and sets_name([("name", "x")])
-    assert not sets_name(["model.name=x", ("env.id", "name")])
+def test_a_chosen_key_is_noticed_with_those_below_it() -> None:
+    assert sets(["name=x"], "name") and sets([("name", "x")], "name")
+    assert not sets(["model.name=x", ("env.id", "name")], "name")
+    assert sets(["model.name=x"], "model") and not sets(["modell=x"], "model")

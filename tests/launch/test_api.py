@@ -94,7 +94,8 @@ def test_folders_of_our_own_do_not_collide(url: str, tmp_path: Path, monkeypatch
         (lambda: agentrl.evaluate("arithmetic", tasks=0), "eval.tasks"),
         (lambda: agentrl.evaluate(dict, model="m"), "no environment"),  # type: ignore[arg-type]
         (lambda: agentrl.evaluate(type("Inner", (Echo,), {"__qualname__": "f.Inner"}), model="m"), "module level"),
-        (lambda: agentrl.evaluate("retry"), "model"),
+        (lambda: agentrl.evaluate("retry"), "no recipe says which model retry is evaluated with: give --model"),
+        (lambda: agentrl.evaluate("retryy", model="m"), "did you mean 'retry'"),
     ],
 )
 def test_what_is_wrong_is_a_users_error_before_anything_starts(
