@@ -209,3 +209,14 @@ def test_every_name_that_the_page_imports_is_public() -> None:
     for names in re.findall(r"^from agentrl import (.*)$", TEXT, re.MULTILINE):
         assert all(name.strip() in agentrl.__all__ for name in names.split(","))
     assert asyncio.iscoroutinefunction(agentrl.RolloutWorkflow.arun_episode)
+
+
+def test_every_setting_that_the_page_names_exists() -> None:
+    from agentrl.config.keys import is_known
+    from agentrl.core.registry import registered
+
+    found = re.findall(r"`((?:trainer|workflow|agent|env)\.[a-z_.]+)(?:=(\w+))?`", TEXT)
+    assert len(found) >= 4
+    for key, value in found:
+        assert is_known(key)
+        assert key != "trainer.advantage" or value in registered("advantage")
