@@ -147,6 +147,29 @@ def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Pa
     assert json.loads((output / "result.json").read_text())["eval/n"] == 6
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl chat")])
+def test_chats_answer_what_is_piped_in(line: str, server: str, tiny_model: Path, folder: Path) -> None:
+    words, external, piped = (
+        shlex.split(line)[1:],
+        "http" in line,
+        "" if "--env" in line or "--recipe" in line else "hi",
+    )
+    for at, word in enumerate(words):
+        if external and word.startswith("http"):
+            words[at] = f"{server}/v1" if word.endswith("/v1") else server
+        elif words[at - 1] in ("chat", "--model"):
+            words[at] = word if word.startswith("-") else str(tiny_model)
+    small = ["sampling.max_new_tokens=8", "inference.context_length=512", "inference.threads=1"]
+    if "--recipe" in words:  # its tools and examples are too long for the tiny model in bytes
+        small += [f"model.name={tiny_model}", "model.chat_template=null", "env.id=arithmetic"]
+    result = subprocess.run(
+        command(*words, *small), input=f"{piped}\n/quit\n", cwd=folder, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+    assert ("parsed: " if "--tokens" in words else "assistant: ") in result.stdout
+
+
 def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
     (line,) = [c for c in COMMANDS if c.startswith("agentrl serve ")]
     words = shlex.split(line)[1:]
@@ -193,7 +216,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "eval", "servers", "serve", "bench", "doctor", "--")
+    commands = ("recipe", "eval", "chat", "servers", "serve", "bench", "doctor", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -82,10 +82,13 @@ async def _growth(client: "InstantClient", workflow: AgentEnvWorkflow, long: int
 
 async def whole_episode(client: "InstantClient", workflow: AgentEnvWorkflow, index: int) -> None:
     """Runs one episode as the controller does."""
+    from agentrl.rollout.abandoned import Abandoned
+    from agentrl.rollout.deadline import Limits
     from agentrl.rollout.episode_runner import run_episode
 
+    name, limits, left = f"g{index // 8}", Limits(600.0, 30.0), Abandoned()
     episode = await run_episode(
-        workflow, TASK, client, group_id=f"g{index // 8}", index=index % 8, seed=index, timeout=600.0, evaluation=True
+        workflow, TASK, client, group_id=name, index=index % 8, seed=index, limits=limits, left=left, evaluation=True
     )
     if episode.reward != 1.2:
         raise RuntimeError(f"the benchmark's episode went wrong: {episode.stop_reason} {episode.error}")

@@ -4,6 +4,7 @@ Guarantees: an error that a user can fix prints one message on standard error, w
 other errors keep their traceback. ``agentrl --help`` imports neither torch nor transformers, gymnasium or openai.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.bench import bench
+from agentrl.cli.chat import chat
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
@@ -33,6 +35,7 @@ app.add_typer(recipe_app, name="recipe")
 app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)
+app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
 app.command(name="doctor")(doctor)
@@ -59,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: Arguments without the program's name; the process's own by default.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal of another encoding ends no run
     try:
         app(args=list(argv) if argv is not None else None, prog_name="agentrl")
     except UserError as error:

@@ -14,8 +14,8 @@ from agentrl.core.contract import checked_reset, checked_reward, checked_step
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message
 from agentrl.host.worker_threads import in_thread
+from agentrl.observe.message_view import message_text
 
-COLORS = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
 THINKING = 86_400.0  # seconds that a person may take for an answer
 HELP = "Type an answer, or several lines ended by a line with a single dot after a first line of <<. /quit ends."
 
@@ -46,7 +46,7 @@ async def play_episode(
         out.print(HELP, style="dim")
         while True:
             for message in observation:
-                show(out, message)
+                out.print(message_text(message))
             action = await in_thread(_ask, out, timeout=THINKING)  # a daemon thread: Ctrl-C need not wait for Enter
             if action is None:
                 return None
@@ -57,23 +57,12 @@ async def play_episode(
             out.print(escape(f"reward {shown}  {numbers}"), style="bold")
             if terminated or truncated:
                 for message in observation:
-                    show(out, message)
+                    out.print(message_text(message))
                 end = "missing" if total is None else f"{total:g}"
                 out.print(f"{'terminated' if terminated else 'truncated'}; reward of the episode: {end}")
                 return total
     finally:
         await env.close()
-
-
-def show(console: Console, message: Message) -> None:
-    """Print one message."""
-    role = str(message.get("role"))
-    console.print(f"{role}:", style=COLORS.get(role, "white"), end=" ")
-    if message.get("content"):
-        console.print(escape(str(message["content"])))
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", {})
-        console.print(escape(f"{function.get('name')}({function.get('arguments')})"))
 
 
 def read_action(text: str, number: int = 0) -> Message:

@@ -112,16 +112,24 @@ def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -
 
     The code is 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
     """
+    from agentrl.launch.bounded_run import END_SECONDS, end_within
+
+    code = _exit_code(console, work)
+    end_within(END_SECONDS, code)
+    raise typer.Exit(code)
+
+
+def _exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> int:
     from agentrl.launch.results import STOP_SIGNAL_CODE, EvalResult, RunFailed, RunStopped
 
     try:
         result = work()
     except RunStopped:
-        raise typer.Exit(STOP_SIGNAL_CODE) from None
+        return STOP_SIGNAL_CODE
     except RunFailed as failed:
         console.print(str(failed), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    raise typer.Exit(1 if isinstance(result, EvalResult) and not result.evaluation.n else 0)
+        return 1
+    return 1 if isinstance(result, EvalResult) and not result.evaluation.n else 0
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":
@@ -132,6 +140,7 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
 
 def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
+    from agentrl.config.supervised import NO_ENV
     from agentrl.data.models import find_config
     from agentrl.inference.kinds.kind import server_kind
     from agentrl.launch.dry_run import plan
@@ -144,3 +153,19 @@ def _print_plan(recipe: "Recipe") -> None:
     resolved, lines = plan(recipe, config, model)
     typer.echo(render(resolved))
     typer.echo("\n".join(lines))
+    if not in_text and recipe.env.id != NO_ENV:
+        typer.echo("\n".join(_prompt_lines(resolved)))
+
+
+def _prompt_lines(recipe: "Recipe") -> list[str]:
+    """Lines about the first prompt of a run that renders prompts itself."""
+    import asyncio
+
+    from agentrl.data.models import find_file
+    from agentrl.launch.first_prompt import check_prompt
+
+    wanted = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja")
+    files = [find_file(recipe.model.name, name)[0] for name in wanted]
+    if files[0] is None or files[1] is None:
+        return ["prompt     not tried: the model's tokenizer is not available"]
+    return asyncio.run(check_prompt(recipe, files[1].parent)).lines()

@@ -65,7 +65,14 @@ class RolloutConfig(Section):
         "the batch ahead of it is trained. A slow group may be older than the mean.",
     )
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
-    episode_timeout: Seconds = 300.0
+    episode_timeout: Seconds = Field(
+        default=300.0, description="Seconds after which an episode is cancelled; it counts as failed."
+    )
+    close_timeout: Seconds = Field(
+        default=30.0,
+        description="Seconds of an episode's teardown, after its end or its cancellation; then it is cut, and a task "
+        "that runs on nevertheless is abandoned. As many abandoned tasks as max_concurrent end the run.",
+    )
     max_failure_rate: float = Field(
         default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
     )

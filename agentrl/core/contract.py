@@ -2,7 +2,8 @@
 
 Guarantees: a wrong 5-tuple, reward or info raises an error that names the class, the method and its line, the returned
 value and the expected one; wrong values are never converted silently. A number is a number in any shape without
-dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats.
+dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats. In the names of metrics, half of a
+surrogate pair, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 import functools
@@ -11,6 +12,8 @@ import math
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
+from agentrl.core.valid_text import valid_text
 
 MAX_SHOWN = 200  # characters of a wrong value in an error message
 
@@ -151,7 +154,7 @@ def checked_metrics(metrics: Any, place: str) -> dict[str, float]:
         isinstance(name, str) and isinstance(value, Real) and _is_finite(value) for name, value in plain.items()
     ):
         raise TypeError(f"{place}={_short(metrics)}; want a dict of finite numbers by name")
-    return {name: float(value) for name, value in plain.items()}
+    return {valid_text(name): float(value) for name, value in plain.items()}
 
 
 def where(env: object, method: str) -> str:

@@ -2,13 +2,16 @@
 
 Guarantees: an episode is plain JSON data and refers to nothing in the process that made it. Messages form a graph: a
 shared history is stored once, and a fork is a node with several children. Each node's per-token lists have equal
-length. A missing reward is ``None``, never 0; a failed episode has a stop reason and no reward.
+length. A missing reward is ``None``, never 0; a failed episode has a stop reason and no reward. Half of a surrogate
+pair in a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.core.valid_text import valid_data
 
 Message = dict[str, Any]
 """One chat message in OpenAI's shape: ``{"role": ..., "content": ...}``."""
@@ -115,6 +118,12 @@ class Task(Record):
     id: str
     data: dict[str, Any]
 
+    @model_validator(mode="before")
+    @classmethod
+    def replace_halves(cls, given: Any) -> Any:
+        """Replaces halves of surrogate pairs in the row."""
+        return valid_data(given)
+
 
 class EpisodeBase(Record):
     """An episode without its messages: task, seed, reward, metrics and stop reason.
@@ -130,7 +139,11 @@ class EpisodeBase(Record):
         drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
             empty if it was not measured.
         stop_reason: Reason why the episode ended.
-        error: Error message, with traceback if ``stop_reason`` is a failure.
+        error: Error message, with traceback if ``stop_reason`` is a failure; also that of a ``close`` that raised or
+            was cut, after which the episode keeps its reward.
+        seconds: Duration, teardown included.
+        abandoned: Whether the teardown was given up at its time limit: what the environment held may be left, and its
+            task may still run.
     """
 
     group_id: str
@@ -145,6 +158,15 @@ class EpisodeBase(Record):
     stop_reason: StopReason
     error: str | None = None
     seconds: float = 0.0
+    abandoned: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def replace_halves(cls, given: Any) -> Any:
+        """Replaces halves of surrogate pairs in names and texts; messages come in through ``message_shape``."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value if name == "trajectories" else valid_data(value) for name, value in given.items()}
 
     @property
     def failed(self) -> bool:

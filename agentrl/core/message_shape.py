@@ -3,7 +3,8 @@
 Guarantees: the result is plain JSON data with a role and a text as ``content``; ``tool_calls`` is a list with at least
 one call or not there, and the arguments of a call are text; no key is ``None``. Parts of text become one text, a
 refusal becomes text, ``function_call`` and its result become a tool call and its result. What a text model cannot read
-(images, audio, files) is refused with the role and the reason. A message in this shape comes out equal.
+(images, audio, files) is refused with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold,
+becomes U+FFFD. A message in this shape comes out equal.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import json
 from typing import Any
 
 from agentrl.core.episode import Message
+from agentrl.core.valid_text import valid_data, valid_text
 
 TEXT_ONLY = "models here read text alone"
 _MAY_BE_SILENT = ("assistant", "function")  # roles whose content may be null
@@ -36,7 +38,8 @@ def in_shape(message: Any) -> Message:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
         if "content" in message and "refusal" not in message and all(isinstance(v, str) for v in message.values()):
-            return dict(message) if message["role"] != "function" else _result(dict(message))
+            shaped = valid_data(dict(message))
+            return shaped if shaped["role"] != "function" else _result(shaped)
     found = _without_unset(_as_data(message))
     role, content, refusal = found.pop("role", None), found.pop("content", None), found.pop("refusal", "")
     if not isinstance(role, str):
@@ -51,7 +54,7 @@ def in_shape(message: Any) -> Message:
     calls = _calls(shaped)
     if calls:
         shaped["tool_calls"] = calls
-    return _result(shaped) if role == "function" else shaped
+    return valid_data(_result(shaped) if role == "function" else shaped)
 
 
 def arguments_object(arguments: Any) -> dict[str, Any] | None:
@@ -62,7 +65,7 @@ def arguments_object(arguments: Any) -> dict[str, Any] | None:
         found = json.loads(arguments)
     except (TypeError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return valid_data(found) if isinstance(found, dict) else None
 
 
 def _as_data(message: Any) -> Message:
@@ -155,4 +158,4 @@ def _result(message: Message) -> Message:
 
 def _legacy_id(name: Any) -> str:
     """An id for a call that has none, the same for the call and its answer."""
-    return hashlib.sha256(str(name).encode()).hexdigest()[:9]
+    return hashlib.sha256(valid_text(str(name)).encode()).hexdigest()[:9]

@@ -30,7 +30,9 @@ class LLM(Chat, Protocol):
             role: Role whose own reward this is: the sum of such rewards counts for it instead of the episode's shared
                 reward. ``None``: a part of the shared reward, earned by the role that sampled ``message``, else by
                 ``assistant``, or if that sampled nothing by the role that was opened last.
-            message: The message that earned it, if the last call sampled several (``n=4``) and this is one of them.
+            message: The message that was acted on; it is found among the sampled ones by its content. Without it, or if
+                it is none of them, the last sampled message is credited, or, if nothing was sampled since the last
+                reward, the message that got that.
 
         Raises:
             TypeError: ``value`` is not a number.
@@ -59,12 +61,16 @@ class Outcome:
         metrics: Numbers to log separately from the reward.
         rewards: Role -> its own reward in the whole episode. It replaces the sum of what ``llm.reward(..., role=...)``
             gave; the difference counts at the role's end.
+        close_error: What a teardown that raised or was cut says; the episode keeps its reward.
+        abandoned: Whether the teardown was cut at its time limit.
     """
 
     reward: float | None
     stop_reason: StopReason = StopReason.TERMINATED
     metrics: dict[str, float] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
+    close_error: str | None = None
+    abandoned: bool = False
 
 
 class RolloutWorkflow(ABC):

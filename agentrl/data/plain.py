@@ -1,10 +1,12 @@
 """Loads rows of JSON-lines files or of a hub dataset unchanged.
 
-Guarantees: a line that is not a JSON object is refused with its file and number; the returned sentence names the
-source. A hub dataset's tables give all messages, calls and tools of a column the same keys, with ``None`` in those that
-a row did not have; in the columns of conversations these are taken out again.
+Guarantees: a line that is not a JSON object is refused with its file and number; half of a surrogate pair in a line,
+which UTF-8 cannot hold, becomes U+FFFD. The returned sentence names the source. A hub dataset's tables give all
+messages, calls and tools of a column the same keys, with ``None`` in those that a row did not have; in the columns of
+conversations these are taken out again.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import orjson
 
 from agentrl.config.errors import DataError
+from agentrl.core.valid_text import valid_data
 from agentrl.data.hub import endpoint, unreachable
 
 CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")  # columns of messages or tools
@@ -43,12 +46,26 @@ def json_lines(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
             continue
         place = f"{file}:{number}"
         try:
-            line = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            line = _loaded(text)
+        except ValueError as error:
             raise DataError(f"{place} is not JSON: {error}") from error
         if not isinstance(line, dict):
             raise DataError(f"{place} is no JSON object: {str(line)[:80]}")
         yield line, place
+
+
+def _loaded(text: bytes) -> Any:
+    """Parses a line; one with halves of surrogate pairs with Python's own parser, because orjson refuses these."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"\\ud" not in text.lower():
+            raise
+    return valid_data(json.loads(text, parse_constant=_refuse_constant))
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def load_hub(

@@ -1,20 +1,25 @@
 """The standard workflow: one agent acts in one environment until the episode ends.
 
-Guarantees: each step's reward is credited to the message that earned it; the environment is always closed; a
-reward that is not a finite number raises an error that names the environment; if a reward is missing (``None``), the
-episode has no reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps
-what its steps earned, and the environment judges it as it stands.
+Guarantees: each step's reward is credited to the message that the agent returned; the environment is always closed,
+within a time limit, in the task that made it, and a ``close`` that raises or hangs costs no reward; a reward that is
+not a finite number raises an error that names the environment; if a reward is missing (``None``), the episode has no
+reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps what its steps
+earned, and the environment judges it as it stands.
 """
 
+import asyncio
 import copy
 import inspect
+import traceback
+from dataclasses import replace
 from typing import Any
 
 from agentrl.core.agent import Agent, ContextOverflow
-from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished
+from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished, where
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, StopReason, Task
 from agentrl.core.registry import Spec, load, spec_of
+from agentrl.core.valid_text import valid_data
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.envkit.make import construct, discard
 from agentrl.envkit.reward_function import RewardFunction
@@ -36,6 +41,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
             environment: ``(task, messages, reward, **reward_kwargs)``, where ``reward`` is the environment's, to the
             reward or ``(reward, metrics)``.
         reward_kwargs: Further arguments of that function.
+        close_timeout: Seconds after which the environment's ``close`` is cut.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         max_turns: int = 32,
         reward: str | None = None,
         reward_kwargs: dict[str, Any] | None = None,
+        close_timeout: float = 30.0,
     ) -> None:
         spec = spec_of("env", env)
         self._spec = Spec(spec.id, spec.entry_point, spec.kwargs | (env_kwargs or {}))
@@ -54,6 +61,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         self._agent_class = load("agent", agent)
         self._agent_kwargs = agent_kwargs or {}
         self.max_turns = max_turns
+        self._close_timeout = close_timeout
         self._judge = RewardFunction(reward, reward_kwargs or {}) if reward is not None else None
         try:
             discard(self.make_env())
@@ -77,35 +85,58 @@ class AgentEnvWorkflow(RolloutWorkflow):
         """
         env = self.make_env()
         try:
-            agent: Agent = self._agent_class(llm, **self._agent_kwargs)
-            # Copies: the task belongs to the whole group.
-            observation, info = checked_reset(await env.reset(seed=seed, options=copy.deepcopy(task.data)), env)
-            await agent.reset(seed=seed, options=copy.deepcopy(task.data))
-            said, metrics = list(observation), dict(info.get("metrics", {}))
-            rewards: list[float | None] = []
-            reason: StopReason | None = None
-            while reason is None and len(rewards) < self.max_turns:
-                try:
-                    action = await agent.step(observation, info)
-                except ContextOverflow:
-                    if not llm.sampled:
-                        raise  # the task itself does not fit: no policy could do better
-                    reason = StopReason.CONTEXT_OVERFLOW
-                    break
-                result = await env.step(action)
-                observation, reward, terminated, truncated, info = checked_step(result, env)
-                _note(llm, rewards, None if reward is None else checked_reward(reward, env), action)
-                metrics.update(info.get("metrics", {}))
-                said += [action, *observation]
-                reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else None
-            if reason in (None, StopReason.CONTEXT_OVERFLOW):
-                reward, info = checked_unfinished(await env.judge_unfinished(), env)
-                _note(llm, rewards, None if reward is None else checked_reward(reward, env, "judge_unfinished"))
-                metrics.update(info.get("metrics", {}))
-            total = await self._judged(task, llm, said, rewards, metrics)
-            return Outcome(reward=total, stop_reason=reason or StopReason.TRUNCATED, metrics=metrics)
-        finally:
-            await env.close()
+            outcome = await self._play(env, task, llm, seed)
+        except BaseException as error:
+            trouble, _ = await self._closed(env)
+            if trouble:
+                error.add_note(trouble)
+            raise
+        trouble, cut = await self._closed(env)
+        return replace(outcome, close_error=trouble or None, abandoned=cut)
+
+    async def _closed(self, env: Environment[list[Message], Message]) -> tuple[str, bool]:
+        """Closes an environment; returns what went wrong, and whether ``close`` was cut at its limit."""
+        limit = asyncio.timeout(self._close_timeout)
+        try:
+            async with limit:
+                await env.close()
+        except Exception as error:  # a boundary: the episode is over, and its end is what counts
+            text = "".join(traceback.format_exception(error)).strip()
+            if not limit.expired():
+                return f"{where(env, 'close')} raised:\n{text}", False
+            seconds = f"{self._close_timeout:g} s (rollout.close_timeout)"
+            return f"{text}\n{where(env, 'close')} did not end within {seconds}: it was cut", True
+        return "", False
+
+    async def _play(self, env: Environment[list[Message], Message], task: Task, llm: LLM, seed: int) -> Outcome:
+        agent: Agent = self._agent_class(llm, **self._agent_kwargs)
+        # Copies: the task belongs to the whole group.
+        started = await env.reset(seed=seed, options=copy.deepcopy(task.data))
+        observation, info = valid_data(checked_reset(started, env))
+        await agent.reset(seed=seed, options=copy.deepcopy(task.data))
+        said, metrics = list(observation), dict(info.get("metrics", {}))
+        rewards: list[float | None] = []
+        reason: StopReason | None = None
+        while reason is None and len(rewards) < self.max_turns:
+            try:
+                action = valid_data(await agent.step(observation, info))
+            except ContextOverflow:
+                if not llm.sampled:
+                    raise  # the task itself does not fit: no policy could do better
+                reason = StopReason.CONTEXT_OVERFLOW
+                break
+            result = await env.step(action)
+            observation, reward, terminated, truncated, info = valid_data(checked_step(result, env))
+            _note(llm, rewards, None if reward is None else checked_reward(reward, env), action)
+            metrics.update(info.get("metrics", {}))
+            said += [action, *observation]
+            reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else None
+        if reason in (None, StopReason.CONTEXT_OVERFLOW):
+            reward, info = checked_unfinished(await env.judge_unfinished(), env)
+            _note(llm, rewards, None if reward is None else checked_reward(reward, env, "judge_unfinished"))
+            metrics.update(info.get("metrics", {}))
+        total = await self._judged(task, llm, said, rewards, metrics)
+        return Outcome(reward=total, stop_reason=reason or StopReason.TRUNCATED, metrics=metrics)
 
     async def _judged(
         self, task: Task, llm: LLM, said: list[Message], rewards: list[float | None], metrics: dict[str, float]

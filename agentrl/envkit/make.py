@@ -4,11 +4,14 @@ Guarantees: the environment's ``spec`` holds its id and arguments; wrong argumen
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agentrl.core.contract import where
 from agentrl.core.environment import Environment
 from agentrl.core.registry import Spec, load, spec_of
+from agentrl.host.worker_threads import DaemonThreads
+
+CLOSE_SECONDS = 30.0  # for the `close` of an environment that nothing was done with
 
 
 def make(id: str, **kwargs: Any) -> Environment[Any, Any]:
@@ -40,6 +43,20 @@ def construct(made: Any, spec: Spec) -> Environment[Any, Any]:
 
 
 def discard(env: Environment[Any, Any]) -> None:
-    """Close an environment that was made only as a test; works inside a running event loop too."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, env.close()).result()
+    """Close an environment that was made only as a test; works inside a running event loop too.
+
+    Raises:
+        TimeoutError: Its ``close`` does not end.
+    """
+    threads = DaemonThreads(1, "agentrl-close")
+    closing = threads.submit(lambda: asyncio.run(env.close()))  # type: ignore[arg-type]
+    try:
+        closing.result(CLOSE_SECONDS)
+    except TimeoutError:
+        if closing.done():
+            raise  # raised by `close` itself
+        raise TimeoutError(
+            f"{where(env, 'close')} of an environment that was only made did not end within {CLOSE_SECONDS:g} s"
+        ) from None
+    finally:
+        threads.close()

@@ -1,7 +1,8 @@
 """Runs episodes on the validation tasks, within a training run or alone.
 
 Guarantees: every validation task is attempted ``eval.samples`` times; failed episodes are counted as invalid,
-separately from wrong answers; each episode is written to the journal as it ends.
+separately from wrong answers; each episode is written to the journal as it ends. As many abandoned episodes that still
+run as ``rollout.max_concurrent`` end the evaluation.
 """
 
 import asyncio
@@ -11,12 +12,17 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Task
+from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import load_tasks
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.inference.client import Client
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.stop_rules import too_many
 
 
 class Evaluator:
@@ -39,6 +45,7 @@ class Evaluator:
         self._journal = journal
         self.on_episode: Callable[[Episode], None] = lambda episode: None
         self.failures: Counter[str] = Counter()
+        self._left = Abandoned()
 
     @property
     def total(self) -> int:
@@ -61,30 +68,43 @@ class Evaluator:
         return {**summary.as_metrics(), "setup": self.setup, "per_task": summary.per_task}
 
     async def run(self, version: int) -> EvalSummary:
-        """Attempt every task and summarize the episodes; ``version`` labels them."""
+        """Attempt every task and summarize the episodes; ``version`` labels them.
+
+        Raises:
+            RolloutError: Too many abandoned episodes still run.
+        """
         places = asyncio.Semaphore(self._recipe.rollout.max_concurrent)
-
-        async def attempt(number: int, task: Task, index: int) -> Episode:
-            async with places:
-                episode = await run_episode(
-                    self._workflow,
-                    task,
-                    self._client,
-                    group_id=f"eval{version}-{number}",
-                    index=index,
-                    seed=number * self._recipe.eval.samples + index,
-                    timeout=self._recipe.rollout.episode_timeout,
-                    evaluation=True,
-                )
-            self._journal.episode(episode, evaluation_step=version)
-            if episode.failed:
-                self.failures[f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"] += 1
-            self.on_episode(episode)
-            return episode
-
         attempts = [
-            attempt(number, task, index)
+            asyncio.create_task(self._attempt(places, version, number, task, index))
             for number, task in enumerate(self.tasks)
             for index in range(self._recipe.eval.samples)
         ]
-        return summarize(await asyncio.gather(*attempts))
+        try:
+            return summarize(await asyncio.gather(*attempts))
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    async def _attempt(self, places: asyncio.Semaphore, version: int, number: int, task: Task, index: int) -> Episode:
+        rollout = self._recipe.rollout
+        async with places:
+            episode = await run_episode(
+                self._workflow,
+                task,
+                self._client,
+                group_id=f"eval{version}-{number}",
+                index=index,
+                seed=number * self._recipe.eval.samples + index,
+                limits=Limits.of(rollout),
+                left=self._left,
+                evaluation=True,
+            )
+        episode = self._journal.episode(episode, evaluation_step=version)
+        if episode.failed:
+            self.failures[printable(f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}")] += 1
+        self.on_episode(episode)
+        reason = too_many(len(self._left), rollout)
+        if reason is not None:
+            raise RolloutError(reason)
+        return episode

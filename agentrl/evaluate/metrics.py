@@ -33,6 +33,7 @@ class EvalSummary:
     Attributes:
         n: Number of episodes that did not fail.
         failed: Number of episodes that failed; wrong answers are not among them.
+        abandoned: Number of episodes whose teardown was given up at its limit, failed or not.
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
         estimates: Estimate of the reward, of ``reward/<role>`` for roles with a reward of their own, of each metric of
@@ -43,17 +44,20 @@ class EvalSummary:
 
     n: int
     failed: int
+    abandoned: int
     tasks: int
     samples: int
     estimates: dict[str, Estimate]
     per_task: dict[str, dict[str, float]]
 
     def as_metrics(self) -> dict[str, float]:
-        """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, ``eval/n``, ``eval/invalid``.
+        """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, and the counts of episodes.
+
+        The counts are ``eval/n``, ``eval/invalid`` and ``eval/abandoned``.
 
         A ``pass@k`` has the number of tasks with at least k valid samples beside it, ``eval/pass@k_tasks``.
         """
-        metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed)}
+        metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed), "eval/abandoned": float(self.abandoned)}
         for name, estimate in self.estimates.items():
             metrics[f"eval/{name}"] = estimate.mean
             if not math.isnan(estimate.low):
@@ -95,6 +99,7 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
     return EvalSummary(
         n=len(judged),
         failed=len(episodes) - len(judged),
+        abandoned=sum(episode.abandoned for episode in episodes),
         tasks=len({episode.task_id for episode in judged}),
         samples=samples,
         estimates=estimates,

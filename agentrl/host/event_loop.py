@@ -6,36 +6,54 @@ then raised.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 Result = TypeVar("Result")
 
 
-class EventLoop:
-    """An event loop for blocking code; use it as a context manager."""
+class Runner(Protocol):
+    """What runs coroutines: ``asyncio.Runner``, or another with the same interface."""
 
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> Any: ...
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine to its end and returns its result."""
+        ...
+
+
+class EventLoop:
+    """An event loop for blocking code; use it as a context manager.
+
+    Args:
+        make: Makes the runner of the loop, in the thread in which it runs.
+    """
+
+    def __init__(self, make: Callable[[], Runner] = asyncio.Runner) -> None:
         self._thread = ThreadPoolExecutor(1, "agentrl-loop") if _is_running() else None
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._stopped = False
-        if self._thread is not None:
-            self._thread.submit(bool).result()  # starts the thread, which an interrupt must not do by halves
+        self._runner = make() if self._thread is None else self._thread.submit(make).result()
 
     def __enter__(self) -> Self:
+        if self._thread is None:
+            self._runner.__enter__()
+        else:
+            self._thread.submit(self._runner.__enter__).result()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is None:
-            self._runner.close()
+            self._runner.__exit__(kind, error, trace)
             return
         with self._thread:
-            self._thread.submit(self._runner.close).result()
+            self._thread.submit(self._runner.__exit__, kind, error, trace).result()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs a coroutine to its end and returns its result."""

@@ -1,23 +1,27 @@
 """Model access for workflows: one handle per episode, one recorded session per role.
 
 Guarantees: everything sampled through a handle is in its trajectories; an episode stays on one server, for its prefix
-cache; episodes are spread over servers by load.
+cache; episodes are spread over servers by load. A reward goes to the message that was acted on, also if others were
+sampled with it or after it. When an episode is over, a task that it left gets no answers and changes no record.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.core.contract import finite
-from agentrl.core.episode import Message, Node, Trajectory
-from agentrl.core.message_shape import in_shape
+from agentrl.core.episode import Message, Trajectory
+from agentrl.core.valid_text import valid_text
+from agentrl.inference.acted_on import node_of
+from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.drift import Drift
-from agentrl.inference.messages import essence
-from agentrl.inference.router import Router
+from agentrl.inference.router import Lease, Router
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 
 ASSISTANT = "assistant"  # the role of a workflow that names none
+REFUSAL_SECONDS = 1.0  # before a late call is refused: an agent that asks again at once must not fill the event loop
 
 
 class Session(Protocol):
@@ -36,21 +40,45 @@ class Session(Protocol):
         ...
 
 
+class EpisodeDoor:
+    """Whether an episode takes calls; it is shut when the episode is over."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    async def check(self) -> None:
+        """Does nothing while the episode goes on.
+
+        Raises:
+            InferenceError: The episode is over.
+        """
+        if not self.open:
+            await asyncio.sleep(REFUSAL_SECONDS)
+            raise InferenceError(OVER)
+
+
+OVER = "the episode is over: the calls and rewards of a task that it left do not count"
+
+
 class EpisodeLLM:
     """A workflow's ``llm``: chat sessions by role, and a method for step rewards.
 
     Args:
         make_session: Function of a role that makes its session.
+        door: Door of the episode; without one, rewards are taken for ever.
     """
 
-    def __init__(self, make_session: Callable[[str], Session]) -> None:
+    def __init__(self, make_session: Callable[[str], Session], door: EpisodeDoor | None = None) -> None:
         self._make_session = make_session
+        self._door = door or EpisodeDoor()
         self.sessions: dict[str, Session] = {}
         self._credited: dict[str, float] = {}  # role -> sum of its own rewards
         self._shared: list[float] = []  # parts of the shared reward
+        self._latest: dict[str, tuple[int, int]] = {}  # role -> node of its latest reward, number of nodes then
 
     def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""
+        role = valid_text(role)
         if role not in self.sessions:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
@@ -61,45 +89,53 @@ class EpisodeLLM:
         return self.session().chat
 
     def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
-        """Credit the last message sampled by a role; several rewards for one message add up.
+        """Credit a message sampled by a role; several rewards for one message add up.
 
         Args:
             value: The reward.
             role: Role whose own reward this is; ``None``: a part of the shared reward, see :meth:`earner`.
-            message: The message that was acted on. If it is one of the last call's samples, that one is credited.
+            message: The message that was acted on; it is found by its content, see :mod:`agentrl.inference.acted_on`.
+                Without it, the last sampled message is credited, or the one of the latest reward if nothing was
+                sampled since.
 
         Raises:
             TypeError: ``value`` is not a number.
             ValueError: ``value`` is not finite, or the role has sampled nothing.
+            InferenceError: The episode is over.
         """
-        earner = role or self.earner(message)
-        session = self.session(earner)
+        if not self._door.open:
+            raise InferenceError(OVER)
+        name = valid_text(role or self.earner(message))
+        session = self.session(name)
         if session.last_sampled is None:
-            raise ValueError(f"role {earner!r} has sampled no message that could get a reward")
-        place = f"the workflow's call of llm.reward(role={earner!r})"
+            raise ValueError(f"role {name!r} has sampled no message that could get a reward")
+        place = f"the workflow's call of llm.reward(role={name!r})"
         reward = finite(value, place)
-        node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
+        nodes = session.trajectory.nodes
+        credited, seen = self._latest.get(name, (session.last_sampled, 0))
+        index = node_of(nodes, message, since=seen)
+        if index is None:
+            index = session.last_sampled if session.last_sampled >= seen else credited
+        self._latest[name] = index, len(nodes)
+        node = nodes[index]
         node.reward = finite((node.reward or 0.0) + reward, place)
         if role is None:
             self._shared.append(reward)
         else:
-            self._credited[role] = finite(self._credited.get(role, 0.0) + reward, place)
+            self._credited[name] = finite(self._credited.get(name, 0.0) + reward, place)
 
     def earner(self, message: Message | None) -> str:
         """Returns the role whose message a part of the shared reward is credited to.
 
-        It is the role that sampled ``message`` in its last call. Where none did, or no message is given, it is
-        ``assistant``, or if that sampled nothing the role that was opened last among those that sampled.
+        It is a role that sampled ``message``. Where none did, or no message is given, it is ``assistant``, or if that
+        sampled nothing the role that was opened last among those that sampled.
         """
         spoke = [role for role, session in self.sessions.items() if session.last_sampled is not None]
         spoke.sort(key=ASSISTANT.__eq__)  # the last one comes first below
         if len(spoke) > 1 and message is not None:
-            key = essence(in_shape(message))
             for role in reversed(spoke):
-                session = self.sessions[role]
-                assert session.last_sampled is not None
-                node = _acted_on(session.trajectory.nodes, session.last_sampled, message)
-                if essence(node.message) == key:
+                _, seen = self._latest.get(role, (0, 0))
+                if node_of(self.sessions[role].trajectory.nodes, message, since=seen) is not None:
                     return role
         return spoke[-1] if spoke else ASSISTANT
 
@@ -150,19 +186,9 @@ class EpisodeLLM:
         }
 
     def trajectories(self) -> dict[str, Trajectory]:
-        """Recorded trajectories by role, without roles that never sampled."""
-        return {role: s.trajectory for role, s in self.sessions.items() if s.trajectory.nodes}
-
-
-def _acted_on(nodes: Sequence[Node], last: int, message: Message | None) -> Node:
-    """The node of a message among the samples of the last call; the last of them if it is none of them."""
-    first = last
-    while first > 0 and nodes[first - 1].parent == nodes[last].parent and nodes[first - 1].finish_reason is not None:
-        first -= 1
-    if message is None or first == last:
-        return nodes[last]
-    key = essence(in_shape(message))
-    return next((node for node in reversed(nodes[first : last + 1]) if essence(node.message) == key), nodes[last])
+        """Recorded trajectories by role, without roles that never sampled; a later call does not change them."""
+        found = {role: session.trajectory.nodes for role, session in self.sessions.items()}
+        return {role: Trajectory.model_construct(nodes=list(nodes)) for role, nodes in found.items() if nodes}
 
 
 class Client(Protocol):
@@ -195,9 +221,41 @@ class ChatClient:
         self._template = template
         self._settings = {False: training, True: evaluation}
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template."""
+        return self._template
+
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease()
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
-        return EpisodeLLM(lambda role: ChatSession(lease, self._template, settings, role)), lease.release
+        door = EpisodeDoor()
+        sampler = _EpisodeSampler(lease, door)
+
+        def release() -> None:
+            door.open = False
+            lease.release()
+
+        return EpisodeLLM(lambda role: ChatSession(sampler, self._template, settings, role), door), release
+
+
+class _EpisodeSampler:
+    """Sampler of one episode; it gives no answer once the episode is over, also to a call that waits for one."""
+
+    def __init__(self, lease: Lease, door: EpisodeDoor) -> None:
+        self._lease = lease
+        self._door = door
+
+    @property
+    def url(self) -> str:
+        """URL of the episode's current server."""
+        return self._lease.url
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        """Sample a continuation."""
+        await self._door.check()
+        answer = await self._lease.generate(token_ids, params, request_id=request_id)
+        await self._door.check()
+        return answer

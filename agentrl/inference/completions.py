@@ -102,6 +102,7 @@ class CompletionStream:
 
 
 async def _chunks(whole: ChatCompletion, include_usage: bool) -> AsyncIterator[ChatCompletionChunk]:
+    """Yields chunks that are not validated: an API's answer may leave fields out, or have finish reasons of its own."""
     head = {"id": whole.id, "object": "chat.completion.chunk", "created": whole.created, "model": whole.model}
     for choice in whole.choices:
         delta = choice.message.model_dump(exclude_none=True)
@@ -109,9 +110,9 @@ async def _chunks(whole: ChatCompletion, include_usage: bool) -> AsyncIterator[C
             call["index"] = number
         logprobs = choice.logprobs.model_dump() if choice.logprobs else None
         piece: dict[str, Any] = {"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
-        yield ChatCompletionChunk.model_validate({**head, "choices": [piece]})
+        yield ChatCompletionChunk.construct(**head, choices=[piece])
         last = {"index": choice.index, "delta": {}, "finish_reason": choice.finish_reason}
-        yield ChatCompletionChunk.model_validate({**head, "choices": [last]})
+        yield ChatCompletionChunk.construct(**head, choices=[last])
     if include_usage:
         usage = whole.usage.model_dump() if whole.usage else None
-        yield ChatCompletionChunk.model_validate({**head, "choices": [], "usage": usage})
+        yield ChatCompletionChunk.construct(**head, choices=[], usage=usage)

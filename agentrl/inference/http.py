@@ -2,7 +2,7 @@
 
 Guarantees: every failure is an :class:`~agentrl.inference.backend.InferenceError` that names the server, its answer and
 what was expected; requests that are safe to repeat, or that never reached their server, are repeated; a request that
-may have been carried out is not.
+may have been carried out is not. Half of a surrogate pair, which UTF-8 cannot hold, is sent as U+FFFD.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from yarl import URL
 
 from agentrl.core.agent import ContextOverflow
+from agentrl.core.valid_text import valid_data
 from agentrl.inference.backend import InferenceError, ServerUnreachable
 
 ATTEMPTS = 3
@@ -70,7 +71,7 @@ class ServerHttp:
             ContextOverflow: The server says that the prompt is too long.
             InferenceError: The server refused, or its answer is not JSON.
         """
-        data = b"" if body is None else orjson.dumps(body)
+        data = b"" if body is None else _encoded(body)
         return await self._request("POST", path, data, self._timeout, expect_json, repeatable)
 
     async def get(self, path: str) -> Any:
@@ -159,6 +160,13 @@ class ServerHttp:
             return orjson.loads(payload)
         except orjson.JSONDecodeError as error:
             raise InferenceError(f"{where}: expected JSON, got {payload[:200].decode(errors='replace')!r}") from error
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(valid_data(body))  # looked through only now: a prompt has thousands of ids
 
 
 def _raise_last(state: RetryCallState) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
 from agentrl.core.message_shape import in_shape
-from agentrl.inference.messages import essence
+from agentrl.inference.messages import essences
 
 ROOT = -1
 
@@ -55,8 +55,8 @@ class Ledger:
         new = 0
         for given, message in zip(messages[len(path) :], rest, strict=True):
             parent = path[-1].node if path else ROOT
-            key = essence(message) if path else tools + essence(message)
-            found = self._children.get((parent, key))
+            keys = ((parent, key if path else tools + key) for key in essences(message))
+            found = next((self._children[key] for key in keys if key in self._children), None)
             if found is None:
                 break
             path.append(_Known(message, found))
@@ -104,8 +104,8 @@ class Ledger:
         nodes = self.trajectory.nodes
         nodes.append(node)
         parent = ROOT if node.parent is None else node.parent
-        key = essence(node.message) if parent != ROOT else tools + essence(node.message)
-        self._children.setdefault((parent, key), len(nodes) - 1)
+        for key in essences(node.message):
+            self._children.setdefault((parent, key if parent != ROOT else tools + key), len(nodes) - 1)
         return len(nodes) - 1
 
     def prompt(self, index: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Guarantees: a message that an agent passes back equals the one it got, in every shape that ``openai``'s types have for
 it (:mod:`agentrl.core.message_shape`): as an object or a dict, with or without unset fields, as parts or text, with
-arguments as an object or as text.
+arguments as an object or as text; with or without its reasoning, which many agents leave out.
 """
 
 import json
@@ -13,11 +13,13 @@ from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
 
 _SEEN = ("role", "content", "name", "tool_call_id")
+_SELDOM = ("name", "tool_call_id", "tool_calls")  # what a model sees of a message beside its role and content
 
 
 def essence(message: Message) -> str:
     """Returns a key of what a model sees of a message; equal messages have equal keys."""
-    if len(message) == 2 and isinstance(content := message.get("content"), str) and content:
+    content = message.get("content")
+    if isinstance(content, str) and content and not any(message.get(key) for key in _SELDOM):
         return repr((message["role"], content))  # for most messages; much faster than JSON
     seen: dict[str, Any] = {key: message[key] for key in _SEEN if message.get(key)}
     calls = message.get("tool_calls")
@@ -27,6 +29,15 @@ def essence(message: Message) -> str:
             for c in calls
         ]
     return json.dumps(seen, sort_keys=True)
+
+
+def essences(message: Message) -> tuple[str, ...]:
+    """Returns the keys under which a message is found, the exact one first: with its reasoning, and without it.
+
+    Agents may leave the reasoning out; where they pass it back, it tells apart samples with the same answer.
+    """
+    key, reasoning = essence(message), message.get("reasoning_content")
+    return (f"{key}\n{reasoning}", key) if reasoning else (key,)
 
 
 def _arguments(given: Any) -> Any:

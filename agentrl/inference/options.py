@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from agentrl.core.valid_text import valid_data
 from agentrl.inference.backend import SamplingParams
 
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -52,7 +53,7 @@ class ChatOptions:
         """
         if not given:
             return cls()
-        options = {key: value for key, value in given.items() if _is_given(value)}
+        options = {key: valid_data(value) for key, value in given.items() if _is_given(value)}
         options |= options.pop("extra_body", {})
         options.pop("model", None)  # a run has one model, so the name is ignored
         tools = [_plain_tool(tool) for tool in options.pop("tools", ())]
@@ -107,7 +108,10 @@ class ChatOptions:
                     f"chat.completions.create({key}={value}): training samples with sampling.{key}="
                     f"{getattr(base, key)}; another value would make the behavior logprobs wrong"
                 )
-        return replace(base, **self.params) if self.params else base
+        if not self.params:
+            return base
+        stop = base.stop + self.params.get("stop", ())  # the ends of a turn, and those of this call
+        return replace(base, **{**self.params, "stop": stop})
 
 
 SUPPORTED = frozenset(

@@ -4,11 +4,13 @@ Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus 
 sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
 conversation that differs from the stored one starts a branch after the last common message. A request that the server
 aborted is continued with the same ids and with random numbers that were not used yet. No two requests of an episode
-draw the same random numbers.
+draw the same random numbers. Where the prompt ends in an open thought, everything sampled is reasoning until it closes,
+with tools or without.
 """
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
@@ -25,6 +27,7 @@ from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
 from agentrl.inference.template import ChatTemplate
+from agentrl.inference.thoughts import TAIL, knows_tags, opens_thought, without_special
 from agentrl.inference.tool_parsers import ParsedAnswer, ToolParser, parser_for
 
 MAX_RESUMES = 100  # a server that aborts one request this often is broken, not busy
@@ -77,6 +80,11 @@ class ChatSession:
     def trajectory(self) -> Trajectory:
         """The recorded trajectory, with token ids."""
         return self._ledger.trajectory
+
+    @property
+    def _parser(self) -> ToolParser:
+        """The parser of tool calls: the recipe's, or the one that fits the template."""
+        return self._settings.parser or parser_for(self._template.source)
 
     @property
     def chat(self) -> "ChatSession":
@@ -135,8 +143,10 @@ class ChatSession:
             ids = self._template.first(new, tools)
         else:
             answered = self._ledger.node(parent)
-            last = answered.token_ids[-1] if answered.token_ids else None
-            ids = self._template.following(new, answered=answered.message, last_id=last, tools=tools)
+            said = answered.token_ids
+            ids = self._template.following(new, answered=answered.message, answer_ids=said, tools=tools)
+        if tools:
+            self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
         return self._ledger.add_prompt(parent, new, ids, key)
 
     def drift(self) -> Drift | None:
@@ -144,8 +154,10 @@ class ChatSession:
         if self.last_sampled is None:
             return None
         path = self.trajectory.path(self.last_sampled)
-        messages = [self._ledger.node(index).message for index in path]
-        return measure(self._template, self._ledger.prompt(self.last_sampled), messages, self._tools[path[0]])
+        nodes = [self._ledger.node(index) for index in path]
+        sampled = [mask == 1 for node in nodes for mask in node.loss_mask]
+        ids, messages = self._ledger.prompt(self.last_sampled), [node.message for node in nodes]
+        return measure(self._template, ids, messages, self._tools[path[0]], sampled)
 
     def _seeded(self, params: SamplingParams, call: int, index: int) -> SamplingParams:
         """Gives sample ``index`` of a call a seed of its own, also where the agent names the same seed each time."""
@@ -167,7 +179,7 @@ class ChatSession:
         return part if part.finish_reason != "abort" else await self._generate_on(prompt, part, params)
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
-        message = self._message(answer, params, options)
+        message = self._message(self._ledger.prompt(parent), answer, params, options)
         node = Node(
             parent=parent,
             message=message,
@@ -182,15 +194,21 @@ class ChatSession:
         finish = "length" if answer.finish_reason == "length" else finish  # as OpenAI: a cut answer says so first
         return Sampled(message, finish, answer.token_ids, answer.logprobs)
 
-    def _message(self, answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
-        """Parse an answer into a message, with tool calls if the conversation has tools."""
+    def _message(self, prompt: list[int], answer: Generation, params: SamplingParams, options: ChatOptions) -> Message:
+        """Parse an answer into a message with its reasoning; calls are made only if the conversation has tools."""
         stops = params.stop if answer.finish_reason == "stop" else ()
-        if not options.parses_calls:
-            text = before_stop(self._template.text(answer.token_ids), stops)
-            return {"role": "assistant", "content": text}
-        text = before_stop(self._template.text(answer.token_ids, special=True), stops)
-        parser = self._settings.parser or parser_for(self._template.source)
-        return _with_calls(parser.parse(text, options.tools))
+        parser, ids = self._parser, answer.token_ids
+        in_thought = opens_thought(self._template.text(prompt[-TAIL:], special=True), parser.thinking)
+        if options.parses_calls:
+            text = before_stop(self._template.text(ids, special=True), stops)
+            return _with_calls(parser.parse(text, options.tools, in_thought=in_thought))
+        if in_thought or knows_tags(self._template.source, parser.thinking):
+            text = before_stop(self._template.text(ids, special=True), stops)
+            parsed = parser.without_calls(text, in_thought=in_thought)
+            if parsed is not None:
+                content = without_special(parsed.content, ids, self._template.tokenizer, self._template.special_ids)
+                return _with_calls(replace(parsed, content=content.strip()))
+        return {"role": "assistant", "content": before_stop(self._template.text(ids), stops)}
 
     async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
         """Continue an aborted generation until it ends by itself or the token budget is used up."""
@@ -229,9 +247,11 @@ def _with_calls(parsed: ParsedAnswer) -> Message:
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
     calls = []
+    written = Counter(call.id for call in parsed.calls)
     for call in parsed.calls:
         function = {"name": call.name, "arguments": call.arguments}
-        entry: dict[str, Any] = {"id": token_hex(5)[:9], "type": "function", "function": function}
+        call_id = call.id if call.id and written[call.id] == 1 else token_hex(5)[:9]  # templates may repeat the model's
+        entry: dict[str, Any] = {"id": call_id, "type": "function", "function": function}
         if call.error is not None:
             entry["error"] = call.error
         calls.append(entry)

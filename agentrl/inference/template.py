@@ -2,59 +2,40 @@
 
 Guarantees: the ids of a continuation encode the text that a render with the new messages adds after the assistant's
 text and its end-of-turn token; a template that changes the text there is refused. This text is found by rendering a
-dummy turn that holds a sentinel. A template that rewrites earlier turns (drops their reasoning) is detected, and used
-only if a policy for it is chosen.
+dummy turn that holds a sentinel, and gets the ids that it has behind the token before it. A template that rewrites
+earlier turns (drops their reasoning) is detected, and used only if a policy for it is chosen. Whatever of this a
+tokenizer does not allow is told once, in ``notes``.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
+from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
+from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
+from agentrl.inference.prompt_check import PromptCheck
+from agentrl.inference.template_notes import template_notes
+from agentrl.inference.tool_parsers import FALLBACK, parser_for
+from agentrl.inference.turn_ends import find_turn_ends
 
+log = logging.getLogger(__name__)
 RewritePolicy = Literal["append", "branch"]
 Tools = Sequence[dict[str, Any]]
-_SENTINEL = "agentrl0said0this"  # stands for the assistant's text in a dummy turn; occurs in no template
-_USER: Message = {"role": "user", "content": "a"}
 _REASONED: tuple[Message, ...] = (  # templates find reasoning in the text, or in a field of its own
-    {"content": f"<think>\nr\n</think>\n\n{_SENTINEL}"},
-    {"content": _SENTINEL, "reasoning_content": "r", "thinking": "r"},
+    {"content": f"<think>\nr\n</think>\n\n{SENTINEL}"},
+    {"content": SENTINEL, "reasoning_content": "r", "thinking": "r"},
 )
-
-
-class TemplateError(ValueError):
-    """The model has no chat template, or one that cannot be continued."""
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is needed here."""
-
-    eos_token: str | None
-    eos_token_id: int | None
-    chat_template: Any
-
-    def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any:
-        """Render messages."""
-        ...
-
-    def encode(self, text: str, **kwargs: Any) -> list[int]:
-        """Ids of a text."""
-        ...
-
-    def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
-        """Text of ids."""
-        ...
-
-
 FIRSTS = 256  # rendered first prompts that are remembered: all episodes of a group have the same one
 
 
 class ChatTemplate:
-    """Renders messages with a model's own template.
+    r"""Renders messages with a model's own template.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -68,6 +49,10 @@ class ChatTemplate:
         stop_ids: Those of them that the model's own configuration does not name, so that servers must be told to stop
             there. A base model's configuration may name ``<|endoftext|>`` alone, and its template closes a turn with
             ``<|im_end|>``.
+        stop_texts: Texts that end a turn, for servers to stop at, where the template ends it with no token:
+            ``\n\nUser:``, or ``</s>`` under the tokenizer of another model.
+        turn_ends: How the template ends a turn.
+        notes: What a user must know about this template with this tokenizer; each is also logged as a warning.
     """
 
     def __init__(
@@ -86,18 +71,24 @@ class ChatTemplate:
         if tokenizer.eos_token is None or tokenizer.eos_token_id is None:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
-        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)  # faster: transformers always encodes a batch
         self.policy = policy
         self.eos_id: int = tokenizer.eos_token_id
-        self.end_ids = frozenset({tokenizer.eos_token_id, *end_ids})
-        self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
+        self.encoder = TextEncoder(tokenizer)
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
         self._rewrites: dict[str, bool] = {}
+        self.prompts = PromptCheck(self._render_known, self._answer)
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
-        closing = self._closing_id(self._probe([_USER], {}, ())[1])  # a template that cannot render a turn is refused
-        self.stop_ids = () if closing is None or closing in self.end_ids else (closing,)
-        self.end_ids |= set(self.stop_ids)
+        named = frozenset({tokenizer.eos_token_id, *end_ids})
+        self.turn_ends = find_turn_ends(self.render, tokenizer, named)  # refuses a template without assistant turns
+        self.stop_ids = tuple(end for end in self.turn_ends.ids if end not in named)
+        self.stop_texts = self.turn_ends.texts
+        self.end_ids = named | set(self.stop_ids)
+        self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
+        self._ends = Marks(tokenizer, sorted(self.end_ids))
+        self.notes = template_notes(self)
+        for note in self.notes:
+            log.warning("%s", note)
 
     @classmethod
     def from_folder(
@@ -136,18 +127,19 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
-        return self.encode(self._render(messages, generation=True, tools=tools))
+        self.prompts.check(messages, tools)
+        return self.encode(self.render(messages, generation=True, tools=tools))
 
     def following(
-        self, messages: Sequence[Message], *, answered: Message, last_id: int | None, tools: Tools = ()
+        self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int], tools: Tools = ()
     ) -> list[int]:
         """Ids that continue a conversation after an assistant message.
 
         Args:
             messages: New messages; consecutive tool results are rendered together.
             answered: The assistant message before them; its calls name the tools.
-            last_id: Last sampled id of that message; if it is not the template's end-of-turn id, the result begins
-                with that id.
+            answer_ids: Ids of that message as they were sampled. The result begins with what they lack of the end of
+                the turn.
             tools: Tools of the conversation.
 
         Returns:
@@ -157,18 +149,63 @@ class ChatTemplate:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
-        longer = self._tail(self._render([_USER, said, *messages], generation=True, tools=tools), said)
-        closing, added = self._split_closing(longer)
-        if closing is None:
-            if not longer.startswith(shorter):
-                raise TemplateError(
-                    "this chat template renders the end of a turn differently when messages follow "
-                    f"({shorter[:40]!r} becomes {longer[:40]!r}), so a conversation cannot be continued token by "
-                    "token; single-turn workflows are not affected"
-                )
-            added = longer[len(shorter) :]
-        ids = self.encode(added)
-        return ids if closing is None or last_id == closing else [closing, *ids]
+        self.prompts.check(messages, tools, before=[USER, said], tail=lambda text: tail(text, said))
+        longer = tail(self.render([USER, said, *messages], generation=True, tools=tools), said)
+        is_call = bool(said.get("tool_calls"))
+        mark = self._ends.first(longer)
+        if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
+            return self._after_token("" if is_call else longer[: mark.start], mark, longer, answer_ids)
+        start = self._text_end(shorter) if is_call else 0
+        if not longer.startswith(shorter.rstrip()):
+            raise TemplateError(
+                "this chat template renders the end of a turn differently when messages follow "
+                f"({shorter[:40]!r} becomes {longer[:40]!r}), so a conversation cannot be continued token by "
+                "token; single-turn workflows are not affected"
+            )
+        return self._after_text(longer[start:], answer_ids)
+
+    def _after_token(self, before: str, mark: Mark, longer: str, answer_ids: Sequence[int]) -> list[int]:
+        """Ids of the text after a token that ends a turn, with the token itself if it was not sampled.
+
+        Args:
+            before: Text that the template puts between the assistant's text and the token.
+            mark: The token's place in ``longer``.
+            longer: All text after the assistant's text.
+            answer_ids: Ids of the assistant's text.
+        """
+        last = answer_ids[-1] if answer_ids else None
+        following = self._ends.first(longer, mark.end)
+        while last != mark.id and following is not None and following.start == mark.end:  # several tokens end a turn
+            if following.id == last:
+                before, mark = "", following
+            following = self._ends.first(longer, following.end)
+        word = self._ends.word(mark.id)
+        ids = self.encoder.after(word, longer[mark.end :])
+        if last == mark.id:
+            return ids
+        lead = self.encoder.after("a", before + word) if before else [mark.id]
+        lead = [*lead[: lead.index(mark.id)], mark.id] if mark.id in lead else [mark.id]
+        return lead[lead.index(last) + 1 if last in lead else 0 :] + ids
+
+    def _after_text(self, longer: str, answer_ids: Sequence[int]) -> list[int]:
+        """Ids of the text after an assistant's text where no token ends a turn.
+
+        What the server stopped at has been sampled, and is left out. Its last token may hold more, which stays.
+        """
+        if answer_ids and answer_ids[-1] in self.end_ids:
+            return self.encoder.after(self._ends.word(answer_ids[-1]), longer)
+        said = self.text(list(answer_ids), special=True)
+        at, stop = min(((said.find(stop), stop) for stop in self.stop_texts if stop in said), default=(-1, ""))
+        found = longer.find(stop)
+        if at < 0 or found < 0:
+            return self.encoder.after(said, longer)
+        rest = longer[found + len(stop) :]
+        return self.encoder.after(said, rest.removeprefix(said[at + len(stop) :]))
+
+    def _text_end(self, shorter: str) -> int:
+        """Position where the end of a turn begins, in the text after a call's argument."""
+        word = self.turn_ends.word
+        return shorter.rfind(word) if word and word in shorter else len(shorter.rstrip())
 
     def rewrites(self, messages: Sequence[Message]) -> bool:
         """Whether the template renders earlier turns differently when messages like these follow."""
@@ -188,15 +225,13 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self._render(messages, generation=False, tools=tools))
+        return self.encode(self.render(messages, generation=False, tools=tools))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
-        if not special:
-            return self.tokenizer.decode(token_ids, skip_special_tokens=True)
         while token_ids and token_ids[-1] in self.end_ids:
             token_ids = token_ids[:-1]
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=not special)
 
     def _probe(self, messages: Sequence[Message], answered: Message, tools: Tools) -> tuple[Message, str]:
         """Returns a dummy assistant turn that these messages may follow, and the text after its sentinel."""
@@ -206,61 +241,39 @@ class ChatTemplate:
                 break
             results.append(message)
         if not results:
-            said: Message = {"role": "assistant", "content": _SENTINEL}
+            said = SAID
             if bool(tools) not in self._closings:
-                rendered = self._render([_USER, said], generation=False, tools=tools)
-                self._closings[bool(tools)] = self._tail(rendered, said)
+                rendered = self.render([USER, said], generation=False, tools=tools)
+                self._closings[bool(tools)] = tail(rendered, said)
             return said, self._closings[bool(tools)]
         failure: Exception | None = None
-        calls = [_call(result, answered) for result in results]
-        for count in (len(calls), 1):
+        calls = [call_for(result, answered) for result in results]
+        known = parser_for(self.source).name != FALLBACK  # a family whose calls may stand in the text alone (LFM2)
+        for count in (len(calls), 1, 0) if known else (len(calls), 1):
             said = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
+            said = said if count else SAID
             try:
-                self._render([_USER, said, *messages], generation=True, tools=tools)
-                return said, self._tail(self._render([_USER, said], generation=False, tools=tools), said)
+                self.render([USER, said, *messages], generation=True, tools=tools)
+                return said, tail(self.render([USER, said], generation=False, tools=tools), said)
             except TemplateError as error:
                 failure = error
         raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
 
     def _probe_rewrite(self, kind: str) -> bool:
-        result: Message = {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"}
-        after = result if kind == "tool" else _USER
+        result = tool_result("b")
+        after = result if kind == "tool" else USER
         for reasoned in _REASONED:
             said: Message = {"role": "assistant", **reasoned}
             if kind == "tool":
-                said["tool_calls"] = [_call(result, {})]
+                said["tool_calls"] = [call_for(result, {})]
             try:
-                shorter = self._render([_USER, said], generation=False)
-                longer = self._render([_USER, said, after], generation=False)
+                shorter = self.render([USER, said], generation=False)
+                longer = self.render([USER, said, after], generation=False)
             except TemplateError:
                 continue  # messages that the template cannot render are refused when an agent sends them
-            if shorter.partition(_SENTINEL)[0] != longer.partition(_SENTINEL)[0]:
+            if shorter.partition(SENTINEL)[0] != longer.partition(SENTINEL)[0]:
                 return True
         return False
-
-    def _tail(self, rendered: str, said: Message) -> str:
-        """Returns the text after the sentinel, which a tool result may repeat."""
-        words = max(len(said.get("tool_calls", ())), 1)
-        parts = rendered.split(_SENTINEL, words)
-        if len(parts) <= words:
-            raise TemplateError("this chat template leaves out the assistant's text")
-        return parts[-1]
-
-    def _closing_id(self, tail: str) -> int | None:
-        """Returns the special token that comes right after an assistant's text; ``None`` without one."""
-        known = getattr(self.tokenizer, "added_tokens_decoder", {})
-        first = self.encode(tail)[:1]
-        return first[0] if first and first[0] in known and known[first[0]].special else None
-
-    def _split_closing(self, tail: str) -> tuple[int | None, str]:
-        """Finds the first end-of-turn id after an assistant's text; returns it and the text after it."""
-        found: tuple[int, int, str] | None = None
-        for end in self.end_ids:
-            text = self.tokenizer.decode([end], skip_special_tokens=False)
-            at = tail.find(text)
-            if text and at >= 0 and (found is None or at < found[0]):
-                found = at, end, tail[at + len(text) :]
-        return (None, tail) if found is None else found[1:]
 
     @cached_property
     def call_form(self) -> CallForm:
@@ -274,7 +287,15 @@ class ChatTemplate:
 
         return call_form(render)
 
-    def _render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+    def render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+        """Text of messages, with or without the generation prompt.
+
+        Raises:
+            TemplateError: The template cannot render them.
+        """
+        return self._render_known(self.prompts.as_known(messages), tools, generation)
+
+    def _render_known(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str:
         if any(message.get("tool_calls") for message in messages):
             try:
                 messages = self.call_form.given(messages)
@@ -294,11 +315,19 @@ class ChatTemplate:
         except Exception as error:  # a template is code of its author and may raise anything
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
+    def _answer(self, rendered: str) -> str:
+        """Returns the text of the ids before the first end of turn."""
+        ids = self.encode(rendered)
+        end = next((at for at, token in enumerate(ids) if token in self.end_ids), len(ids))
+        return self.text(ids[:end], special=True)
+
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; special tokens in the text become their ids."""
-        if self._fast is not None:
-            return self._fast.encode(text, add_special_tokens=False).ids
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """Ids of a text that begins a conversation; special tokens in the text become their ids."""
+        return self.encoder.ids(text)
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """Ids of a text where it continues another."""
+        return self.encoder.after(before, text)
 
 
 def template_text(source: str | None, folder: Path) -> str | None:
@@ -335,14 +364,6 @@ def training_template(tokenizer: Any) -> str | None:
         return get_training_chat_template(tokenizer)
     except ValueError as error:
         raise TemplateError(f"model.chat_template=training: {error}") from error
-
-
-def _call(result: Message, answered: Message) -> dict[str, Any]:
-    """A tool call that a tool result answers, with the sentinel as its argument."""
-    call_id = result.get("tool_call_id") or "call00000"
-    names = {call.get("id"): (call.get("function") or {}).get("name") for call in answered.get("tool_calls", ())}
-    name = names.get(call_id) or result.get("name") or "f"
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": _SENTINEL}}}
 
 
 def generation_end_ids(folder: Path) -> list[int]:

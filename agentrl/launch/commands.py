@@ -5,7 +5,7 @@ Guarantees: pure functions; a dry run prints exactly what a run would start.
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from agentrl.config.recipe import Recipe
@@ -23,26 +23,17 @@ def tethered(*command: str) -> list[str]:
 
 
 def controller(
-    recipe: Recipe,
-    model: Path,
-    run_dir: Path,
-    urls: list[str],
-    ready_file: Path,
-    resume: bool,
-    teacher: Sequence[str] = (),
+    recipe: Recipe, model: Path, run_dir: Path, servers_file: Path, ready_file: Path, resume: bool
 ) -> list[str]:
-    """Command of the rollout controller; ``teacher`` holds the URLs of the teacher's servers."""
+    """Command of the rollout controller; ``servers_file`` will hold the URLs of the servers and of the teacher's."""
     command = [
         *(sys.executable, "-m", "agentrl.launch.controller_process"),
         *("--run-dir", str(run_dir)),
         *("--model", str(model)),
+        *("--servers-file", str(servers_file)),
         *("--ready-file", str(ready_file)),
         *("--parent-pid", str(os.getpid())),
     ]
-    for url in urls:
-        command += ["--server", url]
-    for url in teacher:
-        command += ["--teacher", url]
     return [*command, "--resume"] if resume else command
 
 

@@ -1,11 +1,13 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
-Guarantees: it writes its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
+Guarantees: what can be found out without servers (the data, the first prompt) is found out while they load; it writes
+its URL to ``--ready-file`` as soon as it listens; it ends by itself with code 0 after the final
 evaluation, and with a message and another code if the trainer's heartbeats stop or the rollouts cannot continue.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -26,11 +28,14 @@ from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
+from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
+from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.observe.sinks import MetricsWriter
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
@@ -41,7 +46,7 @@ from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 WATCH_SECONDS = 1.0
-SHORTEST_STANDSTILL = 30.0  # a loop blocked for fewer seconds never ends the run, even if episodes are shorter
+FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
 
@@ -49,20 +54,22 @@ async def serve(
     recipe: Recipe,
     run_dir: Path,
     model: Path,
-    urls: list[str],
+    servers_file: Path,
     ready_file: Path,
     *,
-    teacher_urls: Sequence[str] = (),
     resume: bool,
 ) -> int:
     """Run the controller until the run is over; returns the exit code."""
-    external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
-    client = make_client(recipe, model, [] if external else urls)
-    router = client.router
     workflow = make_workflow(recipe)
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
     stream = make_stream(recipe, training)
+    problem = (await first_prompt(recipe, model, workflow, training.tasks[0])).problem
+    servers = await _servers(servers_file)
+    external = bool(recipe.inference.urls)  # their weights are unknown, so they get the starting weights first
+    urls, teacher_urls = servers["servers"], servers["teacher"]
+    client = make_client(recipe, model, [] if external else urls)
+    router = client.router
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
@@ -119,9 +126,10 @@ async def serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     batches = about_batches(len(stream), recipe.rollout.batch_size, recipe.trainer.epochs)
     data = f"{training.source}; {batches}" if batches else training.source
+    data += f"; the first prompt could not be tried: {problem}" if problem else ""
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
-    watch = LoopWatch(max(SHORTEST_STANDSTILL, recipe.rollout.episode_timeout)).start(asyncio.get_running_loop())
+    watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     try:
         controller.start()
         return await _until_over(controller, recipe, stopping)
@@ -135,6 +143,13 @@ async def serve(
             await teacher.close()
         journal.close()
         writer.close()
+
+
+async def _servers(file: Path) -> dict[str, list[str]]:
+    """Waits until the launcher has started the servers; returns the URLs of the policy's and the teacher's."""
+    while not file.is_file():
+        await asyncio.sleep(FILE_SECONDS)
+    return json.loads(file.read_text())
 
 
 def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
@@ -178,27 +193,20 @@ async def _until_over(controller: Controller, recipe: Recipe, stopping: asyncio.
 def main(argv: list[str] | None = None) -> int:
     """Parse the arguments, and run the controller; returns its exit code."""
     parser = run_arguments("agentrl.launch.controller_process")
-    parser.add_argument("--server", action="append", required=True)
-    parser.add_argument("--teacher", action="append", default=[])
+    parser.add_argument("--servers-file", type=Path, required=True)
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int)
     args = parser.parse_args(argv)
     begin(args.parent_pid)
     recipe = recipe_of_run(args.run_dir)
-    work = serve(
-        recipe,
-        args.run_dir,
-        args.model,
-        args.server,
-        args.ready_file,
-        teacher_urls=args.teacher,
-        resume=args.resume,
-    )
+    work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
-        return asyncio.run(work)
+        code = bounded_run(work, Limits.of(recipe.rollout).teardown)
     except (InferenceError, UserError) as error:
         print(error, file=sys.stderr)
-        return 1
+        code = 1
+    end_within(END_SECONDS, code)
+    return code
 
 
 if __name__ == "__main__":

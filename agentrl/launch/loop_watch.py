@@ -7,19 +7,18 @@ process ends, because a blocked loop can neither end overdue episodes nor answer
 import asyncio
 import os
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
+
+from agentrl.config.rollout import RolloutConfig
+from agentrl.core.stack_place import outer_frames, place
 
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 5.0  # seconds without progress of any episode after which a line is logged
 EXIT_CODE = 4
-_OURS = str(Path(__file__).resolve().parent.parent)
-_PYTHON = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib"))
+SHORTEST_STANDSTILL = 30.0  # a loop blocked for fewer seconds never ends the run, even if episodes are shorter
 
 
 class LoopWatch:
@@ -41,6 +40,11 @@ class LoopWatch:
         self._served = clock()
         self._warned = False
         self._stopped = threading.Event()
+
+    @classmethod
+    def of(cls, config: RolloutConfig, *, end: Callable[[int], object] = os._exit) -> "LoopWatch":
+        """Returns a watch that ends the process when no deadline of a recipe's episodes can be kept."""
+        return cls(max(SHORTEST_STANDSTILL, config.episode_timeout), end=end)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
         """Watch a loop until :meth:`stop`."""
@@ -67,7 +71,7 @@ class LoopWatch:
         if still < WARN_SECONDS or (self._warned and still < self.limit):
             return
         frame = sys._current_frames().get(self._thread)
-        where = blocking_line(frame)
+        where = place(outer_frames(frame))
         advice = "await something else, set blocking = True on the environment's class, or use agentrl.host.worker_pool"
         if still < self.limit:
             self._warned = True
@@ -76,14 +80,3 @@ class LoopWatch:
         print("".join(traceback.format_stack(frame)), file=sys.stderr)
         print(f"the event loop was blocked for {still:.0f} s in {where}: {advice}", file=sys.stderr, flush=True)
         self._end(EXIT_CODE)
-
-
-def blocking_line(frame: FrameType | None) -> str:
-    """``function (file.py:12)`` of the innermost frame outside agentrl, Python and packages, or else the innermost."""
-    first = frame
-    while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_PYTHON, "<frozen")):
-        frame = frame.f_back
-    frame = frame or first
-    if frame is None:
-        return "an unknown place"
-    return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

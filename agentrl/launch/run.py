@@ -52,6 +52,8 @@ from agentrl.rollout.assemble import make_workflow
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 
+SERVERS = "servers.json"  # file in the run's processes/ that tells the controller the servers' URLs
+
 
 class RunError(UserError):
     """The run cannot start; the message says what to change."""
@@ -273,16 +275,16 @@ def _train(
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
-    view.state("starting the inference server")
+    view.state("starting the inference server and the controller")
+    ready = processes / "controller.json"
+    controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
+        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
+    )
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
     if teacher is not None:
         view.state("starting the teacher")
-    scorers = teacher_urls(recipe, teacher, processes, supervisor)
+    write_json(processes / SERVERS, {"servers": urls, "teacher": teacher_urls(recipe, teacher, processes, supervisor)})
     view.state("starting the controller")
-    ready = processes / "controller.json"
-    controller = supervisor.start(
-        "controller", commands.controller(recipe, model, run_dir, urls, ready, resume, scorers), env=shared_env
-    )
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
     trainer = supervisor.start(

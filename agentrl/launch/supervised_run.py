@@ -4,6 +4,7 @@ Guarantees: no server or controller runs beside the trainer; the evaluations are
 episodes, on the same tasks and with the same keys in the same files.
 """
 
+import asyncio
 import json
 import shutil
 from functools import partial
@@ -20,11 +21,15 @@ from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
 from agentrl.launch import commands
+from agentrl.launch.bounded_run import BoundedRunner
+from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_client, make_workflow
+from agentrl.rollout.deadline import Limits
+from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.supervised.examples import load_examples, load_held_out, named
 
@@ -89,15 +94,17 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
         step: Number of trainer steps before the evaluation.
 
     Raises:
-        ChildFailed: A server did not start, or no episode could be judged.
+        ChildFailed: A server did not start, no episode could be judged, or too many were abandoned.
     """
     recipe = recipe.model_copy(update={"valid_dataset": named(recipe.valid_dataset)})
     (run_dir / "processes" / "server-0.json").unlink(missing_ok=True)  # left from the evaluation before
     urls = start_servers(recipe, model, run_dir / "processes", supervisor)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        with EventLoop() as loop:
+        with EventLoop(partial(BoundedRunner, Limits.of(recipe.rollout).teardown)) as loop:
             summary, found, failures = loop.run(_episodes(recipe, model, urls, journal, step))
+    except RolloutError as error:
+        raise ChildFailed(f"the evaluation ended: {error}") from error
     finally:
         journal.close()
         supervisor.stop()
@@ -116,10 +123,12 @@ async def _episodes(
     client = make_client(recipe, model, urls)
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
+    watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     try:
         evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
         summary = await evaluator.run(step)
     finally:
+        watch.stop()
         await client.router.close()
     return summary, evaluator.as_json(summary), "; ".join(text[-300:] for text, _ in evaluator.failures.most_common(3))
 

@@ -7,6 +7,7 @@ Guarantees: every child has its own session and log file; when a child fails, th
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,9 +18,12 @@ from typing import Any
 
 import psutil
 
+from agentrl.core.valid_text import printable
+
 TAIL_LINES = 30
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ChildFailed(RuntimeError):
@@ -43,9 +47,9 @@ class Child:
     peer: str = ""
 
     def tail(self) -> str:
-        """The last lines of the log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+        """The last lines of the log, without colors, and with other control characters as escapes."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(printable(_COLOR.sub("", line)) for line in lines[-TAIL_LINES:])
 
 
 def lower_priority(pid: int, niceness: int) -> None:

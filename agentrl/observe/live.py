@@ -197,7 +197,7 @@ def evaluation_line(record: Mapping[str, float]) -> str:
     """Formats an evaluation as one line."""
     names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high", "_tasks"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/examples"}):
+    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/abandoned", "eval/examples"}):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
@@ -205,5 +205,6 @@ def evaluation_line(record: Mapping[str, float]) -> str:
     if "eval/examples" in record:
         parts.append(f"examples {record['eval/examples']:.0f}")
     else:
-        parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}")
+        abandoned = f", abandoned {record['eval/abandoned']:.0f}" if record.get("eval/abandoned") else ""
+        parts.append(f"n {record.get('eval/n', 0):.0f}, invalid {record.get('eval/invalid', 0):.0f}{abandoned}")
     return "  ".join(parts)

@@ -27,6 +27,7 @@ _SHARES = {
     "truncated",
 }
 _BESIDE = ("_low", "_high", "_tasks")  # in the names of numbers that stand beside a metric
+_COUNTS = ("n", "invalid", "abandoned", "examples")
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
@@ -73,7 +74,7 @@ def setup_line(setup: Mapping[str, float]) -> str:
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Lists the names of the evaluated metrics, without ``eval/``, interval bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(_BESIDE) and name not in ("n", "invalid", "examples")]
+    return [name for name in names if not name.endswith(_BESIDE) and name not in _COUNTS]
 
 
 def _is_shown(name: str, names: Sequence[str]) -> bool:
@@ -99,6 +100,8 @@ def evaluation_table(metrics: Mapping[str, float], title: str) -> Table:
         table.add_row(name, with_interval(metrics, name))
     table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
     table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
+    if metrics.get("eval/abandoned"):
+        table.add_row("abandoned", f"{metrics['eval/abandoned']:.0f}")
     return table
 
 

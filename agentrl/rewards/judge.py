@@ -12,6 +12,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.valid_text import valid_text
 from agentrl.rewards.places import Places
 from agentrl.rewards.verdict import MissingReason, Reward, Verdict
 
@@ -176,7 +177,7 @@ def parse_score(reply: str) -> float | None:
 
 def _inert(text: Any) -> str:
     """Breaks the prompt's own tags in a text, so that it can neither close its section nor fake a score."""
-    return _TAG.sub(r"< \1", str(text))
+    return _TAG.sub(r"< \1", valid_text(str(text)))
 
 
 def _may_pass(error: BaseException) -> bool:

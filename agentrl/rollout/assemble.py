@@ -30,6 +30,7 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
             "agent_kwargs": recipe.agent.kwargs,
             "reward": recipe.reward.id,
             "reward_kwargs": recipe.reward.kwargs,
+            "close_timeout": recipe.rollout.close_timeout,
         }
     elif recipe.reward.id is not None:
         raise ValueError(f"reward.id={recipe.reward.id} works with workflow.id=agent_env, not {recipe.workflow.id}")
@@ -49,13 +50,19 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         model: Model folder with the tokenizer.
         urls: URLs of the servers.
     """
-    inference, sampling = recipe.inference, recipe.sampling
+    inference = recipe.inference
     kind = server_kind(inference.engine)
     router = Router(
         [kind.backend(url, inference.request_timeout) for url in urls],
         probe_seconds=inference.probe_seconds,
         patience=inference.patience,
     )
+    return ChatClient(router, *make_settings(recipe, model))
+
+
+def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSettings, SessionSettings]:
+    """Builds the chat template of a recipe's sessions, and the settings of training and of evaluation."""
+    inference, sampling = recipe.inference, recipe.sampling
     template = ChatTemplate.from_folder(
         model,
         source=recipe.model.chat_template,
@@ -67,11 +74,13 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        stop=template.stop_texts,
         stop_token_ids=template.stop_ids,
     )
     evaluation = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.eval_temperature,
+        stop=template.stop_texts,
         stop_token_ids=template.stop_ids,
     )
 
@@ -82,11 +91,11 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
             locked=locked,
             model=recipe.model.name,
             parser=PARSERS[inference.tool_parser] if inference.tool_parser else None,
-            structured_output=kind.capabilities.structured_output,
+            structured_output=server_kind(inference.engine).capabilities.structured_output,
         )
 
     locked = recipe.trainer.type is not None
-    return ChatClient(router, template, settings(training, locked=locked), settings(evaluation, locked=False))
+    return template, settings(training, locked=locked), settings(evaluation, locked=False)
 
 
 def make_text_client(recipe: Recipe, url: str) -> Client:

@@ -1,11 +1,12 @@
 """The controller: admits tasks, runs episodes, serves batches, pushes weights and runs evaluations.
 
 Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
-a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, and
-too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it again,
-and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however small. The
-servers' version does not change during its evaluation: the trainer asks (:meth:`Controller.ready`) before it
-publishes the next version, and a push during an evaluation is refused. No call waits for the end of an evaluation.
+a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
+many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
+group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
+is left is the last batch, however small. The servers' version does not change during its evaluation: the trainer asks
+(:meth:`Controller.ready`) before it publishes the next version, and a push during an evaluation is refused. No call
+waits for the end of an evaluation.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -24,7 +25,9 @@ from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
 from agentrl.inference.random_streams import stream_seed
+from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.buffer import Group, GroupBuffer
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.group_account import GroupAccount, judge
@@ -32,7 +35,7 @@ from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.step_records import Evaluate, StepRecords, Write
-from agentrl.rollout.stop_rules import StopRules
+from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import WeightTransaction
 
@@ -96,6 +99,7 @@ class Controller:
         self._pending_metrics: dict[str, float] = {}
         self._account = GroupAccount()
         self._rules = StopRules(self._config)
+        self._left = Abandoned()
         self._over = False  # a stop rule ended the run: no more groups are admitted
         self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
@@ -162,8 +166,7 @@ class Controller:
         episodes = await asyncio.gather(
             *(self._run_episode(draw, task, index) for index in range(self._config.group_size))
         )
-        for episode in episodes:
-            self._journal.episode(episode)
+        episodes = [self._journal.episode(episode) for episode in episodes]
         tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline)
         if tally.solve_rate is not None:
             self._tasks.observe(draw, tally.solve_rate)
@@ -173,7 +176,7 @@ class Controller:
             self._account.leave_out(draw, tally)
             self._journal.group(tally.outcome, draw=draw, task=task.id, step=self._next_step, reason=tally.reason)
         self.gate.finish(accepted=tally.outcome == "kept")  # after the put: no group that runs, none that comes
-        reason = self._rules.check(episodes, tally)
+        reason = self._rules.check(episodes, tally) or too_many(len(self._left), self._config)
         if reason is not None:
             self._over = True
             await self._buffer.fail(RolloutError(reason))
@@ -187,7 +190,8 @@ class Controller:
             group_id=f"g{draw}",
             index=index,
             seed=stream_seed(self.recipe.seed, draw, index),
-            timeout=self._config.episode_timeout,
+            limits=Limits.of(self._config),
+            left=self._left,
         )
         return episode if self._score is None else await self._score(episode)
 

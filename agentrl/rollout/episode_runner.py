@@ -1,22 +1,27 @@
 """Runs one episode and returns exactly one record, whatever the workflow does.
 
 Guarantees: an exception, a timeout or a missing reward becomes a failed episode with a typed reason and the traceback,
-never a reward; cancellation of the run itself is not caught. Running out of context is no failure unless the very first
-prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the last
-answer was cut (:mod:`agentrl.core.ending`).
+never a reward; cancellation of the run itself is not caught. An episode takes no longer than its time limit and that of
+its teardown (:mod:`agentrl.rollout.deadline`); after its record is made, a task that it left gets no answers and
+changes nothing. A ``close`` that raises or hangs costs no reward. Running out of context is no failure unless the very
+first prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the
+last answer was cut (:mod:`agentrl.core.ending`).
 """
 
 import asyncio
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl.core.agent import ContextOverflow, InferenceError
 from agentrl.core.contract import checked_metrics, finite, source_of
 from agentrl.core.ending import stop_reason
 from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import Outcome, RolloutWorkflow
-from agentrl.inference.client import Client
+from agentrl.inference.client import Client, EpisodeLLM
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Ended, Limits, within
 
 
 async def run_episode(
@@ -27,7 +32,8 @@ async def run_episode(
     group_id: str,
     index: int,
     seed: int,
-    timeout: float,
+    limits: Limits,
+    left: Abandoned,
     evaluation: bool = False,
 ) -> Episode:
     """Run one episode and return its record, failed or not.
@@ -39,50 +45,97 @@ async def run_episode(
         group_id: Id of the episode's group.
         index: Position of the episode in its group.
         seed: Seed of this episode.
-        timeout: Time limit in seconds.
+        limits: Time limits of the episode and of its teardown.
+        left: Takes the episode's task if it has to be abandoned.
         evaluation: Whether to use the sampling parameters of evaluation.
     """
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     start = time.monotonic()
-    limit = asyncio.timeout(timeout)
-    outcome, reason, error = Outcome(reward=None), StopReason.TERMINATED, None
     try:
-        async with limit:
-            outcome = checked_outcome(await workflow.arun_episode(task, llm, seed=seed), workflow)
-        reason = outcome.stop_reason
-    except ContextOverflow as caught:
-        outcome = Outcome(reward=llm.earned() if llm.sampled else None)
-        reason, error = StopReason.CONTEXT_OVERFLOW, str(caught)
-    except TimeoutError:
-        text = traceback.format_exc()
-        if limit.expired():
-            reason, error = StopReason.TIMEOUT, f"no end within {timeout:g} s\n{text}"
-        else:  # the environment or the agent has a time limit of its own
-            reason, error = blame(text), text
-    except InferenceError as caught:
-        reason, error = StopReason.INFERENCE_ERROR, str(caught)
-    except (Exception, SystemExit):  # the episode boundary: user code may raise anything, and only this episode fails
-        text = traceback.format_exc()
-        reason, error = blame(text), text
+        end = _end(await within(limits, _attempt(workflow, task, llm, seed), left))
     finally:
         release()
-    trajectories = llm.trajectories()
     base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
-    tag = task.data.get("tag")
+    base["abandoned"] = end.abandoned
+    drift = index == 0 and not evaluation  # one per group: it renders a whole chat
     try:
-        return Episode(
-            **base,
-            trajectories=trajectories,
-            reward=outcome.reward,
-            role_rewards={} if outcome.reward is None else llm.role_rewards(outcome.rewards),
-            tag=tag if isinstance(tag, str) else None,
-            metrics=outcome.metrics,
-            drift=llm.drift() if index == 0 and not evaluation else {},  # one per group: it renders a whole chat
-            stop_reason=stop_reason(reason, trajectories),
-            error=error,
-        )
+        return _record(base, task, llm, end, drift=drift)
     except ValueError as caught:  # a user's workflow returned an invalid outcome
-        return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=f"{error or ''}\n{caught}".strip())
+        text = f"{end.error or ''}\n{caught}".strip()
+        return Episode(**base, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
+
+
+@dataclass(frozen=True)
+class _End:
+    """End of an episode: what the workflow returned, or why there is nothing."""
+
+    outcome: Outcome
+    reason: StopReason
+    error: str | None = None
+    abandoned: bool = False
+
+
+async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed: int) -> _End:
+    """Runs the workflow; whatever it raises becomes data, but for the cancellation of this task."""
+    try:
+        outcome = checked_outcome(await workflow.arun_episode(task, llm, seed=seed), workflow)
+    except ContextOverflow as caught:
+        earned = llm.earned() if llm.sampled else None
+        return _End(Outcome(reward=earned), StopReason.CONTEXT_OVERFLOW, _said(caught))
+    except InferenceError as caught:
+        return _failed(StopReason.INFERENCE_ERROR, _said(caught))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as caught:  # the episode boundary: user code may raise anything, and only this episode fails
+        job = asyncio.current_task()
+        if isinstance(caught, asyncio.CancelledError) and job is not None and job.cancelling():
+            if notes := getattr(caught, "__notes__", None):  # of a teardown that failed
+                return _failed(StopReason.ENVIRONMENT_ERROR, "\n".join(notes))
+            raise
+        text = traceback.format_exc()
+        return _failed(blame(text), text)
+    return _End(outcome, outcome.stop_reason, outcome.close_error, outcome.abandoned)
+
+
+def _end(ended: Ended[_End]) -> _End:
+    """Returns the end of an episode, from that of its task."""
+    job = ended.job
+    if not ended.overdue:
+        if job.cancelled():
+            return _failed(StopReason.ENVIRONMENT_ERROR, "the environment or the agent cancelled the episode's task")
+        return job.result()
+    then = "" if not job.done() or job.cancelled() else job.result().error
+    text = f"after its cancellation:\n{then}\n{ended.overdue}" if then else ended.overdue
+    return replace(_failed(StopReason.TIMEOUT, text), abandoned=ended.abandoned)
+
+
+def _failed(reason: StopReason, error: str) -> _End:
+    return _End(Outcome(reward=None), reason, error)
+
+
+def _said(error: BaseException) -> str:
+    """Returns an exception's message and its notes."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, drift: bool) -> Episode:
+    """Makes the record of an episode.
+
+    Raises:
+        ValueError: The workflow's outcome does not fit the episode.
+    """
+    trajectories, tag = llm.trajectories(), task.data.get("tag")
+    return Episode(
+        **base,
+        trajectories=trajectories,
+        reward=end.outcome.reward,
+        role_rewards={} if end.outcome.reward is None else llm.role_rewards(end.outcome.rewards),
+        tag=tag if isinstance(tag, str) else None,
+        metrics=end.outcome.metrics,
+        drift=llm.drift() if drift else {},
+        stop_reason=stop_reason(end.reason, trajectories),
+        error=end.error,
+    )
 
 
 def checked_outcome(outcome: object, workflow: RolloutWorkflow) -> Outcome:

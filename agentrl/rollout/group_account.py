@@ -42,6 +42,7 @@ class Tally:
         metrics: The environment's metrics of each episode that did not fail.
         cut: Whether each of them was cut (:mod:`agentrl.core.ending`).
         solve_rate: Share of the episodes that did not fail and solved the task; ``None`` if all failed.
+        abandoned: Number of episodes whose teardown was given up at its limit.
     """
 
     outcome: Outcome
@@ -54,6 +55,7 @@ class Tally:
     metrics: tuple[dict[str, float], ...] = ()
     cut: tuple[bool, ...] = ()
     solve_rate: float | None = None
+    abandoned: int = 0
 
 
 def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig, baseline: Baseline = "role") -> Tally:
@@ -89,6 +91,7 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         metrics=tuple(episode.metrics for episode in good),
         cut=cut,
         solve_rate=fmean(solves) if solves else None,
+        abandoned=sum(episode.abandoned for episode in episodes),
     )
 
 
@@ -180,6 +183,7 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
         "rollout/filtered_none_solved": float(sum(tally.solve_rate == 0 for tally in filtered)),
         "rollout/episodes_drawn": float(sum(tally.episodes for tally in tallies)),
         "rollout/failed": float(failures.total()),
+        "rollout/abandoned": float(sum(tally.abandoned for tally in tallies)),
     }
     metrics |= {f"rollout/failed_{kind}": float(count) for kind, count in sorted(failures.items())}
     rates = [tally.solve_rate for tally in tallies if tally.solve_rate is not None]

@@ -3,16 +3,22 @@
 Guarantees: one line per group and outcome, flushed at once, with the step that counts the group: the one that trains
 it, or the next one after its end. A resumed run adds a line that voids the records of the steps that it repeats,
 whatever their outcome; it draws those groups again. :func:`valid_outcomes` reads what is not void. Each episode is
-written once, as one JSON line of another file in the same folder.
+written once, as one JSON line of another file in the same folder, whatever line ends its texts hold; one that cannot be
+written as JSON becomes a failed episode with the reason.
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from agentrl.core.episode import Episode
+from pydantic_core import PydanticSerializationError
+
+from agentrl.core.episode import Episode, StopReason
 
 FILE = "journal.jsonl"
+log = logging.getLogger(__name__)
+_LINE_ENDS = {one: f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # that JSON allows inside a text
 GroupOutcome = Literal["trained", "filtered", "failed", "cancelled"]
 
 
@@ -46,12 +52,24 @@ class Journal:
         """Void the records of step ``step`` and later: the run continues after its first ``step`` steps."""
         self._append(FILE, json.dumps({"outcome": "resumed", "step": step}))
 
-    def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> None:
-        """Append an episode to the training or evaluation episodes file, if enabled."""
-        if self._with_episodes:
-            extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
-            name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
-            self._append(name, "{" + extra + episode.model_dump_json()[1:])
+    def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> Episode:
+        """Append an episode to the training or evaluation episodes file, if enabled.
+
+        Returns:
+            The episode as it was recorded: a failed one if it could not be written.
+        """
+        if not self._with_episodes:
+            return episode
+        try:
+            line = _line(episode)
+        except (PydanticSerializationError, RecursionError) as error:  # an object of user code in a message, say
+            episode = _without_messages(episode, f"the episode cannot be written as JSON: {error}")
+            log.warning("task %s: %s", episode.task_id, episode.error)
+            line = _line(episode)
+        extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
+        name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
+        self._append(name, "{" + extra + line[1:])
+        return episode
 
     def _append(self, name: str, line: str) -> None:
         if name not in self._files:
@@ -64,6 +82,20 @@ class Journal:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _line(episode: Episode) -> str:
+    line = episode.model_dump_json()
+    for end, escape in _LINE_ENDS.items():
+        line = line.replace(end, escape)
+    return line
+
+
+def _without_messages(episode: Episode, error: str) -> Episode:
+    """Returns a failed episode in the place of one that cannot be written."""
+    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned")
+    kept = {name: getattr(episode, name) for name in names}
+    return Episode(**kept, stop_reason=StopReason.ENVIRONMENT_ERROR, error=error)
 
 
 def valid_outcomes(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Decides when a run has to stop because of its groups: too many failures, or no learning signal.
+"""Decides when a run has to stop because of its episodes: too many failed or were abandoned, or no learning signal.
 
 Guarantees: no clock and no files; each kind of failure is logged once; the message that stops a run says how many
 groups or episodes, of what kind, and what to change.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.episode import EpisodeBase
+from agentrl.core.valid_text import printable
 from agentrl.rollout.group_account import Tally
 
 MOST_KINDS = 20  # distinct kinds of failures that are logged
@@ -56,7 +57,7 @@ class StopRules:
 
     def _note(self, episode: EpisodeBase) -> None:
         """Counts the reason of a failed episode, and logs it if it is the first of its kind."""
-        reason = f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}"
+        reason = printable(f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}")
         kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
         reason = reason[-LONGEST:]
         if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
@@ -79,6 +80,23 @@ class StopRules:
             f"{len(self._uniform)} groups in a row had equal rewards (rollout.max_uniform_groups="
             f"{self._config.max_uniform_groups}, rollout.skip_uniform_groups=true): {diagnosis(self._uniform)}"
         )
+
+
+def too_many(abandoned: int, config: RolloutConfig) -> str | None:
+    """Returns why a run has to stop, if too many abandoned tasks still run; else ``None``.
+
+    Args:
+        abandoned: Number of tasks that were abandoned and still run.
+        config: The recipe's rollout section.
+    """
+    if abandoned < config.max_concurrent:
+        return None
+    return (
+        f"{abandoned} episodes were abandoned and still run, as many as rollout.max_concurrent="
+        f"{config.max_concurrent}: code of the environment, the agent or the workflow goes on after it was cancelled. "
+        "Let it raise asyncio.CancelledError (no bare `except:` or `except BaseException:` around an await), and give "
+        "blocking calls time limits of their own; the episodes' errors name the lines"
+    )
 
 
 def diagnosis(uniform: Sequence[Tally]) -> str:

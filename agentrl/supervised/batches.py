@@ -69,7 +69,7 @@ def encode_all(recipe: Recipe, template: ChatTemplate) -> EncodedExamples:
     Raises:
         DataError: There are no examples, or too few for the number of ranks.
     """
-    encoder = Encoder(template, recipe.inference.chat_template_kwargs)
+    encoder = Encoder(template)
     train, held_out = load_examples(recipe, recipe.train_dataset), load_held_out(recipe)
     learned = encode(train.examples, recipe, encoder, what="train")
     if held_out is None:

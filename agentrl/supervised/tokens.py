@@ -1,31 +1,15 @@
 """Encodes conversations as token ids with a loss mask.
 
 Guarantees: a prompt has the ids that an agent's session would send (:class:`~agentrl.inference.template.ChatTemplate`),
-with the example's tools in it (a template that leaves them out is refused),
-and a completion the ids that a model would have to sample: its text and the end-of-turn token, without what
-the template puts after that. A template that renders earlier turns differently once others follow is refused.
+and a completion the ids that a model would have to sample: its text and the end-of-turn token, without what the
+template puts after that. A template that leaves out a part of the example (its tools, a message, reasoning, words
+beside a call) is refused, and so is one that renders earlier turns differently once others follow.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-from agentrl.core.episode import Message
-from agentrl.core.message_shape import MessageError
-from agentrl.inference.template import ChatTemplate, TemplateError, Tools
+from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.supervised.examples import Pair, Sample
-from agentrl.supervised.fields import tool_names
-
-_PROBE = "agentrl0tool"  # occurs in no template
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "a",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": []},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -51,12 +35,10 @@ class Encoder:
 
     Args:
         template: The model's chat template.
-        variables: Further template variables, ``inference.chat_template_kwargs``.
     """
 
-    def __init__(self, template: ChatTemplate, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._variables = dict(variables or {})
         decode = template.tokenizer.decode
         self._ends = {end: decode([end], skip_special_tokens=False) for end in sorted(template.end_ids)}
 
@@ -72,20 +54,21 @@ class Encoder:
         """
         ids: list[int] = []
         learned: list[bool] = []
-        self._check_tools(sample.tools)
         done = ""  # the text encoded so far, as ``ids``
         for place, message in enumerate(sample.messages):
             if place < sample.start or message["role"] != "assistant":
                 continue
-            before = self._render(sample.messages[:place], generation=True, tools=sample.tools)
-            after = self._render(sample.messages[: place + 1], generation=False, tools=sample.tools)
+            self._template.prompts.check(sample.messages[: place + 1], sample.tools, learned=True)
+            before = self._template.render(sample.messages[:place], generation=True, tools=sample.tools)
+            after = self._template.render(sample.messages[: place + 1], generation=False, tools=sample.tools)
             if not before.startswith(done) or not after.startswith(before):
                 raise TemplateError(
                     "this chat template renders earlier turns differently once others follow, so a token would be "
                     "trained after a prompt that no session sends; use model.chat_template=training, which keeps them"
                 )
             words, end = self._split(after[len(before) :])
-            prompt, answer = self._template.encode(before[len(done) :]), [*self._template.encode(words), end]
+            prompt = self._encode_after(done, before[len(done) :])
+            answer = [*self._encode_after(before, words), end]
             ids += [*prompt, *answer]
             learned += [not completion_only] * len(prompt) + [True] * len(answer)
             done = before + words + self._ends[end]
@@ -99,6 +82,9 @@ class Encoder:
         prompt = chosen.learned.index(True)
         return chosen.ids[:prompt], chosen.ids[prompt:], rejected.ids[prompt:]
 
+    def _encode_after(self, before: str, text: str) -> list[int]:
+        return self._template.encode_after(before, text) if before else self._template.encode(text)
+
     def _split(self, text: str) -> tuple[str, int]:
         """Split a rendered assistant turn into its text and the id of its end-of-turn token."""
         places = {end: text.find(word) for end, word in self._ends.items() if word and word in text}
@@ -109,26 +95,3 @@ class Encoder:
             )
         end = min(places, key=lambda one: places[one])
         return text[: places[end]], end
-
-    def _check_tools(self, tools: Tools) -> None:
-        """Refuses tools under a template that leaves them out of the prompt."""
-        if not tools or self._renders_tools:
-            return
-        raise TemplateError(
-            f"the examples have tools ({', '.join(tool_names(tools))}), and this chat template does not render tools: "
-            "set model.chat_template=chatml_tools, or remove the column tools"
-        )
-
-    @cached_property
-    def _renders_tools(self) -> bool:
-        return _PROBE in self._render([{"role": "user", "content": "a"}], generation=True, tools=[_TOOL])
-
-    def _render(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
-        try:
-            given = self._template.call_form.given(messages)
-        except MessageError as error:
-            raise TemplateError(str(error)) from error
-        rendered = self._template.tokenizer.apply_chat_template(
-            given, tokenize=False, add_generation_prompt=generation, tools=list(tools) or None, **self._variables
-        )
-        return str(rendered)

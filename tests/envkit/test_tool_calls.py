@@ -395,3 +395,19 @@ async def test_a_limit_that_leaves_nothing_is_an_error(limit: str) -> None:
 async def test_tools_of_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match="two tools are called 'look'"):
         await run([Recorder().look, Recorder().add, Recorder().look])
+
+
+@pytest.mark.parametrize("arguments", ['{"text": "a\\ud83d"}', {"text": "a\ud83d"}])
+async def test_half_a_surrogate_pair_is_no_argument_and_is_replaced_in_an_answer(arguments: Any) -> None:
+    got: list[str] = []
+
+    def echo(text: str) -> str:
+        """Say it again, and half a pair."""
+        got.append(text)
+        return text + "\udfff"
+
+    refused = await run_one(echo, call("echo", arguments))
+    assert got == [] and refused.kind is not ToolEventKind.OK
+    refused.message["content"].encode()
+    event = await run_one(echo, call("echo", '{"text": "a"}'))
+    assert event.message["content"] == "a\ufffd"

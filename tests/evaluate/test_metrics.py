@@ -103,4 +103,4 @@ def test_a_single_task_gives_no_made_up_bounds():
 
 
 def test_no_episodes_are_no_numbers():
-    assert summarize([]).as_metrics() == {"eval/n": 0.0, "eval/invalid": 0.0}
+    assert summarize([]).as_metrics() == {"eval/n": 0.0, "eval/invalid": 0.0, "eval/abandoned": 0.0}

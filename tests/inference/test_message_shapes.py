@@ -14,7 +14,7 @@ from agentrl.inference.template import TemplateError
 from agentrl.supervised.examples import sample_of
 from agentrl.supervised.tokens import Encoder
 from tests.inference.fakes import FakeBackend, answer
-from tests.inference.test_template_zoo import NAMES, NO_TOOLS, TOOLS, load
+from tests.inference.test_template_zoo import NAMES, NO_TOOLS, TOOLS, load, tools_of
 
 Message = dict[str, Any]
 ARGUMENTS = {"a": "wörd", "b": [1, {"c": None}]}
@@ -76,7 +76,9 @@ async def ids(name: str, messages: list[Any], tools: bool = False) -> list[int]:
     template = load(name)
     backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
     settings = SessionSettings(SamplingParams(max_new_tokens=20), 1_000_000, locked=True, model="m")
-    await ChatSession(backend, template, settings).create(messages=messages, **({"tools": TOOLS} if tools else {}))
+    await ChatSession(backend, template, settings).create(
+        messages=messages, **({"tools": tools_of(name)} if tools else {})
+    )
     return backend.requests[0][0]
 
 
@@ -88,7 +90,10 @@ async def test_a_turn_has_the_same_ids_in_each_shape(name: str) -> None:
         assert await ids(name, made()) == plain, shape
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not NO_TOOLS.search(name)])
+NAMED_CALLS = [name for name in NAMES if not NO_TOOLS.search(name) and name != "kimi_k2"]  # it writes the id alone
+
+
+@pytest.mark.parametrize("name", NAMED_CALLS)
 async def test_a_call_has_the_same_ids_in_each_shape_and_is_encoded_once(name: str) -> None:
     plain = await ids(name, [USER, CALLING, RESULT], tools=True)
     text = load(name).tokenizer.decode(plain)
@@ -98,7 +103,7 @@ async def test_a_call_has_the_same_ids_in_each_shape_and_is_encoded_once(name: s
         assert await ids(name, made(), tools=True) == plain, shape
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not NO_TOOLS.search(name)])
+@pytest.mark.parametrize("name", NAMED_CALLS)
 async def test_the_old_form_of_a_call_is_a_call_and_its_result(name: str) -> None:
     old = [
         USER,
@@ -109,7 +114,7 @@ async def test_the_old_form_of_a_call_is_a_call_and_its_result(name: str) -> Non
     assert "wörd" in text and "five six" in text and '\\"' not in text
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not NO_TOOLS.search(name)])
+@pytest.mark.parametrize("name", NAMED_CALLS)
 async def test_broken_arguments_are_given_as_they_are_or_refused(name: str) -> None:
     try:
         text = load(name).tokenizer.decode(await ids(name, [USER, with_arguments("{wörd"), RESULT], tools=True))

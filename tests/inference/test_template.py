@@ -15,7 +15,7 @@ def test_continuing_equals_rendering_everything_where_the_text_encodes_alike(tin
     first = template.first([user])
     said = [*template.tokenizer.encode("c", add_special_tokens=False), template.eos_id]
     whole = template.first([user, assistant, user])
-    assert [*first, *said, *template.following([user], answered=assistant, last_id=said[-1])] == whole
+    assert [*first, *said, *template.following([user], answered=assistant, answer_ids=said)] == whole
 
 
 def test_the_token_that_closes_a_turn_ends_it_also_where_the_model_does_not_name_it(tiny_model: Path) -> None:
@@ -30,7 +30,7 @@ def test_the_token_that_closes_a_turn_ends_it_also_where_the_model_does_not_name
     said = tokenizer.encode("c", add_special_tokens=False)
     whole = template.first([user, assistant, user])
     for ended in (said, [*said, plain.eos_id]):  # at the length limit, and by itself
-        added = template.following([user], answered=assistant, last_id=ended[-1])
+        added = template.following([user], answered=assistant, answer_ids=ended)
         assert [*template.first([user]), *ended, *added] == whole
 
 
@@ -74,7 +74,7 @@ def test_tool_results_are_refused_where_the_template_has_no_tool_calls(tiny_mode
     template = ChatTemplate.from_folder(tiny_model)
     result = {"role": "tool", "tool_call_id": "x", "content": "1"}
     with pytest.raises(TemplateError, match="does not render tool calls"):
-        template.following([result], answered={"role": "assistant", "content": ""}, last_id=None)
+        template.following([result], answered={"role": "assistant", "content": ""}, answer_ids=())
 
 
 def test_our_template_with_tools_is_taken_by_name_and_its_calls_are_read_back(tiny_model: Path) -> None:

@@ -1,6 +1,10 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
-"""Every text template that TRL ships, and ours: conversations with tools are continued as it renders them."""
+"""Every text template that TRL ships, ours, and those of further families: conversations are continued as they render.
 
+The templates in ``family_templates`` are written from the documented form of families that TRL has no template of.
+"""
+
+import json
 import random
 import re
 from importlib.util import find_spec
@@ -15,8 +19,10 @@ from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates, training_template
+from agentrl.inference.tool_parsers import PARSERS, parser_for
 from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, answer
+from tests.inference.sampled_turns import Calls, assert_comes_back, rendered
 from tests.inference.test_template import REWRITING
 
 _TRL = find_spec("trl")
@@ -28,7 +34,26 @@ NO_TOOLS = re.compile(
 )
 FILES = {file.stem: file for file in FOLDER.glob("*.jinja") if file.stem.removesuffix("_training") not in PICTURES}
 FILES |= built_in_templates()
+FAMILIES = {file.stem: file for file in (Path(__file__).parent / "family_templates").glob("*.jinja")}
+FILES |= FAMILIES
 NAMES = sorted(FILES)
+WITH_TOOLS = [name for name in NAMES if not NO_TOOLS.search(name)]
+ONE_CALL = re.compile(r"llama3|gptoss")  # Llama's refuse a second call, gpt-oss' drop it
+QUOTES_AS_THEY_ARE = re.compile(r"lfm2_2_5(_v2)?$")  # a string with a quote or a backslash in it cannot be read back
+TEXT = 'Zürich "Enge", it\'s 日本 🙂\n second \\ line </p> {x} '
+ARGUMENTS: dict[str, Any] = {
+    "text": TEXT,
+    "digits": "007",
+    "word": "true",
+    "empty": "",
+    "count": -3,
+    "share": 0.5,
+    "on": True,
+    "off": False,
+    "none": None,
+    "list": [1, "a", None, True, [TEXT]],
+    "inner": {"a": {"b": ["x", 2.5, "ü"], "c": {}}, "d": False},
+}
 ENDS = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -45,6 +70,13 @@ ENDS = [
     "<｜end▁of▁sentence｜>",
     "<|user|>",
     "<|observation|>",
+    "<|eos|>",
+    "<seed:eos>",
+    "<|end_of_msg|>",
+    "<|eom|>",
+    "[e~[",
+    "<end_of_sentence>",
+    "<|tool_response>",  # Gemma 4 stops where the results begin
 ]
 TOOLS: list[dict[str, Any]] = [
     {
@@ -57,6 +89,11 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("add", "look_up")
 ]
+
+
+def tools_of(template: str) -> list[dict[str, Any]]:
+    """The tools that a template's prompts can have; the others refuse them."""
+    return [] if NO_TOOLS.search(template) or template.startswith("deepseekv3") else TOOLS
 
 
 def load(name: str) -> ChatTemplate:
@@ -110,22 +147,22 @@ def said_before(turn: list[Message], as_text: bool) -> Message:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_added_is_what_the_template_renders_there(name: str, seed: int) -> None:
-    template = load(name)
+    template, tools = load(name), tools_of(name)
     messages: list[Message] = []
     for turn in conversation(random.Random(seed), name):
         if not messages:
             messages = list(turn)
-            assert template.text(template.first(messages, TOOLS), special=True)
+            assert template.text(template.first(messages, tools), special=True)
             continue
-        answered = said_before(turn, as_text=name.startswith("deepseek"))
-        added = template.following(turn, answered=answered, last_id=None, tools=TOOLS)  # the end of turn is put in
+        answered = said_before(turn, as_text=template.call_form.text)
+        added = template.following(turn, answered=answered, answer_ids=(), tools=tools)  # the end of turn is put in
         if name.startswith(
             "deepseekv3"
         ):  # it marks the results of a conversation's first calls only: compare with those
             messages = messages[:1]
         messages += [answered, *turn]
         whole = template.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, tools=TOOLS
+            messages, tokenize=False, add_generation_prompt=True, tools=tools
         )
         text = template.tokenizer.decode(added, skip_special_tokens=False)
         assert whole.endswith(text) and all(m["content"].split("\n")[0] in text for m in turn)
@@ -134,8 +171,59 @@ def test_what_is_added_is_what_the_template_renders_there(name: str, seed: int) 
 @pytest.mark.parametrize("name", [name for name in NAMES if NO_TOOLS.search(name)])
 def test_a_template_without_tool_calls_says_so(name: str) -> None:
     turn: list[Message] = [{"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}]
-    with pytest.raises(TemplateError, match="does not render tool calls"):
-        load(name).following(turn, answered=said_before(turn, as_text=False), last_id=None, tools=TOOLS)
+    template, said = load(name), said_before(turn, as_text=False)
+    if name.startswith("lfm2"):  # lists tools, and leaves calls and results to plain text
+        assert "2" in template.text(template.following(turn, answered=said, answer_ids=(), tools=TOOLS), special=True)
+        return
+    with pytest.raises(TemplateError, match="does not render tool"):
+        template.following(turn, answered=said, answer_ids=(), tools=TOOLS)
+
+
+def arguments_for(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with texts that the template can render."""
+    if not QUOTES_AS_THEY_ARE.match(name):
+        return arguments
+    return json.loads(json.dumps(arguments).replace("\\\\", "/").replace('\\"', "”").replace("'", "’"))
+
+
+def test_every_template_with_tool_calls_has_a_parser() -> None:
+    assert not [name for name in WITH_TOOLS if parser_for(FILES[name].read_text()) is PARSERS["json"]]
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_rendered_call_is_parsed_as_it_was_made(name: str) -> None:
+    template = load(name)
+    calls: Calls = [("look_up", arguments_for(name, ARGUMENTS)), ("now", {}), ("look_up", {"digits": "1"})]
+    calls = calls[:1] if ONE_CALL.match(name) else calls
+    assert_comes_back(template, rendered(template, calls, ENDS))
+    assert_comes_back(template, rendered(template, [("now", {})], ENDS, {"content": ""}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_any_rendered_call_is_parsed_as_it_was_made(name: str) -> None:
+    template = load(name)
+    rng = random.Random(name)
+    for _ in range(200):
+        calls: Calls = [
+            (tool, arguments_for(name, {key: any_value(rng) for key in rng.sample("abcdef", rng.randint(0, 4))}))
+            for tool in rng.sample(
+                ["look_up", "now", "f", "get_it", "a_b2"], 1 if ONE_CALL.match(name) else rng.randint(1, 3)
+            )
+        ]
+        assert_comes_back(template, rendered(template, calls, ENDS))
+
+
+def any_value(rng: random.Random, depth: int = 0) -> Any:
+    """A JSON value; texts are made of what formats give a meaning to."""
+    words = ["a", "É", " ", "\n", "日", "🙂", '"', "'", "\\", "</", ">", "{", "]", ",", ":", "=", "null", "1", "`"]
+    kind = rng.randrange(8 if depth < 3 else 6)
+    if kind < 3:
+        return "".join(rng.choice(words) for _ in range(rng.randint(0, 8)))
+    if kind < 6:
+        return rng.choice([None, True, False, rng.randint(-(10**12), 10**12), rng.uniform(-1e6, 1e6), 1e-9])
+    values = [any_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    return values if kind == 6 else {f"k{at}": value for at, value in enumerate(values)}
 
 
 def test_trls_training_template_keeps_what_qwen3s_own_drops() -> None:

@@ -81,6 +81,7 @@ WELL_FORMED: list[tuple[str, str, str, str | None, Calls]] = [
     ("harmony", "<|channel|>final<|message|>Done, to=functions.now<|return|>", "Done, to=functions.now", None, []),
     ("harmony", HARMONY + '{"city": "<|end|>"}<|call|>', "", None, [("get_weather", {"city": "<|end|>"})]),
     ("harmony", "to=functions.now<|message|>{}", "", None, [("now", {})]),
+    ("harmony", "I call now() to=functions.now<|channel|>commentary<|message|>{}", "I call now()", None, [("now", {})]),
     ("harmony", "just text", "just text", None, []),
     ("pythonic", '[get_weather(city="Berlin", days=3), now()]', "", None, [("get_weather", BERLIN), ("now", {})]),
     ("pythonic", "[a.b(x=-1.5, y=[1, (2, true)], z={'k': None}, w='it\\'s [')]", "", None, [("a.b", {"x": -1.5, "y": [1, [2, True]], "z": {"k": None}, "w": "it's ["})]),
@@ -194,7 +195,22 @@ REPEATED = [
     ("qwen_coder", CODER.replace("city", "spot").replace("Berlin", '{"days": 4, "days": 3}')),
     ("glm", GLM.replace("city", "days").replace("Berlin", "4")),
     ("glm", GLM.replace("city", "spot").replace("Berlin", '{"days": 4, "days": 3}')),
+    ("kimi", '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"days": 4, "days": 3}<|tool_call_end|>'),
+    ("kimi_k3", '<|open|>call tool="get_weather" index="1"<|sep|>' + '<|open|>argument key="days" type="number"<|sep|>4<|close|>argument<|sep|>' * 2 + "<|close|>call<|sep|>"),
+    ("seed", "<seed:tool_call><function=get_weather><parameter=days>4</parameter><parameter=days>3</parameter></function></seed:tool_call>"),
+    ("seed", "<seed:tool_call><function=get_weather><parameter=spot>{'days': 4, 'days': 3}</parameter></function></seed:tool_call>"),
+    ("ernie", HERMES.replace('"city": "Berlin"', '"days": 4')),
+    ("hunyuan", '<tool_calls>[{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]</tool_calls>'),
+    ("hunyuan_v3", GLM.replace("get_weather", "get_weather<tool_sep>").replace("city", "days").replace("Berlin", "4")),
+    ("hunyuan_v3_opensource", GLM.replace("get_weather", "get_weather<tool_sep>").replace("city", "days").replace("Berlin", "4").replace(">", ":opensource>")),
     ("harmony", HARMONY + '{"days": 4, "days": 3}<|call|>'),
+    ("gemma", "<|tool_call>call:get_weather{days:4,days:3}<tool_call|>"),
+    ("gemma", "<|tool_call>call:get_weather{spot:{days:4,days:3}}<tool_call|>"),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]'),
+    ("phi4_mini", 'functools[{"name": "get_weather", "arguments": {"days": 4, "days": 3}}]'),
+    ("minimax_m1", '<tool_calls>\n{"name": "get_weather", "arguments": {"days": 4, "days": 3}}\n</tool_calls>'),
+    ("minimax_m2", '<minimax:tool_call><invoke name="get_weather"><parameter name="days">4</parameter><parameter name="days">3</parameter></invoke></minimax:tool_call>'),
+    ("muse", ' to=get_weather<|message|><atem:invoke name="get_weather"><atem:parameter name="days">4</atem:parameter><atem:parameter name="days">3</atem:parameter></atem:invoke>'),
     ("pythonic", "[get_weather(days=4, days=3)]"),
     ("pythonic", "[get_weather(spot={'days': 4, 'days': 3})]"),
     ("json", '```json\n{"name": "get_weather", "arguments": {"days": 4, "days": 3}}\n```'),
@@ -339,7 +355,7 @@ def test_any_text_is_taken_apart(parser: str, text: str) -> None:
     check(parser, text)
 
 
-OPENINGS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "deepseek": "<｜tool▁call▁begin｜>", "glm": "<tool_call>",
+OPENINGS = {"kimi": "<|tool_call_begin|>", "kimi_k3": "<|open|>call ", "seed": "<seed:tool_call>", "hunyuan": "<tool_calls>", "hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "deepseek": "<｜tool▁call▁begin｜>", "glm": "<tool_call>",
             "qwen_coder": "<tool_call>", "pythonic": "<|tool_call_start|>", "llama3_json": "<|python_tag|>"}  # fmt: skip
 
 
@@ -376,6 +392,18 @@ ADVERSARIAL = {
     "parameters": "<tool_call><function=f><parameter=a></parameter>x" * 4_000,
     "values": "<tool_call>x<arg_key>k</arg_key><arg_value>" * 4_000,
     "DSML": '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a">' * 4_000,
+    "Kimi": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a":' * 4_000,
+    "Kimi's sections": "<|tool_calls_section_begin|>" * 10_000,
+    "Kimi-K3": '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>' * 3_000,
+    "Kimi-K3's ends": '<|open|>call tool="f"<|sep|><|open|>argument key="a" type="string"<|sep|>'
+    + "<|close|>argument<|sep|>x" * 6_000,
+    "Seed": "<seed:tool_call><function=f><parameter=a>" * 4_000,
+    "Python values": "<seed:tool_call><function=f><parameter=a>" + "[" * 90_000 + "'" * 90_000 + "</parameter>",
+    "Hunyuan": '<tool_calls>[{"name": "f", "arguments": {' * 5_000,
+    "suffixes": "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource>" * 4_000,
+    "answers": "<answer>" * 20_000 + "</answer> " * 20_000,
+    "responses": "<response>" * 20_000 + "</response> " * 20_000,
+    "quoted line breaks": "<|tool_call_start|>[now(a='" + "\n'" * 60_000 + "<|tool_call_end|>",
     "DeepSeek": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a":' * 5_000,
     "Mistral": "[TOOL_CALLS]f[ARGS]{" * 10_000,
     "harmony": "<|channel|>commentary to=functions.f<|message|>{" * 4_000,
@@ -384,6 +412,8 @@ ADVERSARIAL = {
     "lists of no calls": "[TOOL_CALLS] [" + "1," * 100_000 + "1]",
     "lists of bad calls": "[now(" + "1),now(" * 30_000 + "1)]",
     "spaces": "[" + " " * 200_000 + "{",
+    "Windows' line ends": '{"name":"now",x' + "\r\n" * 100_000,
+    "functions in text": "<function=NAME>" * 13_000,
 }
 
 
@@ -425,7 +455,8 @@ def test_the_parser_is_chosen_from_the_template(name: str) -> None:
     ("{%- set dsml_token = '｜DSML｜' -%}<{{ dsml_token }}invoke name=", "deepseek"),
     ("{{ '<|python_tag|>' + call.name + '.call(' }}", "llama3_json"),
     ("List of tools: <|tool_list_start|>[", "pythonic"),
-    ("{{ '<|tool_call>call:' + call.name }}", "json"),
+    ("{{ '<|tool_call>call:' + call.name }}", "gemma"),
+    ("{{ '<|tool_call|>call:' + call.name }}", "json"),
     ("", "json"),
 ])  # fmt: skip
 def test_further_markers(template: str, name: str) -> None:

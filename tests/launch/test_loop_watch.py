@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentrl.launch.loop_watch import EXIT_CODE, WARN_SECONDS, LoopWatch
+from agentrl.config.rollout import RolloutConfig
+from agentrl.launch.loop_watch import EXIT_CODE, SHORTEST_STANDSTILL, WARN_SECONDS, LoopWatch
 
 
 class Clock:
@@ -32,3 +33,8 @@ def test_a_standstill_is_named_once_and_then_ends_the_process(capsys: pytest.Cap
     watch.look()
     assert codes == [EXIT_CODE]
     assert "the event loop was blocked for 65 s in" in capsys.readouterr().err
+
+
+def test_a_watch_waits_as_long_as_an_episode_may_take_and_never_less_than_half_a_minute() -> None:
+    limits = [LoopWatch.of(RolloutConfig(episode_timeout=seconds)).limit for seconds in (1.0, 300.0)]
+    assert limits == [SHORTEST_STANDSTILL, 300.0]

@@ -25,6 +25,13 @@ def test_a_child_that_dies_before_it_is_ready_shows_the_end_of_its_log(superviso
         supervisor.wait_ready(child, tmp_path / "ready.json", 30.0)
 
 
+def test_the_end_of_a_log_moves_no_cursor(supervisor: Supervisor, tmp_path: Path) -> None:
+    said = r"print('\x1b[32mgreen\x1b[0m \x1b]0;owned\x07'); raise SystemExit(3)"
+    child = supervisor.start("server", [PYTHON, "-c", said])
+    with pytest.raises(ChildFailed, match=r"\ngreen \\x1b\]0;owned\\x07$"):
+        supervisor.wait_ready(child, tmp_path / "ready.json", 30.0)
+
+
 def test_a_child_that_does_not_come_up_in_time_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start("slow", [PYTHON, "-c", FOREVER])
     with pytest.raises(ChildFailed, match=r"slow was not ready within 0\.3 s"):

@@ -39,7 +39,8 @@ class Server:
         if isinstance(said, int):
             return httpx.Response(said, json={"error": {"message": f"status {said}"}})
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
-        return httpx.Response(200, json={"id": "1", "object": "chat.completion", "created": 0, "choices": [choice]})
+        whole = {"id": "1", "object": "chat.completion", "created": 0, "choices": [choice]}
+        return httpx.Response(200, content=json.dumps(whole), headers={"content-type": "application/json"})
 
     def judge(self, **options) -> Judge:
         http = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
@@ -158,3 +159,13 @@ def test_a_template_with_wrong_fields_is_an_error(template):
 @given(st.text())
 def test_no_reply_breaks_the_parser(reply):
     assert parse_score(reply) is None or isinstance(parse_score(reply), float)
+
+
+async def test_half_a_surrogate_pair_is_replaced_in_the_prompt_and_in_the_reply():
+    server = Server("fine \ud83d <score>5</score>", "no score \ud83d")
+    judge = server.judge()
+    verdict = await judge("an answer \ud83d", "a reference \ud83d", question="\ud83d?")
+    assert verdict.value == 0.5 and "an answer \ufffd" in server.prompts[0] and "\ufffd?" in server.prompts[0]
+    missing = await judge("x", "y")
+    missing.detail.encode()
+    assert "no score \ufffd" in missing.detail

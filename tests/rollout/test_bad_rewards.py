@@ -11,6 +11,8 @@ from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import LLM, Outcome
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from tests.inference.fakes import answer
 from tests.rollout.test_episode_runner import ARITHMETIC, Scripted, client, episode_of
@@ -183,7 +185,7 @@ async def test_a_task_without_an_answer_fails_its_episode_and_is_never_a_reward_
     script = lambda ids, params: answer([*template.tokenizer.encode("It is 2"), template.eos_id])  # noqa: E731
     episode = await run_episode(
         AgentEnvWorkflow(env), Task(id="t", data=task), client(template, script),
-        group_id="g", index=0, seed=0, timeout=60.0,
+        group_id="g", index=0, seed=0, limits=Limits(60.0, 9.0), left=Abandoned(),
     )  # fmt: skip
     assert episode.stop_reason is StopReason.ENVIRONMENT_ERROR and episode.reward is None
     assert "answer" in str(episode.error).splitlines()[-1], "the last line, which logs show, says what is missing"

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.core.columns import Columns
 from agentrl.core.contract import checked_reward
-from agentrl.core.episode import StopReason, Task
+from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.inference.backend import InferenceError, SamplingParams
@@ -17,6 +17,8 @@ from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from tests.inference.fakes import FakeBackend, Script, answer
 
@@ -45,10 +47,14 @@ class Scripted(RolloutWorkflow):
         return await result if asyncio.iscoroutine(result) else result  # type: ignore[return-value]
 
 
-async def episode_of(template: ChatTemplate, workflow: RolloutWorkflow, timeout: float = 60.0, script=None):
+async def episode_of(
+    template: ChatTemplate, workflow: RolloutWorkflow, timeout: float = 60.0, script=None,
+    close_timeout: float = 9.0, left: Abandoned | None = None,
+) -> Episode:  # fmt: skip
     script = script or (lambda ids, params: answer([*template.tokenizer.encode("It is 2"), template.eos_id]))
     return await run_episode(
-        workflow, TASK, client(template, script), group_id="g", index=1, seed=5, timeout=timeout
+        workflow, TASK, client(template, script), group_id="g", index=1, seed=5,
+        limits=Limits(timeout, close_timeout), left=left if left is not None else Abandoned(),
     )  # fmt: skip
 
 
@@ -67,7 +73,7 @@ async def test_the_first_of_a_group_tells_how_far_its_ids_drifted(template: Chat
     said = [*template.tokenizer.encode("It is 2"), template.eos_id]
     first = await run_episode(
         agent_env, TASK, client(template, lambda ids, params: answer(said)),
-        group_id="g", index=0, seed=5, timeout=60.0,
+        group_id="g", index=0, seed=5, limits=Limits(60.0, 9.0), left=Abandoned(),
     )  # fmt: skip
     assert first.drift == {"special": 0.0, "text": 0.0}
 

@@ -56,6 +56,7 @@ def test_every_group_and_episode_of_a_step_is_counted_by_kind() -> None:
         "rollout/filtered_none_solved": 1.0,
         "rollout/episodes_drawn": 16.0,
         "rollout/failed": 5.0,
+        "rollout/abandoned": 0.0,
         "rollout/failed_timeout": 3.0,
         "rollout/failed_agent_error": 1.0,
         "rollout/failed_no_reward": 1.0,

@@ -15,7 +15,9 @@ from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.evaluate.metrics import summarize
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.group_account import Tally, is_uniform, judge, step_metrics
 from agentrl.rollout.journal import Journal
@@ -143,7 +145,7 @@ async def test_the_tag_is_the_text_of_the_tasks_row(template: ChatTemplate) -> N
     for row, expected in (({"tag": "easy"}, "easy"), ({"tag": 3}, None), ({}, None)):
         found = await run_episode(
             workflow, Task(id="t", data=row), client(template, lambda ids, params: None),  # type: ignore[arg-type,return-value]
-            group_id="g", index=0, seed=0, timeout=9.0,
+            group_id="g", index=0, seed=0, limits=Limits(9.0, 9.0), left=Abandoned(),
         )  # fmt: skip
         assert found.tag == expected
     check_tags([Task(id="t", data={})], "role")

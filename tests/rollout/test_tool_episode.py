@@ -16,6 +16,8 @@ from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend
@@ -62,7 +64,8 @@ async def test_calls_are_run_answered_and_rewarded_and_only_sampled_tokens_are_t
     workflow = AgentEnvWorkflow(f"{__file__}:Adding")
     events: list[ToolEventKind] = workflow._env_class.seen
     episode = await run_episode(
-        workflow, Task(id="t", data={}), client, group_id="g", index=0, seed=0, timeout=60.0
+        workflow, Task(id="t", data={}), client, group_id="g", index=0, seed=0, limits=Limits(60.0, 9.0),
+        left=Abandoned(),
     )  # fmt: skip
     assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.TERMINATED, 1.0, None)
     assert events == [ToolEventKind.OK, ToolEventKind.UNPARSABLE, ToolEventKind.UNKNOWN_TOOL]

@@ -88,8 +88,20 @@ def test_a_template_that_forgets_earlier_turns_is_refused(tiny_model: Path, tmp_
     )
     encoder = Encoder(ChatTemplate.from_folder(tiny_model, source=str(forgets)))
     encoder.sample(Sample(TALK[:3], 0))
-    with pytest.raises(TemplateError, match="renders earlier turns differently"):
+    with pytest.raises(TemplateError, match="leaves out the content of the assistant message"):
         encoder.sample(Sample(TALK, 0))
+    forgets.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last else m.content | upper }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    with pytest.raises(TemplateError):
+        Encoder(ChatTemplate.from_folder(tiny_model, source=str(forgets))).sample(Sample(TALK, 0))
+    forgets.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last %}(now) {% endif %}{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    with pytest.raises(TemplateError, match="renders earlier turns differently"):
+        Encoder(ChatTemplate.from_folder(tiny_model, source=str(forgets))).sample(Sample(TALK, 0))
 
 
 def test_a_template_without_an_end_of_turn_is_refused(tiny_model: Path, tmp_path: Path):
@@ -107,7 +119,7 @@ TOOL = {
 
 
 def test_tools_that_the_template_leaves_out_are_refused_with_the_remedy(template: ChatTemplate):
-    with pytest.raises(TemplateError, match=r"look_up.*model\.chat_template=chatml_tools"):
+    with pytest.raises(TemplateError, match=r"does not render tools.*model\.chat_template=chatml_tools"):
         Encoder(template).sample(Sample(TALK, 4, [TOOL]))
     with pytest.raises(TemplateError, match=r"model\.chat_template=chatml_tools"):
         Encoder(template).pair(Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"}, [TOOL]))

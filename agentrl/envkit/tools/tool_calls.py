@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
 from agentrl.core.registry import nearest
+from agentrl.core.valid_text import valid_text
 from agentrl.envkit.tools.end_episode import EndEpisode
 from agentrl.envkit.tools.tool import Tool, tools_by_name
 from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArgumentsError, one_line, quote
@@ -171,7 +172,7 @@ async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_c
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the episode was cancelled; otherwise a task inside the tool was
         event = call.raised(error)
-    content = shortened(_sendable(event.message["content"]), max_chars)
+    content = shortened(valid_text(event.message["content"]), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
 
 
@@ -221,14 +222,6 @@ def _as_text(tool: Tool, result: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         kind = type(result).__name__
         raise TypeError(f"the result of {tool.name}, a {kind}, cannot be turned into JSON: {error}") from error
-
-
-def _sendable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def shortened(text: str, max_chars: int | None) -> str:

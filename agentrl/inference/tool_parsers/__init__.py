@@ -10,6 +10,6 @@ work without the library.
 """
 
 from agentrl.inference.tool_parsers.answer import ParsedAnswer, ParsedCall, ToolParser
-from agentrl.inference.tool_parsers.choice import PARSERS, parser_for
+from agentrl.inference.tool_parsers.choice import FALLBACK, PARSERS, parser_for
 
-__all__ = ["PARSERS", "ParsedAnswer", "ParsedCall", "ToolParser", "parser_for"]
+__all__ = ["FALLBACK", "PARSERS", "ParsedAnswer", "ParsedCall", "ToolParser", "parser_for"]

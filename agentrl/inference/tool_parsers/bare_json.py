@@ -33,7 +33,7 @@ _SPACE = re.compile(r"\s*+")
 _FENCE = re.compile(r"```\w{0,20}\s{0,20}\Z")
 _LOOK_BACK = 50  # characters before a call that are searched for the opening of a code fence
 _AFTER = re.compile(rf"\s*+```(?!\w)|\s*+;\s*+\Z|\s*+[;,](?=\s*+{_CALL})")
-_BREAK = re.compile(rf"\n[ \t]*+\n|(?=```|<\|python_)|[\n;]\s*+(?={_CALL})")
+_BREAK = re.compile(rf"\n[ \t]*+\n|(?=```|<\|python_)|[\n;]\s{{0,40}}+(?={_CALL})")
 _LAYOUT = 'the tool call is not JSON; write {"name": "NAME", "parameters": {"KEY": VALUE}}'
 
 

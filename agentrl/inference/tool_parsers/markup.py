@@ -1,4 +1,4 @@
-"""Finds calls with a tag for each argument: Qwen3-Coder and GLM-4.5; ``deepseek.py`` uses it for DeepSeek-V3.2.
+"""Finds calls with a tag for each argument: Qwen3-Coder and GLM from 4.5 on; other modules use it for their families.
 
 Guarantees: a value ends at the first closing tag that is followed by another tag of the call, so a value may contain
 tags, except one that begins an argument; a call with wrong or missing tags is malformed as a whole, and reaches to the
@@ -6,7 +6,7 @@ next tag that ends or begins a call.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,15 @@ class Markup:
         call: Beginning of a call; group ``name`` is the tool's name. Group ``outer``, if the pattern has one, is the
             tag around the call; a call without it is text, unless it is valid or names a known tool.
         argument: Beginning of an argument; group ``key`` is its name, group ``string``, if the pattern has one, says
-            whether the value is text (``true``) or JSON (``false``).
+            whether the value is text (``true``, ``string``) or JSON (all else).
         value_end: End of a value, as group ``end``; a match without this group is a tag that no value may contain.
         call_end: End of a call.
         edge: End of a malformed call; group ``closing`` still belongs to the call.
         layout: Example of a valid call, for error messages.
         padded: Whether a line break after the opening tag and before the closing tag is not part of the value.
         takes_json: Whether one JSON object may replace the argument tags.
+        read: Function that reads a value that is not a string; see :func:`typed`.
+        key: Function that returns an argument's name from the text of group ``key``.
     """
 
     call: re.Pattern[str]
@@ -52,19 +54,28 @@ class Markup:
     layout: str
     padded: bool = False
     takes_json: bool = False
+    read: Callable[[str, str], Any] = read_json
+    key: Callable[[str], str] = str.strip
 
     def find(self, text: str, tools: Tools) -> Iterator[Found]:
         """Finds the calls in a text."""
         known = tool_names(tools)
         position = 0
         while opening := self.call.search(text, position):
-            call, end = _read(self, text, opening, tools)
-            is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
-            if is_bare and call.error is not None and call.name not in known:
-                position = opening.end()
-                continue
-            yield Found(opening.start(), end, (call,))
-            position = end
+            position = opening.end()
+            name = _name(opening)
+            cursor = _Cursor(self, text, position)
+            try:
+                call = ParsedCall(name, cursor.arguments(tool_parameters(tools, name), name))
+            except Malformed as error:
+                is_bare = opening.groupdict().get("outer", "") is None and opening["name"] is not None
+                if is_bare and name not in known:
+                    continue
+                if not cursor.is_closed:
+                    cursor.end = _edge(self, text, cursor.end)
+                call = malformed(name, text[opening.start() : cursor.end], error)
+            yield Found(opening.start(), cursor.end, (call,))
+            position = cursor.end
 
 
 QWEN_CODER = Markup(
@@ -90,19 +101,10 @@ GLM = Markup(
 )
 
 
-def _read(markup: Markup, text: str, opening: re.Match[str], tools: Tools) -> tuple[ParsedCall, int]:
-    """Reads the call that begins with ``opening``; returns it and its end."""
+def _name(opening: re.Match[str]) -> str:
+    """Returns the tool's name; empty if there is none."""
     name = (opening["name"] or "").strip()
-    name = name if NAME.fullmatch(name) else ""
-    cursor = _Cursor(markup, text, opening.end())
-    try:
-        if not name:
-            raise Malformed(f"the tool call has no name; write {markup.layout}")
-        arguments = cursor.arguments(tool_parameters(tools, name), name)
-    except Malformed as error:
-        end = cursor.end if cursor.is_closed else _edge(markup, text, cursor.end)
-        return malformed(name, text[opening.start() : end], error), end
-    return ParsedCall(name, arguments), cursor.end
+    return name if NAME.fullmatch(name) else ""
 
 
 def _edge(markup: Markup, text: str, position: int) -> int:
@@ -123,12 +125,14 @@ class _Cursor:
 
     def arguments(self, schema: dict[str, Any], name: str) -> str:
         """Returns the call's arguments as JSON; reads all tags before the values, so a wrong value cuts no call."""
+        if not name:
+            raise Malformed(f"the tool call has no name; write {self._markup.layout}")
         pairs = list(self._pairs())
         body = self._json_body() if not pairs else None
         self._close()
         if body is not None:
             return object_text(read_json(body, whose(name)), whose(name))
-        found = [(tag["key"].strip(), self._value(tag, raw, schema)) for tag, raw in pairs]
+        found = [(self._markup.key(tag["key"]), self._value(tag, raw, schema)) for tag, raw in pairs]
         return object_text(mapping(found, whose(name)), whose(name))
 
     def _pairs(self) -> Iterator[tuple[re.Match[str], str]]:
@@ -138,7 +142,9 @@ class _Cursor:
             self.end = tag.end()
             closing = self._markup.value_end.search(self._text, self.end)
             if closing is None or closing["end"] is None:
-                raise Malformed(f"parameter {shown(tag['key'].strip())} is not closed; write {self._markup.layout}")
+                raise Malformed(
+                    f"parameter {shown(self._markup.key(tag['key']))} is not closed; write {self._markup.layout}"
+                )
             yield tag, self._text[tag.end() : closing.start()]
             self.end = closing.end()
             self._skip_space()
@@ -161,13 +167,13 @@ class _Cursor:
         self.end, self.is_closed = closing.end(), True
 
     def _value(self, tag: re.Match[str], raw: str, schema: dict[str, Any]) -> Any:
-        key = tag["key"].strip()
+        key = self._markup.key(tag["key"])
         if self._markup.padded:
             raw = raw.removeprefix("\n").removesuffix("\n")
         is_text = tag.groupdict().get("string")
-        if is_text == "true":
+        if is_text in ("true", "string"):
             return raw
-        return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key)
+        return read_json(raw, f"parameter {shown(key)}") if is_text else typed(raw, schema, key, self._markup.read)
 
     def _skip_space(self) -> None:
         space = _SPACE.match(self._text, self.end)

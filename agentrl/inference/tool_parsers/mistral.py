@@ -9,6 +9,7 @@ JSON, which makes the call malformed.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from agentrl.inference.tool_parsers.answer import Found, ParsedCall, Tools, tool_names
 from agentrl.inference.tool_parsers.values import (
@@ -23,7 +24,7 @@ from agentrl.inference.tool_parsers.values import (
 )
 
 _MARKER = "[TOOL_CALLS]"
-_HEAD = re.compile(r"\s*+(?P<name>[^\[{]*+)(?:\[CALL_ID\][^\[{]*+)?+(?:\[ARGS\])?+\s*+")
+_HEAD = re.compile(r"\s*+(?P<name>[^\[{]*+)(?:\[CALL_ID\](?P<id>[^\[{]*+))?+(?:\[ARGS\])?+\s*+")
 _GOES_ON = re.compile(r"\s*+(?:[\]}]|,\s*+[\"\[{])")
 _LAYOUT = 'the tool call has no JSON arguments; write [TOOL_CALLS]NAME[ARGS]{"KEY": VALUE}'
 
@@ -42,7 +43,10 @@ def find_mistral(text: str, tools: Tools) -> Iterator[Found]:
         else:
             following = text.find(_MARKER, value_end if is_whole else body)
             end = following if following >= 0 else len(text)
-        yield Found(start, end, _read(name, text[body:end], known, text[start:end]))
+        calls = _read(name, text[body:end], known, text[start:end])
+        if head and head["id"] and len(calls) == 1:
+            calls = (replace(calls[0], id=head["id"].strip()),)
+        yield Found(start, end, calls)
         start = text.find(_MARKER, end)
 
 

@@ -1,7 +1,8 @@
 """Finds lists of Python calls: ``[f(a=1), g(b="x")]`` (Llama 3.2 and 4 with vLLM's templates, LFM2).
 
 LFM2 puts the list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``, Llama 4 sometimes between
-``<|python_start|>`` and ``<|python_end|>``.
+``<|python_start|>`` and ``<|python_end|>``. The templates of LFM2.5 write a string as it is between quotes, so a line
+break in a string is read as one.
 
 Guarantees: nothing is evaluated; values are literals of JSON's types, and ``true``, ``false`` and ``null`` are
 accepted. A list without tags is a call if its first name is a known tool, or if it is valid and no text stands before
@@ -23,6 +24,7 @@ from agentrl.inference.tool_parsers.values import (
     malformed,
     mapping,
     object_text,
+    read_json,
     whose,
 )
 
@@ -33,8 +35,11 @@ _PIECE = re.compile(
     r"""|'(?:[^'\\\n]++|\\.)*+'?|"(?:[^"\\\n]++|\\.)*+"?|(?P<open>[(\[{])|(?P<close>[)\]}])|[^'"()\[\]{}]++""",
     re.DOTALL,
 )
+_PIECE_OF_LINES = re.compile(_PIECE.pattern.replace(r"\\\n]", r"\\]"), re.DOTALL)  # a string may have several lines
 _LAYOUT = "a tool call is written NAME(KEY=VALUE)"
 _NAMES = {"true": True, "false": False, "null": None}
+_STRING = re.compile(r"""'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\"""", re.DOTALL)
+_BREAK = re.compile(r"\\.|(\n)", re.DOTALL)
 _FIRST_NAME = re.compile(r"\s*+\[?\s*+([^\W\d][\w.]*+)\s*+\(")
 
 
@@ -81,30 +86,71 @@ def _read(source: str) -> tuple[ParsedCall, ...]:
     """Reads the calls of a list; if it cannot be read, returns one malformed call with all of its text."""
     source = source.strip()
     try:
-        elements = _elements(source)
+        elements, pieces = _elements_and_pieces(source)
     except Malformed as error:
         name = _FIRST_NAME.match(source)
         return (malformed(name[1] if name else "", source, error),)
     if not source.startswith("["):
         return (_call(elements[0], source),)
-    parts = [part for part in items_in(source, _PIECE) if part]
+    parts = [part for part in items_in(source, pieces) if part]
     if len(parts) != len(elements):  # an element with a comma in it, such as a lambda
         return (malformed("", source, Malformed(_LAYOUT)),)
     return tuple(_call(element, part) for element, part in zip(elements, parts, strict=True))
 
 
-def _elements(source: str) -> list[ast.expr]:
+def json_or_literal(text: str, what: str) -> Any:
+    """Reads a JSON value, or a list or an object that is written as in Python.
+
+    Args:
+        text: Text of the value.
+        what: Subject of the error.
+
+    Raises:
+        Malformed: ``text`` is neither.
+    """
+    try:
+        return read_json(text, what)
+    except Malformed as error:
+        try:
+            tree = _tree(text.strip())
+        except Malformed:
+            raise error from None
+        if not isinstance(tree, ast.List | ast.Dict):
+            raise
+        return _value(tree, what)
+
+
+def _tree(source: str) -> ast.expr:
     if _depth(source) > MAX_DEPTH:
         raise Malformed(f"the tool calls: nested more than {MAX_DEPTH} levels deep")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences of the model need no warning
-            tree = ast.parse(source, mode="eval").body
+            return ast.parse(source, mode="eval").body
     except SyntaxError as error:
         where = f" in line {error.lineno} at character {error.offset}" if error.lineno and error.offset else ""
         raise Malformed(f"the tool calls are not valid Python: {error.msg}{where}") from None
     except (ValueError, RecursionError, MemoryError):
         raise Malformed("the tool calls are not valid Python") from None
+
+
+def _elements_and_pieces(source: str) -> tuple[list[ast.expr], re.Pattern[str]]:
+    """Returns the elements of a list, and the pieces of its text: a line break in a string is read as one."""
+    try:
+        return _elements(source), _PIECE
+    except Malformed:
+        escaped = _STRING.sub(lambda string: _BREAK.sub(lambda at: "\\n" if at[1] else at[0], string[0]), source)
+        if escaped == source:
+            raise
+        try:
+            return _elements(escaped), _PIECE_OF_LINES
+        except Malformed:
+            pass
+        raise
+
+
+def _elements(source: str) -> list[ast.expr]:
+    tree = _tree(source)
     elements = tree.elts if isinstance(tree, ast.List) else [tree]
     if not elements:
         raise Malformed("the list of tool calls is empty")

@@ -4,7 +4,7 @@ Guarantees: text stays unchanged if the schema says string; a value that fits no
 a type in the schema, JSON is read as JSON, and any other text is a string.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.inference.tool_parsers.values import Malformed, kind, read_json, shown
@@ -14,13 +14,14 @@ _PYTHON = {"True": True, "False": False, "None": None}  # templates print these 
 _MAX_SCHEMAS = 100  # schemas followed for one parameter, because definitions may refer to each other in circles
 
 
-def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
+def typed(text: str, schema: Mapping[str, Any], name: str, read: Callable[[str, str], Any] = read_json) -> Any:
     """Returns the value of an argument.
 
     Args:
         text: Text between the tags.
         schema: JSON schema of all arguments of the tool.
         name: Name of the argument.
+        read: Function that reads a value that is not a string from its text, and takes the value's name for its error.
 
     Raises:
         Malformed: ``text`` is no value of the argument's types.
@@ -30,7 +31,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str) -> Any:
         return text
     problem = ""
     try:
-        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else read_json(text, name)
+        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else read(text, name)
     except Malformed as error:
         value, problem = text, f" ({error})" if text.lstrip().startswith(("{", "[")) else ""
     if isinstance(value, str):  # strings are written without quotes, so quotes belong to the value

@@ -9,6 +9,8 @@ import pytest
 
 from agentrl.core.episode import StopReason, Task
 from agentrl.envkit.agent_env import AgentEnvWorkflow
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.wrappers import (
     GymnasiumEnvironment,
@@ -138,7 +140,9 @@ async def test_a_step_that_hangs_fails_its_own_episode_as_the_environments_error
     async def episode(word: str, **env: float) -> Any:
         workflow = AgentEnvWorkflow(f"{file}:make_env", agent=f"{file}:Says", env_kwargs=env)
         task = Task(id=word, data={"seed": 1, "say": word})
-        return await run_episode(workflow, task, Client(), group_id="g", index=0, seed=1, timeout=60)  # type: ignore[arg-type]
+        return await run_episode(
+            workflow, task, Client(), group_id="g", index=0, seed=1, limits=Limits(60.0, 9.0), left=Abandoned()
+        )  # type: ignore[arg-type]
 
     hung, fine = await asyncio.gather(episode("2", seconds=0.5), episode("1"))
     assert hung.stop_reason == StopReason.ENVIRONMENT_ERROR and hung.reward is None

@@ -1,6 +1,8 @@
 """Any OpenAI-compatible API: what it is sent, and what is recorded."""
 
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentrl.inference.backend import InferenceError
+from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.kinds.kind import TextApi, server_kind
 from agentrl.inference.random_streams import stream_seed
 
@@ -88,6 +91,110 @@ async def test_an_answer_is_read_and_recorded_as_its_text(said: dict[str, Any], 
 async def test_an_answer_that_is_no_text_is_a_failure_of_the_server() -> None:
     with pytest.raises(InferenceError, match=r"/chat/completions: the answer cannot be read: .*'image_url'"):
         await answered({"content": [{"type": "image_url", "image_url": {"url": "x"}}]})
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+NAMED = [{**CALL, "id": f"c{i}", "function": {"name": f"f{i}", "arguments": "{}"}} for i in range(2)]
+USER = {"role": "user", "content": "go"}
+
+
+@asynccontextmanager
+async def serving(*answers: Any) -> AsyncIterator[tuple[EpisodeLLM, Callable[[], None], list[dict[str, Any]]]]:
+    """A handle on an API that gives these answers in turn, its release, and the requests that it got."""
+    sent: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(json.loads(await request.read()))
+        found = answers[len(sent) - 1]
+        if isinstance(found, bytes):
+            return web.Response(body=found, content_type="application/json")
+        return web.json_response(found)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        client = server_kind("openai").text_client(TextApi(str(server.make_url("/v1")), "m", "SOME_KEY", 5.0, {}))
+        llm, release = client.acquire(evaluation=True, seed=3)
+        yield llm, release, sent  # type: ignore[misc]
+        release()
+
+
+def choices(*messages: dict[str, Any]) -> dict[str, Any]:
+    found = [{"index": i, "finish_reason": "stop", "message": one} for i, one in enumerate(messages)]
+    return {**ANSWER, "choices": found, "usage": USAGE}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+async def test_a_stream_gives_the_whole_answer_and_the_record_has_it(usage: bool) -> None:
+    said = {"role": "assistant", "content": "look", "tool_calls": NAMED}
+    async with serving(choices(said)) as (llm, _, sent):
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        stream = await llm.session().chat.completions.create(messages=[USER], stream=True, **options)
+        chunks = [chunk async for chunk in stream]
+    assert not {"stream", "stream_options"} & set(sent[0])
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
+    assert text == "look" and [(call.index, call.function.name) for call in calls] == [(0, "f0"), (1, "f1")]
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices] == [None, "stop"]
+    assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == ([5] if usage else [])
+    nodes = llm.trajectories()["assistant"].nodes
+    assert [node.message["role"] for node in nodes] == ["user", "assistant"]
+    assert nodes[1].message["content"] == "look" and nodes[1].message["tool_calls"] == NAMED
+
+
+async def test_a_stream_of_an_answer_that_leaves_fields_out_is_readable() -> None:
+    bare = {"choices": [{"finish_reason": "eos", "message": {"role": "assistant", "content": "42"}}]}
+    async with serving(bare) as (llm, _, _sent):
+        stream = await llm.session().chat.completions.create(messages=[USER], stream=True)
+        assert "".join([c.delta.content or "" async for chunk in stream for c in chunk.choices]) == "42"
+
+
+async def test_each_of_n_answers_is_a_branch_and_a_conversation_goes_on_from_the_chosen_one() -> None:
+    """As a training session records it."""
+    first = choices(*({"role": "assistant", "content": text} for text in ("a", "b", "a")))
+    second, third = choices({"role": "assistant", "content": "end"}), choices({"role": "assistant", "content": "new"})
+    async with serving(first, second, third) as (llm, _, _sent):
+        create = llm.session().chat.completions.create
+        reply = await create(messages=[USER], n=3)
+        chosen = reply.choices[1].message.model_dump(exclude_none=True)
+        llm.reward(0.5, message=chosen)
+        await create(messages=[USER, chosen, {"role": "user", "content": "on"}])
+        await create(messages=[USER], tools=[CALL])
+    nodes = llm.trajectories()["assistant"].nodes
+    assert [(node.message["content"], node.parent) for node in nodes] == [
+        ("go", None), ("a", 0), ("b", 0), ("a", 0), ("on", 2), ("end", 4), ("go", None), ("new", 6),
+    ]  # fmt: skip
+    assert [node.reward for node in nodes][:4] == [None, None, 0.5, None]
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"choices": [{"message": {"content": "\xff"}}]}', b"[]", b'"\xe2\x80"'])
+async def test_an_answer_that_is_no_json_is_a_failure_of_the_server(body: bytes) -> None:
+    async with serving(body, body, body, body) as (llm, _, _sent):
+        with pytest.raises(InferenceError, match="/chat/completions: "):
+            await llm.session().chat.completions.create(messages=[USER])
+
+
+async def test_half_a_surrogate_pair_is_replaced_in_what_is_sent_and_in_what_is_answered() -> None:
+    half = b'{"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "x\\ud83d"}}]}'
+    async with serving(half) as (llm, _, sent):
+        ask = {"role": "user", "content": "y\ud83d", "name\ud83d": "z"}
+        reply = await llm.session("white\ud83d").chat.completions.create(messages=[ask], stop=["\ud83d"])
+    assert reply.choices[0].message.content == "x\ufffd"
+    assert sent[0]["messages"] == [{"role": "user", "content": "y\ufffd", "name\ufffd": "z"}]
+    assert sent[0]["stop"] == ["\ufffd"] and list(llm.trajectories()) == ["white\ufffd"]
+
+
+async def test_a_call_after_the_episodes_end_is_refused_and_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.inference.client.REFUSAL_SECONDS", 0.0)
+    async with serving(ANSWER, ANSWER) as (llm, release, sent):
+        session = llm.session()
+        await session.chat.completions.create(messages=[USER])
+        release()
+        with pytest.raises(InferenceError, match="the episode is over"):
+            await session.chat.completions.create(messages=[USER])
+        with pytest.raises(InferenceError, match="the episode is over"):
+            llm.reward(1.0)
+    assert len(sent) == 1 and len(llm.trajectories()["assistant"].nodes) == 2
 
 
 async def answered(said: dict[str, Any]) -> tuple[Any, Any]:

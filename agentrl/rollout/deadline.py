@@ -1,0 +1,102 @@
+"""Bounds a coroutine of user code: it ends in time, is cut, or is abandoned.
+
+Guarantees: :func:`within` returns, or raises the cancellation of its caller, at most ``timeout`` + ``close_timeout`` +
+``LAST_SECONDS`` after its call, whatever the coroutine does, unless code blocks the event loop. The coroutine has
+``timeout`` to end; then it is cancelled and has ``close_timeout`` for its teardown; then it is cancelled once more,
+which cuts a teardown that hangs; a task that runs on nevertheless is abandoned (:mod:`agentrl.rollout.abandoned`).
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from agentrl.config.rollout import RolloutConfig
+from agentrl.core.stack_place import frames_of, place, written
+from agentrl.rollout.abandoned import Abandoned
+
+T = TypeVar("T")
+LAST_SECONDS = 1.0  # after the second cancellation; a teardown that has a shorter limit gets no more than that
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of a coroutine in seconds.
+
+    Attributes:
+        timeout: Time to end.
+        close_timeout: Time of its teardown, after it was cancelled.
+    """
+
+    timeout: float
+    close_timeout: float
+
+    @classmethod
+    def of(cls, config: RolloutConfig) -> "Limits":
+        """Returns the limits of a recipe's episodes."""
+        return cls(config.episode_timeout, config.close_timeout)
+
+    @property
+    def teardown(self) -> float:
+        """Most seconds from its cancellation until it has ended or is abandoned."""
+        return self.close_timeout + min(LAST_SECONDS, self.close_timeout)
+
+
+@dataclass(frozen=True)
+class Ended(Generic[T]):
+    """How a coroutine ended.
+
+    Attributes:
+        job: Its task. Done, unless it was abandoned.
+        overdue: Why it counts as a timeout, with the stack that it hung in; empty if it ended in time.
+        abandoned: Whether its teardown was given up: cut, or left running.
+    """
+
+    job: "asyncio.Task[T]"
+    overdue: str = ""
+    abandoned: bool = False
+
+
+async def within(limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned) -> Ended[T]:
+    """Run ``work`` as a task of its own, and return how it ended.
+
+    Args:
+        limits: Time limits.
+        work: Coroutine to run.
+        left: Takes the task if it has to be abandoned.
+    """
+    job = asyncio.create_task(work)
+    try:
+        await asyncio.wait({job}, timeout=limits.timeout)
+        if job.done():
+            return Ended(job)
+        frames = frames_of(job)
+        stack, why = (
+            written(frames),
+            f"no end within {limits.timeout:g} s (rollout.episode_timeout), in {place(frames)}",
+        )
+        job.cancel()
+        stuck = await _torn_down(job, limits)
+        if not stuck:
+            return Ended(job, f"{stack}\n{why}")
+        how = "was cut" if job.done() else "runs on: its task was abandoned"
+        return Ended(job, f"{stack}\n{why}; its teardown took over {limits.close_timeout:g} s and {how}, {stuck}", True)
+    except asyncio.CancelledError:  # the run ends
+        if not job.cancelling():  # else the end of the process cancelled it too; a second time would cut its teardown
+            job.cancel()
+        await _torn_down(job, limits)
+        raise
+    finally:
+        if not job.done():
+            left.add(job)
+
+
+async def _torn_down(job: "asyncio.Task[Any]", limits: Limits) -> str:
+    """Waits for the teardown of a cancelled task; returns the place where that hung, empty if it ended in time."""
+    await asyncio.wait({job}, timeout=limits.close_timeout)
+    if job.done():
+        return ""
+    where = f"in {place(frames_of(job))} (rollout.close_timeout)"
+    job.cancel()
+    await asyncio.wait({job}, timeout=limits.teardown - limits.close_timeout)
+    return where

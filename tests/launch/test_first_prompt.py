@@ -1,0 +1,127 @@
+"""A run's first prompt: rendered as the session sends it, before any server is ready."""
+
+import asyncio
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentrl import Agent, Message
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.core.environment import Environment
+from agentrl.data.datasets import load_tasks
+from agentrl.inference.client import EpisodeLLM
+from agentrl.inference.session import ChatSession
+from agentrl.launch import evaluation, first_prompt
+from agentrl.launch.first_prompt import PromptError, check_prompt
+from agentrl.rollout.assemble import make_settings, make_workflow
+from tests.end_to_end import overrides, processes_of, run
+from tests.inference.fakes import FakeBackend, answer
+
+
+class Odd(Environment[list[Message], Message]):
+    """Fails or hangs in reset, or works; notes that it was closed."""
+
+    def __init__(self, log: str, fault: str = "") -> None:
+        self.log, self.fault = Path(log), fault
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin."""
+        if self.fault == "hangs":
+            await asyncio.Event().wait()
+        if self.fault == "fails":
+            raise OSError("no such [disk]")
+        return [{"role": self.fault or "user", "content": "hello" * (900 if self.fault == "user" else 1)}], {}
+
+    async def step(self, action: Message) -> Any:
+        """End."""
+        return [], 1.0, True, False, {}
+
+    async def close(self) -> None:
+        """Note it."""
+        with self.log.open("a") as file:
+            file.write("closed\n")
+
+
+class Hot(Agent):
+    """Asks for another temperature than training assumes, or does not ask at all."""
+
+    def __init__(self, llm: Any, asks: bool = True) -> None:
+        super().__init__(llm)
+        self.asks = asks
+
+    async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
+        """Answer."""
+        if self.asks:
+            await self.llm.chat.completions.create(messages=observation, temperature=0.1)
+        return {"role": "assistant", "content": "yes"}
+
+
+def odd(log: Path, *settings: str) -> Recipe:
+    given = [f"env.id={__file__}:Odd", f"env.kwargs.log={log}", *settings]
+    return load_recipe("arithmetic_grpo", given, device="cpu")
+
+
+async def test_it_is_the_prompt_that_an_episode_sends(tiny_model: Path) -> None:
+    recipe = load_recipe("calculator_grpo", ["env.kwargs.examples=0"], device="cpu")
+    found = await check_prompt(recipe, tiny_model)
+    assert not found.problem and "calculate" in found.text and "Use the calculate tool" in found.text
+    template, settings, _ = make_settings(recipe, tiny_model)
+    backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
+    llm = EpisodeLLM(lambda role: ChatSession(backend, template, settings, role))
+    task = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env).tasks[0]
+    await make_workflow(recipe).arun_episode(task, llm, seed=0)
+    assert backend.requests[0][0] == list(found.token_ids)
+    assert found.lines()[0].startswith(f"prompt     {len(found.token_ids)} tokens: '<|im_start|>system")
+
+
+async def test_tools_that_the_model_would_never_see_are_refused(tiny_model: Path) -> None:
+    recipe = load_recipe("calculator_grpo", ["model.chat_template=null", "env.kwargs.examples=0"], device="cpu")
+    with pytest.raises(PromptError, match=r"does not render tools.*model\.chat_template=chatml_tools"):
+        await check_prompt(recipe, tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["env.kwargs.fault=fails"], ": OSError: no such [disk]"),
+        (["env.kwargs.fault=hangs"], ": no request to the model within 0.05 s"),
+        (["env.kwargs.fault=user", "inference.context_length=300"], "does not fit inference.context_length=300"),
+        ([f"agent.id={__file__}:Hot"], "training samples with sampling.temperature="),
+        ([f"agent.id={__file__}:Hot", "agent.kwargs.asks=false"], "has sampled no message"),
+    ],
+)
+async def test_what_else_goes_wrong_is_told_and_the_environment_closed(
+    settings: list[str], problem: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_prompt, "LIMIT", 0.05)
+    found = await check_prompt(odd(tmp_path / "log", *settings), tiny_model)
+    assert problem in found.problem and problem in found.lines()[0] and not found.token_ids
+    assert (tmp_path / "log").read_text() == "closed\n" * 2, "the one that is made as a test, and the episode's"
+
+
+def test_an_evaluation_is_refused_before_its_server_starts(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*arguments: Any) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(evaluation, "start_servers", started)
+    settings = ["trainer.type=null", "model.chat_template=null", f"model.name={tiny_model}"]
+    recipe = load_recipe("calculator_grpo", settings, device="cpu")
+    with pytest.raises(PromptError, match=r"does not render tools|leaves out a tool call"):
+        evaluation.evaluate_recipe(recipe, tmp_path, Console(file=io.StringIO()))
+
+
+def test_a_training_run_is_refused_in_one_line_while_its_servers_load(tiny_model: Path, tmp_path: Path) -> None:
+    settings = overrides(tiny_model, tmp_path, "x", "env.id=Calculator-v0", "model.chat_template=null")
+    begun = time.monotonic()
+    result = run("recipe", "run", "calculator_grpo", *settings)
+    assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+    assert "leaves out a tool call" in result.stdout and "chatml_tools" in result.stdout
+    assert time.monotonic() - begun < 120 and not processes_of(tmp_path)
+    assert not (tmp_path / "x" / "episodes.jsonl").read_text() if (tmp_path / "x" / "episodes.jsonl").exists() else True
