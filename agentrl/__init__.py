@@ -4,12 +4,11 @@ Importing this package is cheap: names resolve on first use, and neither torch n
 """
 
 import importlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.core.callable_package import make_callable
 from agentrl.core.gymnasium_ids import announce_all
-from agentrl.core.registry import provide, register, registered
+from agentrl.core.registry import gymnasium_names, provide, register
 
 __version__ = "0.1.0"
 
@@ -106,7 +105,7 @@ for _name in ("sft", "rm", "dpo"):
     register(_name, f"agentrl.supervised.trainers:{_name}", kind="trainer")
 for _name, _class in (("embedded", "Embedded"), ("sglang", "SGLang"), ("vllm", "VLLM"), ("openai", "OpenAI")):
     register(_name, f"agentrl.inference.kinds.{_name}:{_class}", kind="server")
-announce_all(partial(registered, "env"))  # to gymnasium, once it is loaded
+announce_all(gymnasium_names)  # to gymnasium, once it is loaded
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ AGENTS = ROOT / "docs" / "agents.md"  # its commands need its blocks: test_agent
 OWN_TESTS = {WALK, AGENTS}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - OWN_TESTS)]
 NEEDS_MORE_THAN_A_TEST_HAS = {
-    "pip install 'agentrl[gpu]'": "SGLang needs a GPU and an environment of its own",
+    "pip install -e '.[gpu]'": "SGLang needs a GPU and an environment of its own",
 }
 
 
@@ -93,7 +93,7 @@ def test_runs_are_planned_as_shown(line: str, tiny_model: Path, folder: Path) ->
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("line", [c for c in COMMANDS if "my_env.py" in c])
+@pytest.mark.parametrize("line", [c for c in COMMANDS if "recipe run" in c and "my_env.py" in c])
 def test_the_shown_environment_trains(line: str, tiny_model: Path, folder: Path) -> None:
     """With a reward, an advantage, an objective and a trainer by path, as docs/environments.md says they may be."""
     own = [s for s in overrides(tiny_model, folder / "runs", "shown") if not s.startswith("env.id")]
@@ -126,7 +126,32 @@ def test_the_shown_loss_masks_old_bad_sequences_and_shows_its_formula(folder: Pa
         assert set(left_out) <= set(torch.nonzero(acted).flatten().tolist())
 
 
-@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval")])
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl env")])
+def test_the_shown_environment_is_checked_and_played(line: str, folder: Path) -> None:
+    played = subprocess.run(
+        command(*shlex.split(line)[1:]),
+        cwd=folder,
+        env=environment(),
+        input="I LIKE TEA\n",
+        capture_output=True,
+        text=True,
+    )
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert "0 errors, 0 warnings" in played.stdout or "reward of the episode: 1" in played.stdout
+
+
+def test_the_shown_environment_is_evaluated(server: str, folder: Path) -> None:
+    (line,) = [c for c in COMMANDS if c.startswith("agentrl eval my_env.py")]
+    output = folder / "eval-shown"
+    result = run(
+        *shlex.split(line)[1:], "--base-url", f"{server}/v1", "--model", "m", "--output", str(output),
+        "sampling.max_new_tokens=8", cwd=folder,
+    )  # fmt: skip
+    assert result.returncode == 0 and "capitals" in result.stdout, result.stdout
+    assert json.loads((output / "result.json").read_text())["eval/n"] == 1
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval") and "my_env" not in c])
 def test_evaluations_run_against_a_server(line: str, server: str, tiny_model: Path, folder: Path) -> None:
     words = shlex.split(line)[1:]
     external = "--base-url" in words
@@ -216,7 +241,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "eval", "chat", "servers", "serve", "bench", "doctor", "--")
+    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "doctor", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -33,10 +33,12 @@ def bench(
 
     from agentrl.config.errors import ConfigError
     from agentrl.core.registry import nearest
+    from agentrl.launch.needed_packages import SERVING, require_packages
 
     names = benchmark_names()
     if name not in names:
         raise ConfigError(f"no benchmark {name!r}{nearest(name, names) or '.'} Known: {', '.join(names)}")
+    require_packages(dict.fromkeys(SERVING, f"agentrl bench {name}"))
     results = importlib.import_module(f"agentrl.bench.{_PREFIX}{name}").run()
     from agentrl.bench.report import json_line, table
 

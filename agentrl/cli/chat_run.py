@@ -33,6 +33,7 @@ from agentrl.inference.kinds.kind import kinds_that, server_kind
 from agentrl.inference.router import Router
 from agentrl.inference.template import TemplateError
 from agentrl.inference.tool_parsers import PARSERS, parser_for
+from agentrl.launch.needed_packages import SERVING, TOKENIZING, require_packages
 from agentrl.launch.resolve import resolve
 from agentrl.launch.run import check_names
 from agentrl.launch.servers import find_model, server_python, start_servers
@@ -64,6 +65,8 @@ def run_chat(recipe: Recipe, *, tokens: bool, console: Console | None = None, re
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
     out = console or Console(highlight=False)
     in_text = check(recipe, tokens=tokens)
+    if not in_text:
+        require_packages(dict.fromkeys(TOKENIZING if recipe.inference.urls else SERVING, "agentrl chat"))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt)

@@ -5,9 +5,16 @@ from typing import Annotated
 
 import typer
 
+from agentrl.cli.completion import complete_run
+
 
 def doctor(
-    run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/gsm8k_grpo, or its name below runs/.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder, e.g. runs/gsm8k_grpo, or its name below runs/.", autocompletion=complete_run
+        ),
+    ],
 ) -> None:
     """Examine a run for common problems; each finding has its cause and a remedy.
 
@@ -21,12 +28,14 @@ def doctor(
     folder = run if run.is_dir() else Path("runs") / run
     found, unjudged = examine(folder)
     console = Console(highlight=False)
+    whole = not console.is_terminal  # in a file a finding's sentence is one line; a terminal folds it at a word
     for finding in found:
-        console.print(f"[bold yellow]{finding.kind}[/]  {escape(finding.symptom)}", soft_wrap=True)
-        console.print(f"  cause   {finding.cause}", markup=False, soft_wrap=True)
-        console.print(f"  remedy  {finding.remedy}", markup=False, soft_wrap=True)
+        console.print(f"[bold yellow]{finding.kind}[/]  {escape(finding.symptom)}", soft_wrap=whole)
+        for head, text in (("cause", finding.cause), ("remedy", finding.remedy)):
+            line = f"  {head:6}  {text}"
+            console.print(line, markup=False, soft_wrap=whole)
     for text in unjudged:
-        console.print(f"not judged: {text}", markup=False, soft_wrap=True)
+        console.print(f"not judged: {text}", markup=False, soft_wrap=whole)
     if found:
         raise typer.Exit(1)
     console.print(f"nothing found in {folder}", markup=False)

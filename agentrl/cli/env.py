@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.env_check import check, read_settings, read_task
+from agentrl.cli.completion import complete_environment
+from agentrl.cli.env_check import NAMES, check, read_settings, read_task
 from agentrl.config.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List environments, start a new one, check it, play it.")
@@ -61,7 +62,7 @@ def new(
 
 @app.command()
 def play(
-    env: Annotated[str, typer.Argument(help="Id or path of the environment.", metavar="ENV")],
+    env: Annotated[str, typer.Argument(help=NAMES, metavar="ENV", autocompletion=complete_environment)],
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the task; random by default.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="The task as JSON, instead of a drawn one.")] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.completion import complete_environment
 from agentrl.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
     from agentrl.envkit.check.findings import Report
 
+NAMES = "An id, a name in ./envs, a path such as mine.py or mine.py:Mine, or package.module:Mine."
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 
 
 def check(
-    env: Annotated[str, typer.Argument(help="An id, a path such as envs/mine.py:Mine, or a file's name in ./envs.")],
+    env: Annotated[str, typer.Argument(help=NAMES, metavar="ENV", autocompletion=complete_environment)],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the environment.")
     ] = None,

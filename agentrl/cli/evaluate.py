@@ -5,12 +5,17 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.recipe import Overrides, complete_recipe, finish
+from agentrl.cli.completion import complete_evaluated
+from agentrl.cli.recipe import Overrides, finish
 
 
 def evaluate(
     name: Annotated[
-        str, typer.Argument(help="An environment's id or a recipe's name.", autocompletion=complete_recipe)
+        str,
+        typer.Argument(
+            help="A recipe's name, or an environment: an id, a name in ./envs, a path, a module:Class.",
+            autocompletion=complete_evaluated,
+        ),
     ],
     overrides: Overrides = None,
     base_url: Annotated[

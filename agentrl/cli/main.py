@@ -14,6 +14,8 @@ import typer
 from agentrl import __version__
 from agentrl.cli.bench import bench
 from agentrl.cli.chat import chat
+from agentrl.cli.commands import Commands
+from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
@@ -21,11 +23,13 @@ from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.config.errors import UserError
+from agentrl.core.extras import extra_of, install_hint
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="agentrl",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would double the time of --help
@@ -64,8 +68,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal of another encoding ends no run
+    use_own_scripts()
     try:
         app(args=list(argv) if argv is not None else None, prog_name="agentrl")
     except UserError as error:
         print(f"agentrl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:  # of an extra: where it was not foreseen, the package is named at least
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        print(f"agentrl: this needs {error.name}, not installed: {install_hint(extra)}", file=sys.stderr)
         sys.exit(2)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from agentrl.cli.completion import complete_override, complete_recipe
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,20 +16,6 @@ if TYPE_CHECKING:
     from agentrl.launch.results import EvalResult, TrainResult
 
 app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Lists recipe names that start with ``incomplete``, for shell completion."""
-    from agentrl.config.load import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
-
-
-def complete_override(incomplete: str) -> list[str]:
-    """Lists keys that start with ``incomplete``, for shell completion."""
-    from agentrl.config.load import dotted_keys
-
-    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
 
 
 Name = Annotated[
@@ -66,6 +54,7 @@ def list_recipes() -> None:
 @app.command()
 def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> None:
     """Print a recipe as it would run here: every key, its value and its meaning, and the objective as a formula."""
+    from agentrl.config.hints import hints
     from agentrl.config.render import render
     from agentrl.config.supervised import SUPERVISED, objective
     from agentrl.launch.server_checks import check_servers
@@ -77,6 +66,8 @@ def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> 
     lines = objective(recipe) if recipe.trainer.type in SUPERVISED else formula(recipe.trainer)
     if recipe.trainer.type is not None:
         typer.echo("\n".join(["", "# what is minimised", *(f"#   {line}" for line in lines)]))
+    if found := hints(recipe):
+        typer.echo("\n".join(["", *(f"# hint: {one}" for one in found)]))
 
 
 @app.command()

@@ -22,7 +22,9 @@ def serve(
     Further options go to the engine unchanged: --port, --context-length, --max-running and so on.
     """
     from agentrl.data.models import require_chat_template, resolve_model
+    from agentrl.launch.needed_packages import SERVING, require_packages
 
+    require_packages(dict.fromkeys(SERVING, "agentrl serve"))
     found = resolve_model(model, say=_say)
     require_chat_template(found.path)
     _say(found.source)

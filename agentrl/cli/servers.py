@@ -6,11 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl.cli.completion import complete_run
 from agentrl.config.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List, add and remove the inference servers of a running run.")
 
-RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the only one running.")]
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", help="Name of the run; default: the only one running.", autocompletion=complete_run),
+]
 RunDir = Annotated[Path, typer.Option("--run-dir", help="Folder of all runs.")]
 RUNS = Path("runs")
 SECONDS = 600.0  # time limit of a call: a server that joins first loads the weights

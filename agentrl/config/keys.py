@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from agentrl.config.key_hints import meant_key
 from agentrl.config.recipe import Recipe, Section
-from agentrl.core.registry import nearest
 
 
 @functools.cache
@@ -64,12 +64,9 @@ def is_known(key: str) -> bool:
 
 
 def unknown_key(key: str) -> str:
-    """Returns the error message for an unknown key, with the nearest valid key if there is one."""
-    last = key.rpartition(".")[2]
-    same = [known for known in fields() if known.rpartition(".")[2] == last]
-    if len(same) == 1:
-        return f"unknown key {key!r}, did you mean {same[0]!r}?"
-    return f"unknown key {key!r}{nearest(key, same or dotted_keys()) or nearest(key, dotted_keys())}"
+    """Returns the error message for an unknown key, with the key that is probably meant."""
+    meant = meant_key(key, dotted_keys())
+    return f"unknown key {key!r}, did you mean {meant!r}?" if meant else f"unknown key {key!r}"
 
 
 def unknown_keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -61,9 +61,16 @@ def find_recipe(name_or_path: str) -> Path:
     names = recipe_names()
     looked = " and ".join(dict.fromkeys(str(folder.resolve()) for folder in recipe_folders()))
     raise ConfigError(
-        f"no recipe {name_or_path!r}{nearest(name_or_path, names) or '.'} Known: {', '.join(names)}. "
+        f"no recipe {name_or_path!r}{_meant(name_or_path, names) or '.'} Known: {', '.join(names)}. "
         f"Looked in {looked}; a path to a .yaml file works too"
     )
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """Returns a hint for a wrong name: the recipe of an environment of this name, else the nearest name."""
+    begun = [one for one in names if one.startswith(f"{name.lower().rpartition('-v')[0] or name.lower()}_")]
+    best = sorted(begun, key=lambda one: not one.endswith("_grpo"))
+    return f", did you mean {best[0]!r}?" if best else nearest(name, list(names))
 
 
 def load_recipe(

@@ -170,6 +170,12 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     max_nonfinite: Positive = Field(
         default=5, description="Consecutive steps with a non-finite gradient after which the run stops."
     )
+    max_first_mismatch: float | None = Field(
+        default=0.1,
+        gt=0,
+        description="Mean |log ratio| of trainer and server, on the first tokens of the current version, above which "
+        "the run stops: they do not compute the same policy. null: no check.",
+    )
     dtype: DType = Field(
         default="auto", description="Compute dtype; parameters are float32. auto: bfloat16 if it is native."
     )

@@ -84,7 +84,8 @@ class RolloutConfig(Section):
     )
     solved_reward: float = Field(
         default=1.0,
-        description="Unscaled reward from which an episode has solved its task, if it reports no metric `accuracy`.",
+        description="Unscaled reward from which an episode has solved its task, if it reports no metric `accuracy` and "
+        "the environment ended it.",
     )
     curriculum: CurriculumConfig = CurriculumConfig()
 

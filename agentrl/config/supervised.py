@@ -31,7 +31,7 @@ _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "weights": ("transport", "pause_mode", "lease_seconds"),
     "trainer": (
         *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, "logprob_chunk", "metric_share", "compile",
-        "cpu_offload",
+        "cpu_offload", "max_first_mismatch",
     ),
 }  # fmt: skip
 _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}

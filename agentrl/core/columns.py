@@ -52,6 +52,8 @@ class Columns:
     Attributes:
         episodes: One record for each episode.
         parents: int32 ``[messages]``, index of the previous message within its trajectory; -1 for a first message.
+        follows: int32 ``[messages]``, index of the answer, within its trajectory, that the conversation of a first
+            message goes on from; -1 if not known, and for other messages.
         sizes: int32 ``[messages]``, number of tokens.
         finish: uint8 ``[messages]``, index into :data:`FINISH_REASONS`.
         rewards: float64 ``[messages]``, reward of the environment step whose action the message was; NaN without a
@@ -66,6 +68,7 @@ class Columns:
 
     episodes: tuple[EpisodeRecord, ...]
     parents: NDArray[np.int32]
+    follows: NDArray[np.int32]
     sizes: NDArray[np.int32]
     finish: NDArray[np.uint8]
     rewards: NDArray[np.float64]
@@ -86,6 +89,7 @@ class Columns:
         return cls(
             episodes=tuple(_record(one) for one in episodes),
             parents=np.array([-1 if node.parent is None else node.parent for node in nodes], np.int32),
+            follows=np.array([-1 if node.follows is None else node.follows for node in nodes], np.int32),
             sizes=np.array([len(node.token_ids) for node in nodes], np.int32),
             finish=np.array([FINISH_REASONS.index(node.finish_reason) for node in nodes], np.uint8),
             rewards=np.array([np.nan if node.reward is None else node.reward for node in nodes], np.float64),
@@ -146,9 +150,10 @@ class Columns:
             found[mask] = values[own]
             return found.tolist()
 
-        parent, reward = int(self.parents[index]), float(self.rewards[index])
+        parent, follows, reward = int(self.parents[index]), int(self.follows[index]), float(self.rewards[index])
         return Node(
             parent=None if parent < 0 else parent,
+            follows=None if follows < 0 else follows,
             message={},
             token_ids=self.token_ids[here].tolist(),
             loss_mask=mask.astype(int).tolist(),

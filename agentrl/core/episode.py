@@ -64,6 +64,8 @@ class Node(Record):
         reward: Reward of the environment step whose action this message was; ``None`` without one.
         teacher_logprobs: ``[tokens]`` logprob of each sampled token under the teacher, 0.0 where the mask is 0; empty
             if no teacher scored the message.
+        follows: Of a first message, index of the answer that its conversation goes on from; ``None`` if that is not
+            known, and for other messages.
     """
 
     parent: int | None
@@ -75,6 +77,7 @@ class Node(Record):
     finish_reason: str | None = None
     reward: float | None = None
     teacher_logprobs: list[float] = []
+    follows: int | None = None
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:

@@ -2,27 +2,24 @@
 
 Guarantees: registering imports nothing; the error for an unknown name suggests the nearest known name. Ids follow
 Gymnasium's convention (``Name-v0``, ``entry_point="module:Class"``); ``name`` in upper or lower case means the newest
-version of ``Name``. A path (``envs/mine.py:MyEnv``) needs no registration; the only environment in ``./envs/mine.py``
-is also found as ``mine``.
+version of ``Name``. A path (``envs/mine.py:MyEnv``) or a module (``package.module:MyEnv``) needs no registration; the
+only environment of a file is found as ``mine.py``, and one in ``./envs/mine.py`` as ``mine``, ``mine-v0`` or ``MyEnv``.
 """
 
 import difflib
 import importlib
-import importlib.util
 import re
-import sys
-import threading
-import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentrl.core.gymnasium_ids import announce
-from agentrl.core.local_envs import check_syntax, classes_in, local_files, names_in
+from agentrl.core.import_file import import_file, import_module
+from agentrl.core.local_envs import MAKER, check_syntax, classes_in, local_files, names_in
 
 Kind = Literal["env", "agent", "workflow", "dataset", "reward", "advantage", "objective", "preset", "trainer", "server"]
 
-_IMPORTING = threading.RLock()
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d+)")
 
 
@@ -87,8 +84,14 @@ def _known(kind: Kind) -> dict[str, Spec]:
 
 def nearest(name: str, names: list[str]) -> str:
     """Returns ``", did you mean 'x'?"`` for the closest of ``names``, or an empty string."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+    close = closest(name, names)
+    return f", did you mean {close!r}?" if close else ""
+
+
+def closest(name: str, names: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """Returns the one of ``names`` that is spelled most like ``name``, or ``None`` if none is like it."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return found[0] if found else None
 
 
 def spec_of(kind: Kind, id: str) -> Spec:
@@ -104,6 +107,8 @@ def spec_of(kind: Kind, id: str) -> Spec:
         return _SPECS[kind][full]
     if ":" in id:
         return Spec(id, id)
+    if id.endswith(".py") and not Path(id).is_file():
+        raise LookupError(f"no file {id} (looked in {Path(id).resolve().parent})")
     if kind == "env":
         found = _local(id)
         if found is not None:
@@ -112,10 +117,11 @@ def spec_of(kind: Kind, id: str) -> Spec:
     if kind == "env":
         names += [file.stem for file in local_files()]
     known = [*names, *(_VERSIONED.sub(r"\g<name>", name).lower() for name in names)]
+    known += [f"{id}.py"] * Path(f"{id}.py").is_file()
     what = "ClassName" if kind in ("env", "agent", "workflow", "trainer", "server") else "function"
     raise LookupError(
         f"{kind} {id!r} is not registered{nearest(id, known) or '.'} Known: {', '.join(names) or 'none'}. "
-        f"A path works too: path/to/file.py:{what}"
+        f"A path or a module works too: path/to/file.py:{what}, package.module:{what}"
     )
 
 
@@ -123,10 +129,11 @@ def load(kind: Kind, id: str) -> Any:
     """Imports the class or function of an id or a path.
 
     Raises:
-        LookupError: The id is unknown, the file does not exist, or it has no such attribute.
+        LookupError: The id is unknown, the file or module does not exist, or it has no such attribute.
+        UserFileError: The file or module cannot be imported.
     """
     module_name, _, attribute = spec_of(kind, id).entry_point.rpartition(":")
-    module = _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    module = import_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
         raise LookupError(f"{module_name} has no {attribute!r}{nearest(attribute, names)}")
@@ -146,6 +153,16 @@ def require(kind: Kind, id: str) -> None:
         names = names_in(Path(module))
         if names is not None and attribute not in names:
             raise LookupError(f"{module} has no {attribute!r}{nearest(attribute, names)}")
+
+
+def gymnasium_names() -> list[str]:
+    """Returns the names under which ``gymnasium.make`` finds environments: registered ids, and those in ``./envs``."""
+    local: list[str] = []
+    for file in local_files():
+        classes = classes_in(file)
+        names = [*classes, file.stem] if len(classes) == 1 else classes
+        local += [f"{name}-v0" for name in names if name != MAKER and _full_id("env", name) is None]
+    return [*registered("env"), *local]
 
 
 def _full_id(kind: Kind, id: str) -> str | None:
@@ -189,30 +206,3 @@ def _local(id: str) -> str | None:
     if len(found) > 1:
         raise LookupError(f"environment {id!r} is in several files, say which: {', '.join(found)}")
     return found[0] if found else None
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise LookupError(f"no file {path} (looked in {path.resolve().parent})")
-    name = f"agentrl_user_{path.stem}_{abs(hash(path.resolve()))}"
-    with _IMPORTING:  # another thread must not see a partly run module
-        return sys.modules[name] if name in sys.modules else _run_file(path, name)
-
-
-def _run_file(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LookupError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    is_loaded = False
-    try:
-        spec.loader.exec_module(module)
-        is_loaded = True
-    except SystemExit as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        raise ImportError(f"{line.filename}:{line.lineno} ended the program while {path} was imported") from error
-    finally:
-        if not is_loaded:
-            del sys.modules[name]  # else the partly run module would be found the next time
-    return module

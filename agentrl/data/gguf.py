@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agentrl.config.errors import DataError
+from agentrl.core.extras import install_hint
 from agentrl.host.cache_folder import cache_folder
 
 LAYOUT = 1  # increase it when the written format changes, so that old folders are not used
@@ -62,7 +63,7 @@ def _convert(file: Path, target: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise DataError(f"converting {file.name} needs {error.name}: pip install 'agentrl[train]'") from error
+        raise DataError(f"converting {file.name} needs {error.name}: {install_hint('train')}") from error
 
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import DataError
+from agentrl.core.extras import install_hint
 from agentrl.data.hub import endpoint, unreachable
 from agentrl.data.plain import json_lines
 
@@ -70,7 +71,7 @@ def _from_hub(split: str, looked: list[str]) -> tuple[list[dict[str, Any]], str]
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError:
-        looked.append("hub: the package 'datasets' is not installed (pip install 'agentrl[train]')")
+        looked.append(f"hub: the package 'datasets' is not installed ({install_hint('train')})")
         return None
     try:
         table = datasets.load_dataset(HUB_ID, "main", split=split)
@@ -84,7 +85,7 @@ def _generated(split: str, looked: list[str]) -> tuple[list[dict[str, Any]], str
     try:
         import reasoning_gym
     except ImportError as error:
-        looked.append("generated problems: the package 'reasoning-gym' is not installed (pip install 'agentrl[train]')")
+        looked.append(f"generated problems: the package 'reasoning-gym' is not installed ({install_hint('train')})")
         places = "\n".join(f"  - {place}" for place in looked)
         raise DataError(f"{HUB_ID} was not found. Looked in:\n{places}\nGive train_dataset.path a folder") from error
     lines = {name: _generate(reasoning_gym, *_GENERATED[name]) for name in SPLITS}

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from agentrl.config.errors import DataError
+from agentrl.core.extras import install_hint
 from agentrl.core.valid_text import valid_data
 from agentrl.data.hub import endpoint, unreachable
 
@@ -89,7 +90,7 @@ def load_hub(
         from datasets import load_dataset
         from datasets.exceptions import DatasetsError
     except ImportError as error:
-        raise DataError(f"dataset {id!r} needs the package 'datasets': pip install 'agentrl[train]'") from error
+        raise DataError(f"dataset {id!r} needs the package 'datasets': {install_hint('train')}") from error
     reason = unreachable()  # the cache of ``datasets`` is used even if the hub is unreachable
     if reason is not None:
         settings.HF_HUB_OFFLINE = True

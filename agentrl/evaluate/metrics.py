@@ -2,7 +2,8 @@
 
 Guarantees: a failed episode is counted as invalid and excluded from every mean; one that was cut before it could be
 judged, also by the end of the context, is wrong and not invalid; all tasks have equal weight, a task with failed
-episodes with its valid ones; an interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`.
+episodes with its valid ones; an interval that the data cannot give is left out of :meth:`EvalSummary.as_metrics`; a
+metric that not all of the judged episodes have says of how many it is.
 """
 
 import math
@@ -40,6 +41,7 @@ class EvalSummary:
             the episodes, of the share of episodes that were cut (``truncated``), and of ``pass@1`` to ``pass@samples``
             if ``samples`` > 1.
         per_task: Means over each task's valid samples, by name and task; an estimate is their mean.
+        episodes: Number of episodes that each metric of episodes is of.
     """
 
     n: int
@@ -49,13 +51,16 @@ class EvalSummary:
     samples: int
     estimates: dict[str, Estimate]
     per_task: dict[str, dict[str, float]]
+    episodes: dict[str, int]
 
     def as_metrics(self) -> dict[str, float]:
         """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, and the counts of episodes.
 
         The counts are ``eval/n``, ``eval/invalid`` and ``eval/abandoned``.
 
-        A ``pass@k`` has the number of tasks with at least k valid samples beside it, ``eval/pass@k_tasks``.
+        A ``pass@k`` has the number of tasks with at least k valid samples beside it, ``eval/pass@k_tasks``. A metric
+        that only some episodes have, because they report it or because they were cut, has their number beside it,
+        ``eval/<metric>_episodes``.
         """
         metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed), "eval/abandoned": float(self.abandoned)}
         for name, estimate in self.estimates.items():
@@ -65,6 +70,8 @@ class EvalSummary:
                 metrics[f"eval/{name}_high"] = estimate.high
             if name.startswith("pass@"):
                 metrics[f"eval/{name}_tasks"] = float(len(self.per_task[name]))
+            elif self.episodes[name] < self.n:
+                metrics[f"eval/{name}_episodes"] = float(self.episodes[name])
         return metrics
 
 
@@ -104,6 +111,7 @@ def summarize(episodes: Sequence[Episode]) -> EvalSummary:
         samples=samples,
         estimates=estimates,
         per_task=per_task,
+        episodes={name: sum(map(len, of_tasks.values())) for name, of_tasks in values.items()},
     )
 
 

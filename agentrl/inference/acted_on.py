@@ -1,9 +1,9 @@
 """Finds the sampled message that an environment acted on.
 
-Guarantees: pure. A message is looked for among those sampled since the latest reward, then among all: the newest call's
-first, and of equal samples of one call the first, which is the one that the conversation goes on from. An agent may
-have changed the message: without an equal one, a sample since the latest reward counts that has the same text but for
-white space at its ends.
+Guarantees: pure. A message is looked for among those sampled since the latest reward, then among all, the newest call's
+first. Of equal samples of one call it is the one with the same reasoning, else the first: the conversation goes on from
+that one. An agent may have changed the message: without an equal one, a sample since the latest reward counts that has
+the same text but for white space at its ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.core.episode import Node
 from agentrl.core.message_shape import MessageError, in_shape
-from agentrl.inference.messages import essence
+from agentrl.inference.messages import essence, essences
 
 
 def node_of(nodes: Sequence[Node], message: Any, *, since: int) -> int | None:
@@ -26,8 +26,11 @@ def node_of(nodes: Sequence[Node], message: Any, *, since: int) -> int | None:
         shaped = in_shape(message)
     except (TypeError, MessageError):
         return None
-    key, text = essence(shaped), _text(shaped)
+    exact, key, text = essences(shaped)[0], essence(shaped), _text(shaped)
     new, old = range(len(nodes) - 1, since - 1, -1), range(since - 1, -1, -1)
+
+    def same(node: Node) -> bool:
+        return essences(node.message)[0] == exact
 
     def equal(node: Node) -> bool:
         return essence(node.message) == key
@@ -35,7 +38,7 @@ def node_of(nodes: Sequence[Node], message: Any, *, since: int) -> int | None:
     def alike(node: Node) -> bool:
         return bool(text) and _text(node.message) == text
 
-    for indices, fits in ((new, equal), (new, alike), (old, equal)):
+    for indices, fits in ((new, same), (new, equal), (new, alike), (old, same), (old, equal)):
         found = _newest(nodes, indices, fits)
         if found is not None:
             return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
 from agentrl.core.message_shape import in_shape
-from agentrl.inference.messages import essences
+from agentrl.inference.messages import essence, essences
 
 ROOT = -1
 
@@ -30,6 +30,7 @@ class Ledger:
         self._latest: list[_Known] = []
         self._as_given: list[Any] = []  # the same messages as the agent passed them
         self._latest_tools = ""
+        self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
 
     def node(self, index: int) -> Node:
@@ -85,6 +86,7 @@ class Ledger:
     def add_prompt(self, parent: int | None, messages: Sequence[Message], token_ids: list[int], tools: str) -> int:
         """Store messages that were not sampled; the last of them holds the ids of all."""
         index = ROOT if parent is None else parent
+        follows = self._answer_before(messages) if parent is None else None
         for number, message in enumerate(messages, start=1):
             ids = token_ids if number == len(messages) else []
             count = len(ids)
@@ -95,17 +97,41 @@ class Ledger:
                 loss_mask=[0] * count,
                 logprobs=[0.0] * count,
                 versions=[NOT_SAMPLED] * count,
+                follows=follows if index == ROOT else None,
             )
             index = self.add(node, tools)
         return index
+
+    def _answer_before(self, messages: Sequence[Message]) -> int | None:
+        """Finds the answer that a new conversation goes on from: its last message of an assistant.
+
+        It is an answer after the same messages, or one of the latest call, after others: the history was shortened.
+        """
+        last = next((i for i in reversed(range(len(messages))) if messages[i].get("role") == "assistant"), None)
+        keys = () if last is None else essences(messages[last])
+        equal = next((self._answers[key] for key in keys if key in self._answers), [])
+        if last is None or not equal:
+            return None
+        history = [essence(message) for message in messages[:last]]
+        same = [index for index in equal if self._history(index) == history]
+        latest = max(known[-1] for known in self._answers.values())
+        found = same or [index for index in equal if self.node(index).parent == self.node(latest).parent]
+        # among equal samples of one call, the first
+        return next((one for one in found if self.node(one).parent == self.node(found[-1]).parent), None)
+
+    def _history(self, index: int) -> list[str]:
+        return [essence(self.node(before).message) for before in self.trajectory.path(index)[:-1]]
 
     def add(self, node: Node, tools: str = "") -> int:
         """Store a node and return its index; among equal siblings, `find` returns the first."""
         nodes = self.trajectory.nodes
         nodes.append(node)
         parent = ROOT if node.parent is None else node.parent
-        for key in essences(node.message):
+        keys = essences(node.message)
+        for key in keys:
             self._children.setdefault((parent, key if parent != ROOT else tools + key), len(nodes) - 1)
+            if node.finish_reason is not None:
+                self._answers.setdefault(key, []).append(len(nodes) - 1)
         return len(nodes) - 1
 
     def prompt(self, index: int) -> list[int]:

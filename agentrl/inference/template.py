@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.episode import Message
+from agentrl.core.extras import install_hint
 from agentrl.core.message_shape import MessageError
 from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
@@ -359,7 +360,7 @@ def training_template(tokenizer: Any) -> str | None:
     try:
         from trl.chat_template_utils import get_training_chat_template
     except ImportError as error:
-        raise TemplateError("model.chat_template=training needs TRL: pip install 'agentrl[train]'") from error
+        raise TemplateError(f"model.chat_template=training needs TRL: {install_hint('train')}") from error
     try:
         return get_training_chat_template(tokenizer)
     except ValueError as error:

@@ -5,6 +5,7 @@ Guarantees: settings mean what they mean on the command line, and what is wrong 
 loop is running (a notebook), and set signal handlers only while they run, in the main thread.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.settings import Overrides, Setting, sets, settings_of
 from agentrl.core.environment import Environment
-from agentrl.launch.evaluated import evaluated, how
+from agentrl.launch.evaluated import chooses_model, evaluated, how
 from agentrl.launch.results import EvalResult, TrainResult
 from agentrl.launch.run import run_recipe
 
@@ -95,20 +96,23 @@ def evaluate(
     """
     if isinstance(model, Mapping):
         sections, model = {"model": model, **sections}, None
-    recipe, found = evaluated(what)
-    found += how(model, base_url, tasks, samples, has_recipe=recipe is not None)
-    name = what.__name__ if isinstance(what, type) else Path(what).stem
-    folder = Path(output) if output is not None else Path("runs") / f"eval-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     given = settings_of(overrides, sections)
-    if recipe is None and not sets([*found, *given], "model"):
-        raise ConfigError(f"no recipe says which model {name} is evaluated with: give --model NAME (in Python, model=)")
+    recipe, found = evaluated(what, model_is_chosen=model is not None or chooses_model(given))
+    found += how(model, base_url, tasks, samples, has_recipe=recipe is not None)
+    folder = Path(output) if output is not None else _own_folder(what)
+    found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     loaded = _load(recipe, [*found, *given])
     if loaded.trainer.type is not None:
         raise ConfigError(f"trainer.type={loaded.trainer.type}: an evaluation trains nothing; agentrl.train does")
     result = _run(loaded, console=console, numbered=output is None and not sets(given, "name"))
     assert isinstance(result, EvalResult)
     return result
+
+
+def _own_folder(what: str | Path | type) -> Path:
+    name = what.__name__ if isinstance(what, type) else re.sub(r"\.(py|ya?ml)\b", "", str(what)).rpartition("/")[2]
+    short = re.sub(r"\W+", "-", name)
+    return Path("runs") / f"eval-{short}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def run(

@@ -37,6 +37,11 @@ def controller(
     return [*command, "--resume"] if resume else command
 
 
+def model_check(model: Path, run_dir: Path) -> list[str]:
+    """Command that refuses a model that cannot be trained, before any weights are read."""
+    return [sys.executable, "-m", "agentrl.train.model_check", "--run-dir", str(run_dir), "--model", str(model)]
+
+
 def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool) -> list[str]:
     """Command of a trainer that learns from episodes, with all its ranks."""
     return _torchrun(recipe, "agentrl.train", model, run_dir, resume, "--controller", controller_url)

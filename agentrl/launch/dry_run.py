@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
 from agentrl.inference.kinds.kind import server_kind
@@ -120,7 +121,8 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
             unknown = str(error)
     resolved = resolve(recipe, shape)
     chosen = [f"auto       {key}: {value}" for key, value in decided(recipe, resolved).items()]
-    return resolved, [*_before_memory(resolved, model), *chosen, *_memory_lines(resolved, shape, unknown)]
+    said = [f"hint       {one}" for one in hints(resolved)]
+    return resolved, [*_before_memory(resolved, model), *chosen, *_memory_lines(resolved, shape, unknown), *said]
 
 
 def _before_memory(recipe: Recipe, model: str) -> list[str]:

@@ -1,60 +1,56 @@
 """Decides what an evaluation runs: the recipe of a name or an environment, and the settings that its options mean.
 
-Guarantees: an environment with a recipe is evaluated as it is trained; one without a recipe has the defaults.
+Guarantees: an environment with a recipe is evaluated as it is trained; one without a recipe has the recipe's
+defaults and the same model on every machine.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.env_recipe import recipe_of
 from agentrl.config.errors import ConfigError
-from agentrl.config.load import find_recipe, recipe_names
-from agentrl.config.overrides import read_file
 from agentrl.config.settings import Setting
-from agentrl.config.supervised import SUPERVISED
 from agentrl.core.environment import Environment
-from agentrl.core.registry import nearest, registered, spec_of
+
+# Of an environment without a recipe; small enough for any machine. The model's own template knows no tools.
+DEFAULT_MODEL: list[Setting] = [
+    ("model.name", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+    ("model.chat_template", "chatml_tools"),
+]
 
 # The recipe's limits suit its small CPU model; a model on an external server needs more. Overrides can change both.
 _EXTERNAL: list[Setting] = [("sampling.max_new_tokens", 1024), ("inference.context_length", 8192)]
 
 
-def evaluated(what: str | Path | type[Environment[Any, Any]]) -> tuple[str | None, list[Setting]]:
+def evaluated(
+    what: str | Path | type[Environment[Any, Any]], *, model_is_chosen: bool = True
+) -> tuple[str | None, list[Setting]]:
     """Finds the recipe that an evaluation starts from.
 
-    An environment's first recipe that learns from episodes goes before those that learn from examples.
-
     Args:
-        what: A recipe's name or path, an environment's id or path, or an environment class.
+        what: A recipe's name or path, an environment in any of the ways to name one, or an environment class.
+        model_is_chosen: Whether the user chose a model; if not, an environment without a recipe gets
+            :data:`DEFAULT_MODEL`.
 
     Returns:
-        The recipe's name or path, ``None`` for an environment without one, and the settings that name the environment.
+        The recipe's name or path, ``None`` for an environment without one, and the settings that such an environment
+        needs.
 
     Raises:
         ConfigError: ``what`` is neither a known recipe nor an environment.
     """
-    if isinstance(what, type):
-        return None, [("env.id", path_of(what))]
-    name, names = str(what), recipe_names()
-    if name in names or name.endswith((".yaml", ".yml")):
-        return name, []
-    by_env = _recipes_by_environment(names)
-    if name in by_env:
-        return by_env[name], []
-    try:
-        full = spec_of("env", name).id
-    except LookupError as error:
-        known = [*by_env, *names, *registered("env"), *(one.rpartition("-v")[0].lower() for one in registered("env"))]
-        raise ConfigError(
-            f"no environment or recipe {name!r}{nearest(name, known) or '.'} Environments with a recipe: "
-            f"{', '.join(by_env)}. Recipes: {', '.join(names)}"
-        ) from error
-    for env, recipe in by_env.items():
-        try:
-            if spec_of("env", env).id == full:
-                return recipe, []
-        except LookupError:
-            continue  # a recipe in ./recipes whose environment is not here
-    return None, [("env.id", name)]
+    name = path_of(what) if isinstance(what, type) else str(what)
+    recipe = recipe_of(name)
+    if recipe is not None:
+        return recipe, []
+    return None, [("env.id", name), *([] if model_is_chosen else DEFAULT_MODEL)]
+
+
+def chooses_model(settings: Sequence[Setting]) -> bool:
+    """Whether one of the settings is of the model's name, or of the whole section ``model``."""
+    keys = [one.partition("=")[0].strip() if isinstance(one, str) else one[0] for one in settings]
+    return "model" in keys or "model.name" in keys
 
 
 def path_of(made: type[Environment[Any, Any]]) -> str:
@@ -76,7 +72,7 @@ def how(
     """Returns the settings that an evaluation's options mean.
 
     Raises:
-        ConfigError: A server is named without the model's name, or nothing names a model.
+        ConfigError: A server is named without the model's name.
     """
     found: list[Setting] = []
     if base_url is not None:
@@ -95,16 +91,4 @@ def how(
         found.append(("eval.samples", samples))
         if samples > 1:
             found.append(("sampling.eval_temperature", 1.0))  # greedy samples of one task would all be equal
-    return found
-
-
-def _recipes_by_environment(names: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for lines in (False, True):  # recipes that learn from examples last: their settings suit longer texts
-        for recipe in names:
-            content = read_file(find_recipe(recipe))
-            env, trainer = content.get("env"), content.get("trainer")
-            learns_lines = isinstance(trainer, dict) and trainer.get("type") in SUPERVISED
-            if isinstance(env, dict) and learns_lines == lines:
-                found.setdefault(str(env.get("id")), recipe)
     return found

@@ -6,8 +6,8 @@ of abandoned episodes do not keep the process from ending.
 """
 
 import asyncio
-import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.first_prompt import check_prompt
-from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import EvalResult, Evaluation
@@ -61,15 +61,16 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console) -> EvalResu
     try:
         make_loop = partial(BoundedRunner, Limits.of(recipe.rollout).teardown)
         with EventLoop(make_loop) as loop:  # one loop: environments may keep connections
+            end = partial(_leave, console, loop)
             if in_text or model is None:
                 urls = _urls(recipe, model, run_dir, supervisor)
-                evaluator, summary = loop.run(_in_text(recipe, urls[0], journal, console, episodes))
+                evaluator, summary = loop.run(_in_text(recipe, urls[0], journal, console, episodes, end))
             else:
                 problem = loop.run(check_prompt(recipe, model.path)).problem
                 if problem:
                     console.print(f"prompt  the first one could not be tried: {problem}", style="yellow", markup=False)
                 urls = _urls(recipe, model, run_dir, supervisor)
-                evaluator, summary = loop.run(_with_servers(recipe, model.path, urls, journal, console, episodes))
+                evaluator, summary = loop.run(_with_servers(recipe, model.path, urls, journal, console, episodes, end))
     except RolloutError as error:
         raise ChildFailed(f"the evaluation ended: {error}") from error
     finally:
@@ -104,21 +105,27 @@ def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor
 
 
 async def _in_text(
-    recipe: Recipe, url: str, journal: Journal, console: Console, episodes: list[Episode]
+    recipe: Recipe, url: str, journal: Journal, console: Console, episodes: list[Episode], end: Callable[[int], None]
 ) -> tuple[Evaluator, EvalSummary]:
     evaluator = Evaluator(recipe, make_workflow(recipe), make_text_client(recipe, url), journal)
-    return await _run(evaluator, recipe, console, episodes)
+    return await _run(evaluator, recipe, console, episodes, end)
 
 
 async def _with_servers(
-    recipe: Recipe, model: Path, urls: list[str], journal: Journal, console: Console, episodes: list[Episode]
+    recipe: Recipe,
+    model: Path,
+    urls: list[str],
+    journal: Journal,
+    console: Console,
+    episodes: list[Episode],
+    end: Callable[[int], None],
 ) -> tuple[Evaluator, EvalSummary]:
     client = make_client(recipe, model, urls)
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:
         evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
-        return await _run(evaluator, recipe, console, episodes)
+        return await _run(evaluator, recipe, console, episodes, end)
     finally:
         await client.router.close()
 
@@ -129,9 +136,9 @@ async def _take_back(router: Router, backend: Backend) -> None:
 
 
 async def _run(
-    evaluator: Evaluator, recipe: Recipe, console: Console, episodes: list[Episode]
+    evaluator: Evaluator, recipe: Recipe, console: Console, episodes: list[Episode], end: Callable[[int], None]
 ) -> tuple[Evaluator, EvalSummary]:
-    """Run the evaluation; every ended episode is added to ``episodes``."""
+    """Run the evaluation; every ended episode is added to ``episodes``. ``end`` is that of the :class:`LoopWatch`."""
     console.print(f"data    {evaluator.source}", highlight=False)
     console.print(f"sample  {setup_line(evaluator.setup)}", highlight=False)
     columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -143,7 +150,7 @@ async def _run(
             bar.advance(row)
 
         evaluator.on_episode = ended
-        watch = LoopWatch.of(recipe.rollout, end=partial(_leave, console)).start(asyncio.get_running_loop())
+        watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
         try:
             summary = await evaluator.run(0)
         finally:
@@ -151,7 +158,7 @@ async def _run(
     return evaluator, summary
 
 
-def _leave(console: Console, code: int) -> None:
-    """Ends the process at once, with the cursor that the progress bar hid."""
+def _leave(console: Console, loop: EventLoop, code: int) -> None:
+    """Ends the evaluation at once, with the cursor that the progress bar hid."""
     console.show_cursor(True)
-    os._exit(code)
+    leave_or_exit(loop, code)

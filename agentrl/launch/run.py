@@ -10,12 +10,12 @@ import secrets
 import shutil
 import time
 from dataclasses import astuple
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
 from agentrl.config.errors import UserError
+from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
@@ -28,7 +28,9 @@ from agentrl.inference.template import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
+from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import (
     EvalResult,
@@ -77,6 +79,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    for hint in hints(recipe):
+        console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     trains, started = recipe.trainer.type is not None, time.monotonic()
 
     def reached(reason: ExitReason, error: str | None = None) -> TrainResult | None:
@@ -211,6 +215,7 @@ def check_names(recipe: Recipe) -> None:
             capability.
     """
     check_servers(recipe)
+    require_packages(needed_packages(recipe))
     try:
         if recipe.env.id != NO_ENV:
             make_workflow(recipe)
@@ -220,8 +225,6 @@ def check_names(recipe: Recipe) -> None:
             require("objective", recipe.trainer.objective)
     except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
         raise RunError(str(error)) from error
-    if recipe.trainer.type is not None and recipe.trainer.lora_rank is not None and find_spec("peft") is None:
-        raise RunError("trainer.lora_rank needs PEFT: pip install 'agentrl[lora]'")
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
         raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
     parser, template = recipe.inference.tool_parser, recipe.model.chat_template
@@ -280,6 +283,7 @@ def _train(
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
+    start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
     if teacher is not None:
         view.state("starting the teacher")

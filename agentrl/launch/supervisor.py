@@ -39,12 +39,14 @@ class Child:
         process: Process of the child, leader of its own session.
         log: File with the child's standard output and error.
         peer: Role that several children share: the run continues while one of them lives. Empty if none shares it.
+        brief: Whether the child may end before the run does.
     """
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
     peer: str = ""
+    brief: bool = False
 
     def tail(self) -> str:
         """The last lines of the log, without colors, and with other control characters as escapes."""
@@ -84,6 +86,7 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         niceness: int = 0,
         peer: str = "",
+        brief: bool = False,
     ) -> Child:
         """Start a child.
 
@@ -93,6 +96,7 @@ class Supervisor:
             env: Environment variables, added to those of this process.
             niceness: Scheduling niceness; 0 leaves the priority unchanged.
             peer: Role shared with other children, see :class:`Child`.
+            brief: Whether the child may end before the run does.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -106,7 +110,7 @@ class Supervisor:
             )
         if niceness:
             lower_priority(process.pid, niceness)
-        child = Child(name, process, log, peer)
+        child = Child(name, process, log, peer, brief)
         self._children.append(child)
         return child
 
@@ -166,7 +170,9 @@ class Supervisor:
             if all(child.process.poll() == 0 for child in children):
                 return
             for child in self._children:
-                if child not in children and child.process.poll() is not None and not self._has_living_peer(child):
+                if child in children or child.brief:
+                    continue
+                if child.process.poll() is not None and not self._has_living_peer(child):
                     raise ChildFailed(f"{child.name} ended too early; the end of {child.log}:\n{child.tail()}")
             time.sleep(POLL_SECONDS)
 

@@ -14,6 +14,7 @@ KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 
 RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
 MANY_FILTERED = 0.8
 FEW_SIGNALS, MANY_CUT, MUCH_CLIPPED, LOW_ENTROPY, MUCH_OVERHEAD = 0.2, 0.5, 0.5, 0.02, 0.3
+MANY_INVALID = 0.2  # share of an evaluation's episodes
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
@@ -48,22 +49,41 @@ def diagnose(records: Sequence[Record], dtype: str = "float32", pause_mode: str 
     """Returns all findings of a run so far.
 
     Args:
-        records: Metrics of the training steps, in order.
+        records: Metrics of the training steps and of evaluations, in order.
         dtype: Compute dtype of the trainer.
         pause_mode: The recipe's ``weights.pause_mode``. With ``in_place`` a token of the current version may be sampled
             over the key/value cache of an older one: the server is judged by steps without older tokens alone.
     """
+    invalid = _invalid(records)
     steps = [record for record in records if is_step(record) and not record.get("critic/warmup")]
     if not steps:
-        return []
+        return [invalid] if invalid is not None else []
     pure = [step for step in steps if pause_mode != "in_place" or step.get("staleness/max") == 0]
     found = [_ratio(pure, dtype), *(rule(pure if rule is _other_policy else steps) for rule in _RULES)]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in [*found, invalid] if finding is not None]
 
 
 def is_step(record: Mapping[str, object]) -> bool:
     """Whether a line of ``metrics.jsonl`` is a training step."""
     return "reward/mean_drawn" in record or "rollout/episodes" in record
+
+
+def _invalid(records: Sequence[Record]) -> Finding | None:
+    """Judges the newest evaluation."""
+    last = _newest(records, "eval/invalid")
+    if last is None:
+        return None
+    invalid = last["eval/invalid"]
+    episodes = invalid + last.get("eval/n", 0.0)
+    if not episodes or invalid / episodes <= MANY_INVALID:
+        return None
+    at = f" at step {last['step']:.0f}" if "step" in last else ""
+    return Finding(
+        "invalid",
+        f"{invalid:.0f} of {episodes:.0f} episodes of the evaluation{at} are invalid, and in no mean",
+        "They failed: an environment, an agent or a server raised, or a deadline passed.",
+        "See the reason of each in eval-episodes.jsonl (stop_reason, error; logging.episodes=true writes it).",
+    )
 
 
 def _recent(steps: Sequence[Record], key: str) -> float | None:

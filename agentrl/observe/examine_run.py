@@ -4,12 +4,15 @@ Guarantees: files are only read; a half-written last line is skipped; a check th
 """
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
+from agentrl.core.episode import FAILURES
 from agentrl.observe.diagnosis import Finding, diagnose, is_step
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
@@ -23,15 +26,18 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     """
     if not (run_dir / METRICS).is_file():
         raise UserError(f"{run_dir} is no run: it has no {METRICS}")
-    records = [record for record in lines(run_dir / METRICS) if is_step(record)]
+    records = list(lines(run_dir / METRICS))
     config = json.loads((run_dir / CONFIG).read_text()) if (run_dir / CONFIG).is_file() else {}
     trainer = config.get("trainer") or {}
     numbers = [{k: float(v) for k, v in record.items() if isinstance(v, int | float)} for record in records]
     pause_mode = (config.get("weights") or {}).get("pause_mode", "retract")
-    found = diagnose(numbers, trainer.get("dtype", "float32"), pause_mode)
+    found = [
+        replace(finding, cause=why) if finding.kind == "invalid" and (why := invalid_reason(run_dir)) else finding
+        for finding in diagnose(numbers, trainer.get("dtype", "float32"), pause_mode)
+    ]
     kind = trainer.get("type")
     nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
-    unjudged = [] if records else [nothing or f"{METRICS} has no training step yet"]
+    unjudged = [] if any(map(is_step, records)) else [nothing or f"{METRICS} has no training step yet"]
     overlap, reason = overlapping_tasks(run_dir)
     if reason:
         unjudged.append(reason)
@@ -45,6 +51,20 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
             )
         )
     return found, unjudged
+
+
+def invalid_reason(run_dir: Path) -> str:
+    """Returns the most frequent reason of invalid episodes in the newest evaluation; empty without a record of them."""
+    if not (run_dir / EVAL_EPISODES).is_file():
+        return ""
+    reasons: dict[int, Counter[str]] = defaultdict(Counter)
+    for episode in lines(run_dir / EVAL_EPISODES):
+        of_step = reasons[episode.get("eval_step", 0)]
+        if episode.get("reward") is None or episode.get("stop_reason") in FAILURES or episode.get("error"):
+            said = str(episode.get("error") or "no reward").strip().splitlines() or ["no reward"]
+            of_step[f"{episode.get('stop_reason')}: {said[-1]:.200}"] += 1
+    newest = reasons[max(reasons)].most_common(1) if reasons else []
+    return f"The most frequent reason is {newest[0][0]} ({newest[0][1]} times)." if newest else ""
 
 
 def overlapping_tasks(run_dir: Path) -> tuple[list[str], str]:

@@ -1,7 +1,8 @@
 """Shows a run live in the terminal.
 
-Guarantees: in a terminal one panel is redrawn in place; elsewhere, and with ``logging.live=false``, one line is printed
-per step and per evaluation, so that a log file stays readable. The view never changes the run.
+Guarantees: in a terminal one panel is redrawn in place, and text that does not fit is folded, never cut; elsewhere, and
+with ``logging.live=false``, one line is printed per step and per evaluation, so that a log file stays readable. The
+view never changes the run.
 """
 
 import time
@@ -14,15 +15,18 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.recipe import Recipe
 from agentrl.observe.diagnosis import diagnose
+from agentrl.observe.step_table import step_table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
+_LEAST = 4  # lines kept for the last step
+_UNBOUNDED = 10_000  # lines of a panel that is not redrawn
+_BORDER = 4  # characters of the panel's border and padding
 
 
 class LiveView:
@@ -43,6 +47,7 @@ class LiveView:
         self._console = console
         self._clock = clock
         self._started = clock()
+        self._is_open = True
         self._state = "starting"
         self._steps: list[dict[str, float]] = []
         self._evaluation: dict[str, float] = {}
@@ -61,7 +66,8 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Stop updating and leave the last panel on the screen; may be called twice."""
+        """Stop updating and leave the last panel on the screen, with all warnings; may be called twice."""
+        self._is_open = False
         if self._live is not None:
             self._live.stop()
 
@@ -88,7 +94,10 @@ class LiveView:
                 f"training, {numbers.get('step', 0):.0f} of at most {self._recipe.trainer.total_steps} steps done"
             )
             self._refresh(Text(f"[{self._elapsed()}] {step_line(numbers, self._recipe.trainer.total_steps)}"))
-            for finding in diagnose(self._steps, self._recipe.trainer.dtype, self._recipe.weights.pause_mode):
+            evaluations = [self._evaluation] if self._evaluation else []
+            for finding in diagnose(
+                [*evaluations, *self._steps], self._recipe.trainer.dtype, self._recipe.weights.pause_mode
+            ):
                 if finding.kind not in self._warnings:  # each kind is shown once
                     self._warnings[finding.kind] = f"step {numbers.get('step', 0):.0f}: {finding}"
                     self._refresh(Text(f"[{self._elapsed()}] warning, {self._warnings[finding.kind]}", style="yellow"))
@@ -102,35 +111,48 @@ class LiveView:
         return f"{minutes:d}:{seconds:02d}"
 
     def render(self) -> Panel:
-        """Builds the panel from the records so far."""
-        parts: list[Any] = [Text(f"{self._state}", style="bold")]
+        """Builds the panel from the records so far, no wider and no higher than the terminal."""
+        width = self._console.width - _BORDER
+        head: list[Any] = [Text(f"{self._state}", style="bold")]
         if self._steps:
             acts = "reward/mean_drawn" in self._steps[-1]
             name, key = ("reward", "reward/mean_drawn") if acts else ("loss", "train/loss")
             values = [record[key] for record in self._steps]
-            parts.append(Text(f"{name} {sparkline(values, _CURVE_WIDTH)} {values[-1]:.3f}"))
-            parts.append(self._table() if acts else self._losses())
+            room = min(_CURVE_WIDTH, max(1, width - len(f"{name}  {values[-1]:.3f}")))
+            head.append(Text(f"{name} {sparkline(values, room)} {values[-1]:.3f}"))
         if self._evaluation:
-            parts.append(Text(evaluation_line(self._evaluation)))
-        parts += [Text(text, style="yellow") for text in self._warnings.values()]
+            head.append(Text(evaluation_line(self._evaluation)))
+        height = self._console.height - 2 if self._is_open else _UNBOUNDED
+        tail = self._shown_warnings(width, height - self._lines(head, width) - _LEAST)
+        middle = self._rows(width, height - self._lines([*head, *tail], width))
         title = f"{escape(self._recipe.name)} · {escape(self._recipe.model.name)} · {self._elapsed()}"
+        parts = [*head, *middle, *tail]
         return Panel(Group(*parts), title=title, subtitle=escape(str(self._run_dir)), title_align="left")
 
-    def _losses(self) -> Group:
-        shown = self._steps[-_ROWS:]
-        return Group(*(Text(loss_line(record, self._recipe.trainer.total_steps)) for record in shown))
+    def _shown_warnings(self, width: int, height: int) -> list[Any]:
+        """Builds the warnings: all that fit, the newest at least; the others are shown when the run has ended."""
+        texts = [Text(text, style="yellow") for text in self._warnings.values()]
+        for hidden in range(len(texts)):
+            more = [Text(f"earlier warnings: {hidden}, shown at the end", style="yellow")] if hidden else []
+            if self._lines([*more, *texts[hidden:]], width) <= height or hidden == len(texts) - 1:
+                return [*more, *texts[hidden:]]
+        return []
 
-    def _table(self) -> Table:
-        names = sorted({name for record in self._steps for name in record if name.startswith("metrics/")})
-        table = Table(box=None, pad_edge=False)
-        heads = ["reward", *(name.removeprefix("metrics/") for name in names)]
-        for head in ("step", *heads, "tokens", "stale", "step s", "wait s", "update s"):
-            table.add_column(head, justify="right")
-        keys = ["reward/mean_drawn", *names, "tokens/completion_mean", "staleness/mean"]
-        keys += ["time/step", "time/wait_batch", "time/update"]
-        for record in self._steps[-_ROWS:]:
-            table.add_row(f"{record.get('step', 0):.0f}", *(_shown(record, key) for key in keys))
-        return table
+    def _rows(self, width: int, height: int) -> list[Any]:
+        """Builds the last steps: as many as fit, at least one."""
+        for count in range(min(_ROWS, len(self._steps)), 0, -1):
+            shown = self._steps[-count:]
+            if "reward/mean_drawn" in shown[-1]:
+                rows: list[Any] = [step_table(shown, width)]
+            else:
+                rows = [Text(loss_line(record, self._recipe.trainer.total_steps)) for record in shown]
+            if count == 1 or self._lines(rows, width) <= height:
+                return rows
+        return []
+
+    def _lines(self, parts: list[Any], width: int) -> int:
+        options = self._console.options.update(width=width, height=None)
+        return len(self._console.render_lines(Group(*parts), options)) if parts else 0
 
 
 def loss_line(record: Mapping[str, float], total: int) -> str:
@@ -149,12 +171,6 @@ _LEARNED = (
     ("train/pair_accuracy", "pair_accuracy"),
     ("train/margin", "margin"),
 )
-
-
-def _shown(record: Mapping[str, float], key: str) -> str:
-    if key not in record:
-        return "-"
-    return f"{record[key]:.3f}" if key.startswith(("reward/", "metrics/")) else f"{record[key]:.1f}"
 
 
 def sparkline(values: list[float], width: int) -> str:

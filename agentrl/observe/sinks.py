@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from agentrl.core.extras import install_hint
+
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
 
@@ -133,6 +135,7 @@ def _event_writer(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "TensorBoard events need tensorboardX: pip install 'agentrl[train]', or set logging.tensorboard=false"
+            f"TensorBoard events need tensorboardX: {install_hint('train')}, or set logging.tensorboard=false",
+            name=error.name,
         ) from error
     return SummaryWriter(str(folder))

@@ -26,7 +26,7 @@ _SHARES = {
     "pair_accuracy",
     "truncated",
 }
-_BESIDE = ("_low", "_high", "_tasks")  # in the names of numbers that stand beside a metric
+_BESIDE = ("_low", "_high", "_tasks", "_episodes")  # in the names of numbers that stand beside a metric
 _COUNTS = ("n", "invalid", "abandoned", "examples")
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
@@ -117,7 +117,8 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
         return "not measured"
     low, high = metrics.get(f"eval/{name}_low"), metrics.get(f"eval/{name}_high")
     show = _percent if _is_share(name) else _number
-    of = f" of {metrics[f'eval/{name}_tasks']:.0f} tasks" if f"eval/{name}_tasks" in metrics else ""
+    counts = {what: metrics.get(f"eval/{name}_{what}") for what in ("tasks", "episodes")}
+    of = "".join(f" of {count:.0f} {what}" for what, count in counts.items() if count is not None)
     if low is None or high is None:
         return f"{show(value)} (no interval){of}"
     return rf"{show(value)} \[{show(low)}, {show(high)}]{of}"

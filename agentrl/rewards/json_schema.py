@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from agentrl.core.extras import install_hint
+
 _FENCED = re.compile(r"^```[ \t]*(?:json)?[ \t]*\n(.*?)\n?^```[ \t]*$", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
@@ -27,7 +29,7 @@ class JsonSchemaVerifier:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         if find_spec("jsonschema") is None:
-            raise ImportError("JsonSchemaVerifier needs jsonschema: pip install 'agentrl[rewards]'")
+            raise ImportError(f"JsonSchemaVerifier needs jsonschema, which every install brings: {install_hint()}")
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for
         from referencing import Registry

@@ -10,6 +10,7 @@ The answer is taken from the last ``\boxed{...}``, else from the other mathemati
 
 from importlib.util import find_spec
 
+from agentrl.core.extras import install_hint
 from agentrl.host.worker_pool import WorkerCrashedError, WorkerPool, WorkerTimeoutError, shared_pool
 from agentrl.rewards.verdict import MissingReason, Reward, Verdict
 
@@ -37,7 +38,7 @@ async def math_verdict(
         ImportError: ``math-verify`` is not installed.
     """
     if find_spec("math_verify") is None:
-        raise ImportError("math_reward needs math-verify: pip install 'agentrl[rewards]'")
+        raise ImportError(f"math_reward needs math-verify: {install_hint('rewards')}")
     try:
         value, failure = await (pool or shared_pool()).run(CHECK, answer, str(reference), timeout=timeout)
     except WorkerTimeoutError as error:

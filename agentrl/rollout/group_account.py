@@ -24,6 +24,7 @@ from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
 
 Outcome = Literal["kept", "filtered", "failed"]
 Compared = dict[tuple[str, ...], set[float]]
+ENDED = frozenset({StopReason.TERMINATED, StopReason.LENGTH})  # stop reasons of episodes that the environment ended
 NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got no reward
 
 
@@ -77,7 +78,7 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
     solves = [
-        solved(one.reward, found, config.solved_reward, full=one.stop_reason is StopReason.CONTEXT_OVERFLOW)
+        solved(one.reward, found, config.solved_reward, ended=one.stop_reason in ENDED)
         for one, found in zip(good, counted, strict=True)
     ]
     return Tally(
@@ -120,18 +121,20 @@ def _rounded(reward: float) -> float:
     return float(f"{round(reward, 12):.12g}")
 
 
-def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float, *, full: bool = False) -> bool:
+def solved(reward: float | None, metrics: Mapping[str, float], solved_reward: float, *, ended: bool = True) -> bool:
     """Whether an episode that did not fail solved its task: its accuracy is 1, or else its reward is high enough.
+
+    Without an accuracy, an episode that a limit ended solved nothing: its reward is what its steps earned until then.
 
     Args:
         reward: Reward of the episode.
         metrics: Metrics that it counts with, see :func:`~agentrl.core.ending.counted_metrics`.
         solved_reward: The recipe's ``rollout.solved_reward``.
-        full: Whether the episode ran out of context; then what its steps earned does not make it solved.
+        ended: Whether the environment itself ended the episode.
     """
     if SUCCESS in metrics:
         return metrics[SUCCESS] >= 1
-    return not full and reward is not None and reward >= solved_reward
+    return ended and reward is not None and reward >= solved_reward
 
 
 def failure_kind(episode: EpisodeBase) -> str:

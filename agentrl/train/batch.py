@@ -203,10 +203,13 @@ class Batch:
     ) -> Iterator[Turn]:
         starts, found = self.tokens.sampled_starts, self._ranges[trajectory]
         own = slice(found.first, found.end)
-        order = TurnOrder.of(self._columns.parents[own], self.tokens.turns[own] >= 0, found.first)
+        columns = self._columns
+        order = TurnOrder.of(
+            columns.parents[own], self.tokens.turns[own] >= 0, found.first, follows=columns.follows[own]
+        )
         for message, parent, root in zip(order.messages, order.parents, order.roots, strict=True):
             first, end = int(starts[message]), int(starts[message + 1])
-            reward = float(self._columns.rewards[message])
+            reward = float(columns.rewards[message])
             yield Turn(
                 parent=parent,
                 tokens=end - first,

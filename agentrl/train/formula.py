@@ -46,7 +46,7 @@ def formula(trainer: AlgorithmConfig) -> list[str]:
     lines.append(f"A = {_advantage(trainer)}")
     if trainer.advantage in COMPARING and BASELINE_FORMULAS[trainer.baseline]:
         lines.append(BASELINE_FORMULAS[trainer.baseline])
-    lines += _along(trainer)
+    lines += _return_lines(trainer)
     lines += _weights(trainer)
     if trainer.minibatches > 1:
         lines.append(f"{trainer.minibatches} updates a batch, each over its share of the groups")
@@ -76,7 +76,7 @@ def _advantage(trainer: AlgorithmConfig) -> str:
     return text
 
 
-def _along(trainer: AlgorithmConfig) -> list[str]:
+def _return_lines(trainer: AlgorithmConfig) -> list[str]:
     """Returns the definitions of returns and values for an advantage of turns or tokens."""
     gamma = trainer.discount
     if trainer.advantage == "turns":

@@ -73,6 +73,7 @@ class PolicyLearner:
         self.layout = layout_of(policy.model)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
+        self.measured = Measured(device)  # of the latest step, from before its first update
         self._by_token = not needs_whole_sequences(config)
 
     @property
@@ -98,14 +99,15 @@ class PolicyLearner:
         drawn = [] if batch is None else self._sample(batch)
         share = self._share(self._work(batch, len(drawn)), config.minibatches)
         measured, sums = Measured(self.device), TokenSums(self.device)
+        self.measured = measured
         if share.notes["drawn"]:
             work = None if batch is None else Work(drawn, batch.tokens)
             self._measure(self._share(work), measured, weighted=True)
             if not any(share.parts):  # no backward pass follows
                 reshard(self.policy)
-        proximal, selection = self._of_whole_batch(share, measured)
+        proximal, selection = self._before_updates(share, measured)
         metrics |= self._run_updates(share, proximal, selection, sums, measured)
-        self._follow(share.version + 1)
+        self._update_reference(share.version + 1)
         metrics |= {
             "train/microbatches": float(sum(map(len, share.parts))),
             "train/rows_tokens": float(share.row_tokens),
@@ -134,7 +136,7 @@ class PolicyLearner:
             applied.append(self._apply_gradients(any_gradient))
 
         run_updates(self.policy, share, self.layout, self.device, loss_of, apply)
-        return _of_updates(applied)
+        return _mean_over_updates(applied)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
         """Returns, on rank 0, ``[sampled]`` KL penalties of each token's reward: ``kl_coef`` times the log ratio."""
@@ -203,7 +205,7 @@ class PolicyLearner:
         """Whether all trained tokens are computed before the first update."""
         return self.config.proximal == "recomputed" or needs_selection(self.config)
 
-    def _of_whole_batch(self, share: Share, measured: Measured) -> tuple[Tensor | None, Selection]:
+    def _before_updates(self, share: Share, measured: Measured) -> tuple[Tensor | None, Selection]:
         """Computes ``[places]`` logprobs under the policy that the step starts from, if needed, and the selection."""
         config = self.config
         if not self._recomputes:
@@ -273,7 +275,7 @@ class PolicyLearner:
         return total / share.normalizer
 
     @torch.no_grad()
-    def _follow(self, version: int) -> None:
+    def _update_reference(self, version: int) -> None:
         """Updates a reference that is not frozen; ``version`` is the policy's version after the step."""
         config = self.config
         if self.reference is None or config.reference == "frozen":
@@ -294,7 +296,7 @@ class PolicyLearner:
         return {"train/grad_norm": norm} if math.isfinite(norm) else {"train/skipped": 1.0, "train/nonfinite": 1.0}
 
 
-def _of_updates(applied: Sequence[dict[str, float]]) -> dict[str, float]:
+def _mean_over_updates(applied: Sequence[dict[str, float]]) -> dict[str, float]:
     """Averages over a step's updates; the gradient norm is that of the updates that were made, absent without one."""
     found = {key: sum(one.get(key, 0.0) for one in applied) / len(applied) for key in _FRACTIONS_OF_UPDATES}
     norms = [one["train/grad_norm"] for one in applied if "train/grad_norm" in one]

@@ -62,7 +62,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, loss_of: LossOf, temperature: float, chunk: int
     ) -> Tensor:
         sums = _Sums(hidden, weight if ctx.needs_input_grad[1] else None, chunk)
-        total = _differentiated(_Head(hidden, weight, targets, temperature, chunk), loss_of, weight, sums)
+        total = _loss_with_gradients(_Head(hidden, weight, targets, temperature, chunk), loss_of, weight, sums)
         ctx.of_hidden, ctx.of_weight = sums.gradients()
         return total
 
@@ -74,7 +74,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return of_hidden, of_weight, None, None, None, None
 
 
-def _differentiated(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums") -> Tensor:
+def _loss_with_gradients(head: "_Head", loss_of: LossOf, weight: Tensor, sums: "_Sums") -> Tensor:
     """Returns the loss of all chunks and adds their gradients to ``sums``; frees the head's buffers on return."""
     total = weight.new_zeros((), dtype=torch.float32)
     for rows in head.chunks():
@@ -103,9 +103,9 @@ class _Head:
         self._temperature, self._chunk = temperature, chunk
         rows = min(chunk, len(hidden))
         self._block = min(BLOCK, rows) if hidden.device.type == "cpu" else rows
-        self._room = self._empty(rows, torch.float32)
-        self._beside = self._empty(self._block, torch.float32)
-        self._narrow = self._room if hidden.dtype == torch.float32 else self._empty(rows, hidden.dtype)
+        self._logits_buffer = self._empty(rows, torch.float32)
+        self._block_buffer = self._empty(self._block, torch.float32)
+        self._narrow = self._logits_buffer if hidden.dtype == torch.float32 else self._empty(rows, hidden.dtype)
 
     def _empty(self, rows: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(rows, len(self._weight), dtype=dtype, device=self._hidden.device)
@@ -118,7 +118,7 @@ class _Head:
     def logits(self, rows: slice) -> Tensor:
         """Computes the chunk's logits, ``[rows, vocab]`` float32, valid until the next call."""
         hidden = self._hidden[rows]
-        narrow, logits = self._narrow[: len(hidden)], self._room[: len(hidden)]
+        narrow, logits = self._narrow[: len(hidden)], self._logits_buffer[: len(hidden)]
         torch.mm(hidden, self._weight.t(), out=narrow)
         if narrow.dtype != torch.float32:
             logits.copy_(narrow)
@@ -137,7 +137,7 @@ class _Head:
             one, targets = logits[part], self._targets[rows][part]
             top = one.amax(-1, keepdim=True)
             one.sub_(top)
-            exponentials = torch.exp(one, out=self._beside[: len(one)])
+            exponentials = torch.exp(one, out=self._block_buffer[: len(one)])
             total = exponentials.sum(-1)
             normalizer = total.log()
             logprobs[part] = one.gather(-1, targets[:, None]).squeeze(-1) - normalizer
@@ -170,7 +170,7 @@ class _Head:
                 one.exp_().mul_(-weights)
             else:  # d entropy / d logit = -p (log p + entropy) / T
                 scale = (of_entropies[part] / self._temperature)[:, None]
-                weighed = torch.add(one, entropies[part, None], out=self._beside[: len(one)])
+                weighed = torch.add(one, entropies[part, None], out=self._block_buffer[: len(one)])
                 weighed.mul_(scale).add_(weights)
                 one.exp_().mul_(weighed).neg_()
             one.scatter_add_(-1, targets[:, None], weights)

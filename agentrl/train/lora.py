@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.train.micro_batch import MicroBatch
-from agentrl.train.policy import Policy
+from agentrl.train.policy import ModelRefused, Policy
 from agentrl.weights.gather import full_tensor
 from agentrl.weights.lora_weights import ADAPTER_FILE, adapter_weights, write_config
 
@@ -34,7 +34,7 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         base: Name of the base model in the saved adapter's config.
 
     Raises:
-        ValueError: A target is not a linear layer of the model, or is its output head.
+        ModelRefused: A target is not a linear layer of the model, or is its output head.
     """
     assert config.lora_rank is not None
     kept = (model.get_output_embeddings(), model.get_input_embeddings())
@@ -45,7 +45,7 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
     }
     targets = set(config.lora_targets) or linear
     if unknown := sorted(targets - linear):
-        raise ValueError(
+        raise ModelRefused(
             f"trainer.lora_targets={unknown} are no linear layers of the model; it has {', '.join(sorted(linear))}"
         )
     made = LoraConfig(

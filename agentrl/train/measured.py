@@ -4,6 +4,8 @@ Guarantees: metrics do not depend on ranks or micro-batches (a sequence lies on 
 until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,6 +13,37 @@ from torch import Tensor
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.mismatch import SUMS, MeasuredTokens, mismatch_metrics, mismatch_sums
+
+
+class Difference(NamedTuple):
+    """A token whose logprob under the trainer's policy is not the server's.
+
+    Attributes:
+        sequence: Number of the token's sequence in the batch.
+        position: Its position in the sequence, prompt included.
+        token_id: Its id.
+        behavior: Logprob that the server gave.
+        trainer: Logprob under the trainer's policy.
+    """
+
+    sequence: int
+    position: int
+    token_id: int
+    behavior: float
+    trainer: float
+
+
+class Differences(NamedTuple):
+    """Tokens whose logprobs differ.
+
+    Attributes:
+        share: Share of such tokens among those that were measured.
+        first: The first of them, by sequence and position.
+    """
+
+    share: float
+    first: list[Difference]
+
 
 _COLUMNS = ("behavior", "advantages", "versions", "sequences", "turns")
 
@@ -25,6 +58,7 @@ class Measured:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._parts: list[MeasuredTokens] = []
+        self._positions: list[Tensor] = []  # of the same tokens, in their sequences
 
     def add(
         self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor, *, chosen: Tensor | None = None,
@@ -41,8 +75,10 @@ class Measured:
         """
         columns = {name: batch.columns[name] for name in (*_COLUMNS, "weights")}
         columns["token_ids"] = batch.targets[batch.trained]
+        columns["positions"] = batch.positions.flatten()[batch.sources[batch.trained]] + 1
         if chosen is not None:
             columns = {name: values[chosen] for name, values in columns.items()}
+        self._positions.append(columns["positions"])
         self._parts.append(
             MeasuredTokens(
                 logprobs=logprobs.detach(),
@@ -52,6 +88,27 @@ class Measured:
                 **{name: columns[name] for name in _COLUMNS},
             )
         )
+
+    def differences(self, beyond: float, most: int) -> Differences:
+        """Finds the tokens whose log ratio is far from 0, the same on every rank; a collective.
+
+        Args:
+            beyond: Absolute log ratio from which a token is one of them.
+            most: Largest number of tokens to return.
+        """
+        own, count = self._differences(beyond), sum(len(part.logprobs) for part in self._parts)
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, (own[:most], len(own), count))
+        first = sorted(one for found, *_ in every for one in found)[:most]
+        return Differences(sum(one[1] for one in every) / max(1, sum(one[2] for one in every)), first)
+
+    def _differences(self, beyond: float) -> list[Difference]:
+        found: list[Difference] = []
+        for part, positions in zip(self._parts, self._positions, strict=True):
+            far = ~((part.logprobs - part.behavior).abs() <= beyond)  # also true for NaN
+            columns = (part.sequences, positions, part.token_ids, part.behavior, part.logprobs)
+            found += [Difference(*one) for one in zip(*(column[far].tolist() for column in columns), strict=True)]
+        return sorted(found)
 
     def metrics(self, config: TrainerConfig, version: int, sampled: float) -> dict[str, float]:
         """Computes the step's metrics from before its first update, the same on every rank; a collective.

@@ -82,7 +82,7 @@ def use_memory_saving_layers(model: nn.Module) -> int:
     replaced = 0
     for module in model.modules():
         replacement = _replacement(module)
-        if replacement is not None and _agree(module, replacement):
+        if replacement is not None and _same_results(module, replacement):
             module.forward = replacement
             replaced += 1
     return replaced
@@ -103,7 +103,7 @@ def _replacement(module: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 @torch.no_grad()
-def _agree(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
+def _same_results(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
     weight = module.weight if hasattr(module, "weight") else module.down_proj.weight
     width = weight.shape[0]
     generator = torch.Generator().manual_seed(0)

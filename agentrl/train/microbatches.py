@@ -16,7 +16,7 @@ from agentrl.train.rows import Row
 
 # Fixed cost of a padded micro-batch in tokens: all weights are read, and gradients added, once more. Measured as 36
 # tokens' time, by six rows of 100 tokens in one or in six micro-batches (135M float32 parameters, two cores).
-_ONE_MORE = 32.0
+_BATCH_COST = 32.0
 
 MicroBatches = list[list[Row]]
 
@@ -47,7 +47,7 @@ def plan_padded(rows: Sequence[Row], ranks: int, max_tokens: int, attention_span
         return len(row) + len(row) * len(row) / attention_span
 
     def padded(batch: Sequence[Row]) -> float:
-        return _ONE_MORE + len(batch) * (wide(batch[0]) if batch else 0.0)
+        return _BATCH_COST + len(batch) * (wide(batch[0]) if batch else 0.0)
 
     together = _cut(ordered, max_tokens, wide)
     if ranks == 1:
@@ -94,7 +94,7 @@ def _cut(rows: Sequence[Row], max_tokens: int, wide: Callable[[Row], float]) -> 
         most = max(1, max_tokens // len(rows[start]))
         each = wide(rows[start])
         least[start], negative_end = min(
-            (_ONE_MORE + (end - start) * each + least[end], -end)
+            (_BATCH_COST + (end - start) * each + least[end], -end)
             for end in range(start + 1, min(start + most, len(rows)) + 1)
         )
         ends[start] = -negative_end

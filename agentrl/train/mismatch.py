@@ -23,8 +23,8 @@ AGES = ("", "/age_0", "/age_1", "/age_2+")
 _LARGEST = 300.0  # bound of a log ratio, so that the square of the ratio is finite
 
 _TOKEN_SUMS: tuple[str, ...] = (
-    "tokens", "measured", "entropy", "behavior", "trainer", "k1", "k3", "ratio", "ratio_square", "deviation_square",
-    "clip_low", "clip_high", "correction_low", "correction_high",
+    "tokens", "measured", "entropy", "behavior", "trainer", "log_ratio", "k1", "k3", "ratio", "ratio_square",
+    "deviation_square", "clip_low", "clip_high", "correction_low", "correction_high",
 )  # fmt: skip
 _SEQUENCE_SUMS: tuple[str, ...] = ("sequences", "sequence_ratio", "sequence_ratio_square", "sequence_deviation_square")
 SUMS: tuple[str, ...] = (*_TOKEN_SUMS, *_SEQUENCE_SUMS)
@@ -108,6 +108,7 @@ def _token_sums(tokens: MeasuredTokens) -> dict[str, Tensor]:
         "entropy": tokens.entropies,
         "behavior": tokens.behavior,
         "trainer": tokens.logprobs,
+        "log_ratio": log_ratios.abs(),
         "k1": -log_ratios,
         "k3": deviations - log_ratios,
         "ratio": ratios,
@@ -167,15 +168,15 @@ def _worst(tokens: MeasuredTokens) -> Tensor:
 def mismatch_metrics(sums: Tensor, worst: Tensor, config: TrainerConfig) -> dict[str, float]:
     """Computes the metrics ``mismatch/NAME`` and ``mismatch/NAME/age_K`` from merged sums.
 
-    ``kl`` and ``kl_k1`` estimate KL(behavior || trainer) per token (k3 and k1 of Schulman 2020, Approximating KL
-    Divergence). ``chi2`` is the mean of ``(r - 1)²``, Pearson's chi-square divergence of the trainer's policy from the
-    behavior policy. ``ess`` is ``(sum r)² / (n sum r²)``, the effective sample size as a share of the sample (Kong
-    1992, A Note on Importance Sampling Using Standardized Weights). ``chi2_sequence`` and ``ess_sequence`` are the same
-    for the products of ``r`` over each sequence's tokens of that age. ``perplexity_*`` is the exponential of the mean
-    negative logprob. ``clip_low`` and ``clip_high`` are the shares of tokens whose ratio is outside the clip range,
-    ``correction_low`` and ``correction_high`` those whose correction weight a bound changed, below or above 1.
-    ``ratio_max`` is the largest ``|r - 1|`` and ``ratio_token`` the id of its token. ``tokens`` is the number of tokens
-    that were measured.
+    ``log_ratio`` is the mean of ``|log r|``. ``kl`` and ``kl_k1`` estimate KL(behavior || trainer) per token (k3 and k1
+    of Schulman 2020, Approximating KL Divergence). ``chi2`` is the mean of ``(r - 1)²``, Pearson's chi-square
+    divergence of the trainer's policy from the behavior policy. ``ess`` is ``(sum r)² / (n sum r²)``, the effective
+    sample size as a share of the sample (Kong 1992, A Note on Importance Sampling Using Standardized Weights).
+    ``chi2_sequence`` and ``ess_sequence`` are the same for the products of ``r`` over each sequence's tokens of that
+    age. ``perplexity_*`` is the exponential of the mean negative logprob. ``clip_low`` and ``clip_high`` are the shares
+    of tokens whose ratio is outside the clip range, ``correction_low`` and ``correction_high`` those whose correction
+    weight a bound changed, below or above 1. ``ratio_max`` is the largest ``|r - 1|`` and ``ratio_token`` the id of its
+    token. ``tokens`` is the number of tokens that were measured.
 
     Args:
         sums: ``[4, sums]``, see :func:`mismatch_sums`.
@@ -195,6 +196,7 @@ def _of_sums(total: dict[str, float], config: TrainerConfig) -> dict[str, float]
     count, sequences = total["tokens"], total["sequences"]
     found = {
         "tokens": total["measured"],
+        "log_ratio": total["log_ratio"] / count,
         "kl": total["k3"] / count,
         "kl_k1": total["k1"] / count,
         "chi2": total["deviation_square"] / count,

@@ -64,12 +64,12 @@ class Policy(nn.Module):
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
         head, options = (states, weight, batch.targets), {"temperature": self.temperature, "chunk": self.chunk}
         if loss_of is not None:
-            return chunked_loss(*head, _of_trained(batch, loss_of, self.chunk), **options) + nothing
+            return chunked_loss(*head, _chunk_loss(batch, loss_of, self.chunk), **options) + nothing
         logprobs, entropies = chunked_logprobs(*head, **options)
         return logprobs[batch.trained] + nothing, entropies[batch.trained]
 
 
-def _of_trained(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
+def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
     """Makes the loss of a chunk of distinct predictions: the loss of all trained tokens that have one of them."""
     predictions, order = batch.trained.sort(stable=True)
     starts = torch.arange(0, len(batch.targets) + chunk, chunk, device=predictions.device)
@@ -110,6 +110,27 @@ def check_head(model: Any) -> None:
         )
 
 
+def check_layers(config: Any, context: int) -> None:
+    """Raises for a model with layers that do not attend to the whole past.
+
+    Args:
+        config: Config of a transformers model.
+        context: Largest number of tokens of a sequence.
+
+    Raises:
+        ModelRefused: The model has such layers.
+    """
+    if others := limited_attention(config.get_text_config(), context):
+        raise ModelRefused(
+            f"{_class_name(config)} has {', '.join(others)} layers, which do not attend to the whole of "
+            f"inference.context_length={context} tokens; such layers are not supported in training"
+        )
+
+
+def _class_name(config: Any) -> str:
+    return (config.architectures or [type(config).__name__])[0]
+
+
 def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
     """Loads a model in float32, with PyTorch's scaled-dot-product attention and without dropout.
 
@@ -119,22 +140,22 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
         context: Largest number of tokens of a sequence.
 
     Raises:
-        ModelRefused: The model's logprobs would be wrong: see :func:`check_head`, :mod:`agentrl.train.training_noise`
-            and :mod:`agentrl.models.tree_support`.
+        ModelRefused: The model's logprobs would be wrong: see :func:`check_head`, :func:`check_layers`,
+            :mod:`agentrl.train.training_noise` and :mod:`agentrl.models.tree_support`.
     """
-    how = {"config": without_noise(AutoConfig.from_pretrained(str(path))), "attn_implementation": "sdpa"}
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
+    config = without_noise(AutoConfig.from_pretrained(str(path)))
+    check_layers(config, context)
+    how = {"config": config, "attn_implementation": "sdpa"}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
+    except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
+        raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {error}") from error
     remove_noise(model)
     if random := still_random(model):
         raise ModelRefused(
             f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong"
         )
     check_head(model)
-    if others := limited_attention(model.config.get_text_config(), context):
-        raise ModelRefused(
-            f"{type(model).__name__} has {', '.join(others)} layers, which do not attend to the whole of "
-            f"inference.context_length={context} tokens; such layers are not supported in training"
-        )
     if why := not_for_trees(model):
         raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
     if gradient_checkpointing:
@@ -183,7 +204,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _AsItIs(policy)
+    inner = _ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -192,7 +213,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _AsItIs(nn.Module):
+class _ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:

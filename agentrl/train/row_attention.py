@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.policy import ModelRefused
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's default block size
@@ -30,13 +31,13 @@ def choose_attention(model: Any, config: TrainerConfig, device: torch.device) ->
     compiled graphs.
 
     Raises:
-        ValueError: ``trainer.attention=packed``, and the model's attention cannot be replaced.
+        ModelRefused: ``trainer.attention=packed``, and the model's attention cannot be replaced.
     """
     can = device.type == "cuda" or (device.type == "cpu" and not config.compile)
     if config.attention == "packed" or (config.attention == "auto" and can):
         try:
             use_tree_attention(model)
-        except ValueError:
+        except ModelRefused:
             if config.attention == "packed":
                 raise
 
@@ -45,13 +46,13 @@ def use_tree_attention(model: Any) -> None:
     """Makes a model accept :class:`TreeTiles` or a :class:`BlockMask` as its mask; other masks use PyTorch's attention.
 
     Raises:
-        ValueError: The model's attention cannot be replaced.
+        ModelRefused: The model's attention cannot be replaced.
     """
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.set_attn_implementation(ATTENTION)  # only logs if it cannot
     if not is_packed(model):
-        raise ValueError(
+        raise ModelRefused(
             f"trainer.attention=packed: the attention of {type(model).__name__} cannot be replaced, so its rows "
             "cannot be packed; set trainer.attention=padded"
         )

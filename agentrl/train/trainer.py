@@ -22,16 +22,13 @@ from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
+from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.policy import reshard
 from agentrl.train.schedule import learning_rate_factor, progress
 from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision
 from agentrl.weights.file_publisher import Publisher
-
-
-class TrainingStopped(RuntimeError):
-    """Training cannot continue usefully; the message says why."""
 
 
 class Trainer:
@@ -65,6 +62,7 @@ class Trainer:
         self.step = 0
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
+        self._first_mismatch = FirstMismatch(self.config.max_first_mismatch)
         self._nonfinite = 0  # consecutive steps with a non-finite gradient
         self._out_of_time = False  # no further step fits the time budget
         self._step_seconds = 0.0  # length of the latest step, to predict whether another one fits the time budget
@@ -96,7 +94,8 @@ class Trainer:
                 break
             final, self._out_of_time = plan["final"], plan["late"]
             metrics = self._update(columns, plan)
-            self._watch(metrics, columns)
+            self._first_mismatch.check(metrics, self.engine.measured)
+            self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
@@ -161,7 +160,7 @@ class Trainer:
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef
         return metrics
 
-    def _watch(self, metrics: dict[str, float], columns: Columns | None) -> None:
+    def _check_gradients(self, metrics: dict[str, float], columns: Columns | None) -> None:
         """Saves a batch whose gradient was not finite, and stops training after several such steps in a row.
 
         Raises:

@@ -5,9 +5,10 @@ whichever conversation that is. Only forks of one conversation (another sample o
 message) are alternatives, which do not follow each other.
 
 A session stores messages in the order in which they were sampled, so the order of messages is the order of time. A
-conversation is all that is below one first message (root). A role begins another one when the chat template rewrites
-earlier turns (``inference.history=branch``), when its context is shortened, when it has other tools, or when the agent
-holds several.
+conversation is all that is below one first message (root). One that is known to go on from an answer of another counts
+as part of that one: the chat template rewrites earlier turns (``inference.history=branch``), or the history before the
+latest answer was shortened. A role begins another conversation when no such answer is known: its context is a summary,
+or the agent holds several.
 """
 
 from collections import defaultdict
@@ -33,18 +34,27 @@ class TurnOrder:
     roots: list[int]
 
     @classmethod
-    def of(cls, parents: NDArray[np.integer], sampled: NDArray[np.bool_], first: int = 0) -> "TurnOrder":
+    def of(
+        cls,
+        parents: NDArray[np.integer],
+        sampled: NDArray[np.bool_],
+        first: int = 0,
+        follows: NDArray[np.integer] | None = None,
+    ) -> "TurnOrder":
         """Finds the turns among a trajectory's messages.
 
         Args:
             parents: ``[messages]`` index of the previous message within the trajectory; -1 for a first message.
             sampled: ``[messages]`` whether the policy sampled the message.
             first: Index of the trajectory's first message, added to the indices of messages.
+            follows: ``[messages]`` index of the answer that a first message's conversation goes on from; -1 if not
+                known.
         """
         order = cls([], [], [])
         latest: list[int | None] = []  # the turn at, or the latest one before, each message
         roots: list[int] = []
-        for message, (parent, own) in enumerate(zip(parents.tolist(), sampled.tolist(), strict=True)):
+        before_it = parents if follows is None else np.where(parents < 0, follows, parents)
+        for message, (parent, own) in enumerate(zip(before_it.tolist(), sampled.tolist(), strict=True)):
             before = latest[parent] if parent >= 0 else None
             roots.append(roots[parent] if parent >= 0 else message)
             latest.append(len(order.messages) if own else before)

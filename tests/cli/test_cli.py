@@ -8,6 +8,7 @@ import pytest
 from agentrl import __version__
 from agentrl.cli import bench as bench_command
 from agentrl.cli.main import main
+from agentrl.config.env_recipe import recipe_of
 from agentrl.config.load import load_recipe, validate
 from agentrl.config.yaml12 import read_yaml
 from agentrl.launch import api
@@ -147,6 +148,7 @@ def test_bench_prints_one_json_line(monkeypatch, capsys):
 
 def test_an_environment_is_evaluated_as_it_is_trained():
     """Not as a recipe that learns from lines has it, though its name comes first."""
+    assert recipe_of("gsm8k") == "gsm8k_grpo"
     assert evaluated("gsm8k") == evaluated("GSM8K-v0") == ("gsm8k_grpo", [])
     assert evaluated("gsm8k_sft") == ("gsm8k_sft", [])
     assert evaluated("retry") == (None, [("env.id", "retry")]), "it has no recipe"

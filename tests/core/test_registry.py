@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
+from agentrl.core.import_file import UserFileError
 from agentrl.core.registry import load, registered, require, spec_of
 
 
@@ -85,7 +86,7 @@ def test_environments_in_the_working_folder_are_found_without_running_them(
 def test_a_file_that_fails_to_import_fails_again(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("class Bad: ...\nraise ValueError('half')\n")
     for _ in range(2):
-        with pytest.raises(ValueError, match="half"):
+        with pytest.raises(UserFileError, match=r"bad\.py:2: ValueError: half"):
             load("env", f"{tmp_path / 'bad.py'}:Bad")
 
 

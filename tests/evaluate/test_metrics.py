@@ -51,6 +51,25 @@ def test_an_episode_that_used_up_its_turns_is_wrong_too():
     assert "accuracy" not in summarize([unjudged]).estimates, "no environment here reports it"
 
 
+def test_a_metric_that_not_all_episodes_report_says_of_how_many_it_is():
+    """Two kinds of tasks in one evaluation, of which one has no accuracy; the cut episode may be of either kind."""
+    unjudged = episode(3, None, StopReason.CONTEXT_OVERFLOW).model_copy(update={"reward": 0.5})
+    plain = [episode(number, None).model_copy(update={"reward": 1.0}) for number in (4, 5)]
+    metrics = summarize([episode(0, 1.0), episode(1, 1.0), unjudged, *plain]).as_metrics()
+    assert metrics["eval/n"] == 5 and metrics["eval/reward"] == pytest.approx(4.5 / 5)
+    assert metrics["eval/accuracy"] == pytest.approx(2 / 3) and metrics["eval/accuracy_episodes"] == 3
+    assert [name for name in metrics if name.endswith("_episodes")] == ["eval/accuracy_episodes"]
+    alone = summarize([unjudged, *plain]).as_metrics()
+    assert not [name for name in alone if "accuracy" in name], "nobody reports it, so nobody is wrong"
+
+
+def test_an_overflow_counts_as_wrong_in_pass_at_k_where_others_report_accuracy():
+    overflowed = episode(0, None, StopReason.CONTEXT_OVERFLOW).model_copy(update={"reward": 0.2})
+    found = summarize([episode(0, 1.0), overflowed, episode(1, 0.0), episode(1, 0.0)])
+    assert found.estimates["pass@1"].mean == pytest.approx(0.25)
+    assert "eval/accuracy_episodes" not in found.as_metrics(), "of all episodes"
+
+
 def test_a_first_prompt_that_does_not_fit_is_invalid():
     assert summarize([episode(0, 1.0), episode(1, None, StopReason.CONTEXT_OVERFLOW)]).failed == 1
 

@@ -58,6 +58,30 @@ async def test_an_interrupt_beside_a_running_loop_cancels_what_runs_and_waits_fo
     assert ended == ["cleaned up"]
 
 
+async def test_a_blocked_loop_beside_a_running_one_can_be_left_and_is_cancelled_afterwards() -> None:
+    blocked, unblock, ended = threading.Event(), threading.Event(), threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        unblock.wait()  # the event loop with it
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(LookupError, match="left"), EventLoop() as loop:
+        threading.Thread(target=lambda: blocked.wait() and loop.leave(LookupError("left"))).start()
+        loop.run(block())
+    assert not ended.is_set()
+    unblock.set()
+    assert ended.wait(60), "what ran is cancelled when the loop runs again"
+
+
+def test_a_loop_in_the_main_thread_cannot_be_left() -> None:
+    with EventLoop() as loop:
+        assert not loop.leave(LookupError("left"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_is_an_interrupt_inside_the_block_alone(number: signal.Signals) -> None:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]

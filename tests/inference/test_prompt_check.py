@@ -236,3 +236,18 @@ def test_what_a_template_does_is_said_in_words(name: str) -> None:
     template = load(name)
     lines = template.prompts.findings(parser_for(template.source))
     assert [line.partition(": ")[2][: len(want)] for line, want in zip(lines, FOUND[name], strict=True)] == FOUND[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ernie_4_5", "<think>\nhm\n</think>\n\n<response>\n7\n</response>"),
+        ("hunyuan_a13b", "<think>\nhm\n</think>\n<answer>\n7\n</answer>"),
+    ],
+)
+async def test_marks_around_an_answer_are_no_content_without_tools_either(name: str, text: str) -> None:
+    template = load(name)
+    settings = SessionSettings(SamplingParams(max_new_tokens=900), 100_000, locked=True, model="m")
+    backend = FakeBackend(lambda ids, params: answer([*template.encode(text), template.eos_id]))
+    message = (await ChatSession(backend, template, settings).create(messages=[USER])).choices[0].message
+    assert (message.content, message.reasoning_content) == ("7", "hm")

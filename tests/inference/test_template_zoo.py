@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.core.episode import Message
+from agentrl.core.extras import install_hint
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError, built_in_templates, training_template
@@ -26,7 +27,9 @@ from tests.inference.sampled_turns import Calls, assert_comes_back, rendered
 from tests.inference.test_template import REWRITING
 
 _TRL = find_spec("trl")
-assert _TRL is not None and _TRL.origin is not None, "TRL's templates are this test's material: install agentrl[train]"
+assert _TRL is not None and _TRL.origin is not None, (
+    f"TRL's templates are this test's material: {install_hint('train')}"
+)
 FOLDER = Path(_TRL.origin).parent / "chat_templates"
 PICTURES = {"idefics3", "llava_next", "smolvlm"}  # take lists of parts only; agentrl's messages are text
 NO_TOOLS = re.compile(

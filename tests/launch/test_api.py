@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import agentrl
+import agentrl.envs.arithmetic
 import agentrl.evaluate.metrics
 import agentrl.train.loss
 from agentrl import Message, SingleTurnEnvironment
@@ -94,7 +95,6 @@ def test_folders_of_our_own_do_not_collide(url: str, tmp_path: Path, monkeypatch
         (lambda: agentrl.evaluate("arithmetic", tasks=0), "eval.tasks"),
         (lambda: agentrl.evaluate(dict, model="m"), "no environment"),  # type: ignore[arg-type]
         (lambda: agentrl.evaluate(type("Inner", (Echo,), {"__qualname__": "f.Inner"}), model="m"), "module level"),
-        (lambda: agentrl.evaluate("retry"), "no recipe says which model retry is evaluated with: give --model"),
         (lambda: agentrl.evaluate("retryy", model="m"), "did you mean 'retry'"),
     ],
 )
@@ -121,14 +121,49 @@ def test_evaluate_refuses_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mapping_as_model_is_the_recipes_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a run is given; it goes no further."""
+    found: dict[str, Any] = {}
 
     def stop(recipe: Any, **given: Any) -> Any:
-        seen.update(recipe=recipe, **given)
+        found.update(recipe=recipe, **given)
         raise agentrl.RunFailed("far enough", None)
 
     monkeypatch.setattr(api, "run_recipe", stop)
+    return found
+
+
+@pytest.mark.parametrize("what", ["retry", "Retry-v0", Echo])
+@pytest.mark.parametrize(
+    ("chosen", "model"),
+    [
+        ({}, ("HuggingFaceTB/SmolLM2-135M-Instruct", "chatml_tools")),
+        ({"model": {"chat_template": "mine.jinja"}}, ("HuggingFaceTB/SmolLM2-135M-Instruct", "mine.jinja")),
+        ({"model": "some"}, ("some", None)),
+        ({"overrides": ["model.name=some"]}, ("some", None)),
+        ({"overrides": {"model.name": "some"}}, ("some", None)),
+        ({"model": {"name": "some"}}, ("some", None)),
+    ],
+)
+def test_an_environment_without_a_recipe_has_the_default_model_unless_one_is_chosen(
+    what: Any, chosen: dict[str, Any], model: tuple[str, str | None], seen: dict[str, Any]
+) -> None:
+    with pytest.raises(agentrl.RunFailed):
+        agentrl.evaluate(what, **chosen)
+    assert (seen["recipe"].model.name, seen["recipe"].model.chat_template) == model
+
+
+def test_a_class_is_evaluated_as_it_is_trained(seen: dict[str, Any]) -> None:
+    with pytest.raises(agentrl.RunFailed):
+        agentrl.evaluate("arithmetic")
+    named = seen["recipe"]
+    with pytest.raises(agentrl.RunFailed):
+        agentrl.evaluate(agentrl.envs.arithmetic.Arithmetic)
+    assert seen["recipe"].model_copy(update={"name": named.name}) == named
+
+
+def test_a_mapping_as_model_is_the_recipes_section(seen: dict[str, Any]) -> None:
     with pytest.raises(agentrl.RunFailed):
         agentrl.evaluate("arithmetic", model={"name": "some"}, inference={"urls": ["http://h:1"], "engine": "vllm"})
     assert (seen["recipe"].model.name, seen["recipe"].inference.engine, seen["numbered"]) == ("some", "vllm", True)

@@ -3,8 +3,10 @@
 import io
 import json
 import shutil
+import sys
 import types
 from collections import namedtuple
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,13 @@ from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
+from agentrl.host.process import write_json
 from agentrl.launch import run as run_module
+from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
+from agentrl.launch.supervisor import ChildFailed, Supervisor
+from tests.train.noisy_models import write_model
 
 
 def recipe(runs: Path, *overrides: str):
@@ -128,15 +134,19 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
 @pytest.mark.parametrize(
     ("setting", "missing", "message"),
     [
-        ("trainer.lora_rank=4", "find_spec", r"trainer\.lora_rank needs PEFT: pip install 'agentrl\[lora\]'"),
-        ("trainer.compile=true", "_has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
+        (
+            "trainer.lora_rank=4",
+            "agentrl.launch.needed_packages.find_spec",
+            r"trainer\.lora_rank needs peft, not installed: pip install -e '\.\[lora\]'",
+        ),
+        ("trainer.compile=true", "agentrl.launch.run._has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
     ],
 )
 def test_what_a_choice_needs_and_is_not_there_is_told_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, missing: str, message: str
 ) -> None:
-    monkeypatch.setattr(run_module, missing, lambda *_: None)
-    with pytest.raises(RunError, match=message):
+    monkeypatch.setattr(missing, lambda *names: None if names in ((), ("peft",)) else find_spec(*names))
+    with pytest.raises(UserError, match=message):
         check_components(recipe(tmp_path, setting))
 
 
@@ -157,8 +167,31 @@ def test_the_controller_may_ask_the_hub_for_data(tmp_path, monkeypatch):
         def wait_ready(self, child, ready, timeout):
             return {"url": "http://127.0.0.1:1", "data": "some"}
 
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     recipe = load_recipe("arithmetic_grpo", ["inference.urls=[http://127.0.0.1:1]"], device="cpu")
     view = types.SimpleNamespace(state=lambda text: None)
     with pytest.raises(Stopped):
         run_module._train(recipe, tmp_path, tmp_path, Recorder(), view, resume=False)
     assert "HF_HUB_OFFLINE" not in given["controller"] and given["trainer"]["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_path):
+    """The servers and the controller of this run would load forever, and no trainer starts."""
+
+    class Loading(Supervisor):
+        def start(self, name, command, **more):
+            assert name != "trainer"
+            if name == "model-check":
+                return super().start(name, command, **more)
+            return super().start(name, [sys.executable, "-c", "import threading; threading.Event().wait()"], **more)
+
+    model, run_dir = write_model("gpt2", tmp_path / "model"), tmp_path / "run"
+    chosen = resolve(recipe(tmp_path, "trainer.attention=packed", "inference.context_length=32"), None)
+    supervisor = Loading(run_dir / "logs")
+    write_json(run_dir / "config.json", chosen.model_dump(mode="json"))
+    view = types.SimpleNamespace(state=lambda text: None)
+    try:
+        with pytest.raises(ChildFailed, match=r"model-check exited with code 1(?s:.*)\nGPT2LMHeadModel cannot be"):
+            run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
+    finally:
+        supervisor.stop()

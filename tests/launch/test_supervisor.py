@@ -59,6 +59,16 @@ def test_a_server_that_ends_well_but_too_early_is_a_failure(supervisor: Supervis
         supervisor.wait([waiting], lambda: None)
 
 
+def test_a_brief_child_may_end_well_but_not_fail(supervisor: Supervisor) -> None:
+    waiting = supervisor.start("trainer", [PYTHON, "-c", "pass"])
+    supervisor.start("check", [PYTHON, "-c", "pass"], brief=True).process.wait()
+    supervisor.wait([waiting], lambda: None)
+    refusing = supervisor.start("check-2", [PYTHON, "-c", "raise SystemExit('not this model')"], brief=True)
+    refusing.process.wait()
+    with pytest.raises(ChildFailed, match=r"(?s)check-2 exited with code 1.*not this model"):
+        supervisor.wait([waiting], lambda: None)
+
+
 def test_stop_ends_children_that_ignore_sigterm_and_their_families(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -197,3 +197,38 @@ def test_a_run_that_learns_from_lines_is_said_to_be_one(run_dir: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="is no run"):
         examine(tmp_path)
+
+
+def invalid_evaluation(folder: Path, invalid: int, evaluated: bool = True) -> Path:
+    """Writes a run whose last evaluation has so many invalid episodes of 10, and an earlier one with none."""
+    evaluations = [
+        {"step": 0, "eval/n": 10, "eval/invalid": 0},
+        {"step": 5, "eval/n": 10 - invalid, "eval/invalid": invalid},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    reasons = [("timeout", None), ("agent_error", "KeyError: 'choices'"), ("agent_error", "KeyError: 'choices'")]
+    failed = [{"eval_step": 5, "stop_reason": stop, "error": error} for stop, error in reasons]
+    old = [{"eval_step": 0, "stop_reason": "inference_error", "error": "an old one"}] * 9
+    right = [{"eval_step": 5, "stop_reason": "terminated", "error": None, "reward": 1.0}] * 7
+    if evaluated:
+        lines = "".join(json.dumps(one) + "\n" for one in [*old, *right, *failed])
+        (folder / "eval-episodes.jsonl").write_text(lines)
+    return folder
+
+
+def test_an_evaluation_with_many_invalid_episodes_is_named_with_its_most_frequent_reason(tmp_path: Path) -> None:
+    (found,) = examine(invalid_evaluation(tmp_path, 3))[0]
+    assert found.kind == "invalid" and "3 of 10 episodes of the evaluation at step 5 are invalid" in found.symptom
+    assert "agent_error: KeyError: 'choices' (2 times)" in found.cause and "eval-episodes.jsonl" in found.remedy
+    assert examine(invalid_evaluation(tmp_path, 2))[0] == [], "20% are no finding"
+
+
+def test_without_episodes_an_invalid_evaluation_says_how_to_see_the_reason(tmp_path: Path) -> None:
+    (found,) = examine(invalid_evaluation(tmp_path, 10, evaluated=False))[0]
+    assert found.kind == "invalid" and "logging.episodes=true" in found.remedy
+
+
+def test_an_earlier_evaluation_is_not_the_one_that_is_judged(tmp_path: Path) -> None:
+    numbers = [{"eval/n": 1.0, "eval/invalid": 9.0}, {**HEALTHY, "eval/n": 9.0, "eval/invalid": 1.0}]
+    assert diagnose(numbers) == []
+    assert [finding.kind for finding in diagnose(numbers[::-1])] == ["invalid"], "the live view tells it too"

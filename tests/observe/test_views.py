@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.config.load import load_recipe
-from agentrl.observe.curve import draw_curve, moving_average
 from agentrl.observe.live import LiveView, evaluation_line, sparkline, step_line
-from agentrl.observe.sinks import MetricsWriter
+from agentrl.observe.step_table import step_table
 from agentrl.observe.summary import evaluation_table, summary_table
 
 STEP = {
@@ -78,6 +77,53 @@ def test_logprobs_of_another_policy_and_foreign_special_tokens_are_told_once(ter
     assert "step 5: " not in text
 
 
+WIDE = {
+    **STEP,
+    **{f"metrics/{name}": 0.5 for name in ("format", "tool_calls", "tool_calls_ok", "tool_used", "a_rather_long_name")},
+}
+SICK = {"mismatch/kl/age_0": 0.5, "mismatch/tokens/age_0": 500.0, "staleness/max": 0.0, "drift/special": 0.25}
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (120, 40), (200, 50)])
+def test_the_panel_fits_into_the_terminal_and_shows_every_number(width: int, height: int):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, height=height, color_system=None)
+    shown = LiveView(load_recipe("gsm8k_grpo", device="cpu"), Path("runs/x"), console, clock=lambda: 0.0)
+    for step in range(1, 30):
+        shown.update({**WIDE, **SICK, "step": step})
+    shown.update({"step": 29, **EVALUATION})
+    console.print(shown.render())
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= height and {len(line) for line in lines} == {width} and "…" not in out.getvalue()
+    text = " ".join(line.strip("│ ") for line in lines)
+    for word in ("step", "reward", "accuracy", "tokens", "age", "step s", "0.250", "0.125", "80.0"):
+        assert word in text
+    for name in ("format", "tool_calls_ok", "a_rather_long_name", "wait s", "update s"):
+        assert name in text
+    shown.close()
+    out.truncate(0)
+    console.print(shown.render())
+    text = " ".join(" ".join(line.strip("│ ") for line in out.getvalue().splitlines()).split())
+    assert "the server's logprobs are not the trainer's (KL 0.500 on tokens of the same policy version)" in text
+    assert (
+        "in 25.0% of the episodes the special tokens" in text and text.count("step 2: ") + text.count("step 1: ") == 2
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_step_table_leaves_out_the_least_important_columns(width: int):
+    out = io.StringIO()
+    Console(file=out, width=width).print(step_table([WIDE, {**WIDE, "step": 4}], width))
+    head, *rows = out.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= width for line in (head, *rows))
+    assert head.split()[:2] == ["step", "reward"]
+    wanted = ["step", "reward", "accuracy", "tokens", "age", "step s"]
+    there = [name for name in wanted if name in head]
+    assert there == wanted[: len(there)] and (width < 60 or there == wanted)
+    assert rows[0].split()[0] == "3" and rows[1].split()[0] == "4"
+    assert "also:" not in out.getvalue() if width == 200 else "also:" in out.getvalue()
+
+
 def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_that_were_drawn():
     counts = {"rollout/failed": 3.0, "rollout/episodes_drawn": 40.0, "rollout/episodes": 16.0}
     groups = {"rollout/groups_filtered": 2.0, "rollout/groups_drawn": 5.0}
@@ -91,10 +137,6 @@ def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_th
 def test_a_sparkline_spans_its_own_range():
     assert sparkline([0.0, 1.0], 10) == "▁█"
     assert sparkline([2.0, 2.0], 10) == "▁▁"
-
-
-def test_the_moving_average_is_trailing():
-    assert moving_average([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
 
 
 def test_the_summary_has_intervals_and_counts():
@@ -128,21 +170,3 @@ def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
     shown = [int(k) for k in re.findall(r"pass@(\d+)", out.getvalue())]
     assert shown == [1, 2, 4, 8, 12] and "of 9 tasks" in out.getvalue()
     assert "_tasks" not in out.getvalue() and "_tasks" not in evaluation_line({**names, "step": 3})
-
-
-def test_a_curve_is_drawn_from_training_and_evaluation(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.write(0, EVALUATION)
-    for step in range(1, 5):
-        writer.write(step, {**STEP, "reward/mean_drawn": step / 10})
-    writer.close()
-    assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.glob("*.png")] == ["reward.png"]
-
-
-def test_nothing_to_draw_draws_nothing(tmp_path: Path):
-    (tmp_path / "metrics.jsonl").touch()
-    assert not draw_curve(tmp_path / "metrics.jsonl", tmp_path / "reward.png", "a run")
-    assert not (tmp_path / "reward.png").exists()

@@ -29,6 +29,12 @@ class Talk:
         ids = self._ids(ids) if isinstance(ids, int) else ids
         return self._add(parent, list(ids), [0] * len(ids), None, None)
 
+    def read_anew(self, follows: int, count: int) -> int:
+        """Adds a first message of so many random ids, whose conversation goes on from an answer."""
+        index = self.read(None, count)
+        self.nodes[index] = self.nodes[index].model_copy(update={"follows": follows})
+        return index
+
     def say(self, parent: int, mask: str, reward: float | None = None, *, finish: str = "stop") -> int:
         """Adds a message of the policy; ``mask`` is ``x`` for a sampled token and ``.`` for one that was put in."""
         return self._add(parent, self._ids(len(mask)), [int(one == "x") for one in mask], finish, reward)
@@ -145,6 +151,19 @@ def roots() -> Groups:
     return made
 
 
+def chosen() -> Groups:
+    """Two samples of a call, and a conversation rendered anew that goes on from one of them; then again."""
+    made = Groups("chosen")
+    for taken, steps, reward in ((1, (0.0, 0.25, 1.0), 1.25), (0, (0.5, 0.0, 0.25), 1.0), (1, (None, None, None), 0.5)):
+        talk = made.talk("a")
+        samples = [talk.say(0, "xxx", steps[0]), talk.say(0, "xx")]
+        for step in steps[1:]:
+            prompt = talk.read_anew(samples[taken], 4)
+            samples = [talk.say(prompt, "xx.x", step), talk.say(prompt, "x")]
+        made.add("a", reward, assistant=talk)
+    return made
+
+
 def roles() -> Groups:
     """Two roles with one reward; one episode lacks the second role."""
     made = Groups("roles")
@@ -237,6 +256,7 @@ CASES = {
         small_groups,
         forks,
         roots,
+        chosen,
         roles,
         own_rewards,
         truncated,

@@ -118,6 +118,12 @@ ERRORS = (
         "(turn.reward or 0.0) + rest * end",
         "(turn.reward or 0.0) + 0 * end",
     ),
+    Planted(
+        "what follows counts for unchosen samples",
+        "train",
+        "np.where(parents < 0, follows, parents)",
+        "parents",
+    ),
     Planted("bootstrap of a cut episode", "train", "else turn.after", "else 0.0"),
     Planted(
         "branches have a weight each",

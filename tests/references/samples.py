@@ -143,7 +143,7 @@ def _answer(
 
 def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]:
     messages = list(tokens)
-    chains = [_upwards(trajectory, message) for message in messages]
+    chains = [_in_time(trajectory, message) for message in messages]
     place = [(chain[0], max((m for m in chain[:-1] if m in messages), default=None)) for chain in chains]
     found = []
     for now, message in enumerate(messages):
@@ -154,6 +154,13 @@ def _followers(trajectory: Trajectory, tokens: Iterable[int]) -> list[list[int]]
             own = [turn for turn in later if turn >= other and place[turn] == place[other]]
         found.append(own)
     return found
+
+
+def _in_time(trajectory: Trajectory, leaf: int) -> list[int]:
+    """Goes on above a first message, to the answer that its conversation is known to follow."""
+    chain = _upwards(trajectory, leaf)
+    follows = trajectory.nodes[chain[0]].follows
+    return chain if follows is None else [*_in_time(trajectory, follows), *chain]
 
 
 def _upwards(trajectory: Trajectory, leaf: int) -> list[int]:

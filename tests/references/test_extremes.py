@@ -18,7 +18,8 @@ from tests.references.variants import VARIANTS
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-FAR = 50.0  # log ratio
+FAR = 50.0  # log ratio, whose square overflows in float32
+TOO_FAR, LARGE = 78.0, 1e6  # log ratio and scale of rewards, whose product overflows
 Every = tuple[dict[str, Any], Algorithm]
 BOUNDED = (
     "grpo", "cispo", "sapo", "m2po", "icepop", "decoupled", "sequences rejected by their geometric mean",
@@ -31,13 +32,13 @@ def choice(name: str) -> Every:
     return VARIANTS[name] if name in VARIANTS else ({"preset": name}, PRESETS[name])
 
 
-def far_apart(policy: Path) -> list[Episode]:
-    """The best episodes have a token with a ratio of e^50, the worst one with e^-50."""
+def far_apart(policy: Path, far: float = FAR) -> list[Episode]:
+    """The best episodes have a token with a ratio of e^far, the worst one with e^-far."""
     episodes = episodes_of(["complete"], policy)
     for episode in episodes:
         node = next(node for node in episode.trajectories["assistant"].nodes if any(node.loss_mask))
         assert episode.reward is not None
-        away = -FAR if episode.reward >= 0.9 else FAR if episode.reward <= 0.3 else 0.0
+        away = -far if episode.reward >= 0.9 else far if episode.reward <= 0.3 else 0.0
         node.logprobs[node.loss_mask.index(1)] += away
     return episodes
 
@@ -51,9 +52,20 @@ def test_a_bound_holds_at_any_ratio(name: str, models: Path, mesh: "DeviceMesh")
 
 
 @pytest.mark.parametrize("name", ["rloo", "k3 times the ratio"])
-def test_an_update_without_a_bound_is_skipped_and_counted(name: str, models: Path, mesh: "DeviceMesh") -> None:
+def test_an_update_without_a_bound_is_made_while_its_gradient_is_finite(
+    name: str, models: Path, mesh: "DeviceMesh"
+) -> None:
+    choices, algorithm = choice(name)
     given = setting(models)
-    found = learned(far_apart(given.policy), choice(name)[0], given, mesh, models)
+    found = learned(far_apart(given.policy), {**choices, "max_grad_norm": 1e30}, given, mesh, models)
+    assert found.metrics["train/nonfinite"] == 0.0 and 1e19 < found.metrics["train/grad_norm"] < math.inf
+    assert_same(found, train_step(far_apart(given.policy), algorithm, given))
+
+
+@pytest.mark.parametrize("name", ["rloo"])
+def test_an_update_whose_gradient_overflows_is_skipped_and_counted(name: str, models: Path, mesh: "DeviceMesh") -> None:
+    given = setting(models, scale=LARGE)
+    found = learned(far_apart(given.policy, TOO_FAR), choice(name)[0], given, mesh, models)
     assert found.metrics["train/nonfinite"] == 1.0 and "train/grad_norm" not in found.metrics
     assert not any(change.any() for change in found.policy.values())
 

@@ -56,9 +56,9 @@ def test_nothing_is_fetched():
         verifier("1")
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch):
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("agentrl.rewards.json_schema.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"agentrl\[rewards\]"):
+    with pytest.raises(ImportError, match=r"needs jsonschema.*pip install -e '\.'"):
         JsonSchemaVerifier(PERSON)
 
 

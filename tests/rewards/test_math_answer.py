@@ -119,7 +119,7 @@ async def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setattr(
         "agentrl.rewards.math_answer.find_spec", lambda name: None if name == "math_verify" else find(name)
     )
-    with pytest.raises(ImportError, match=r"agentrl\[rewards\]"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[rewards\]'"):
         await math_reward("1", "1")
 
 

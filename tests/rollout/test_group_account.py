@@ -89,6 +89,24 @@ def test_solved_is_the_environments_accuracy_or_else_a_high_reward() -> None:
     assert judge(judged, CONFIG, RewardConfig()).solve_rate == 1.0
 
 
+@pytest.mark.parametrize(
+    ("stop", "rate"),
+    [
+        (StopReason.TERMINATED, 1.0),
+        (StopReason.LENGTH, 1.0),  # the environment ended it: it judged the cut answer
+        (StopReason.TRUNCATED, 0.0),
+        (StopReason.CONTEXT_OVERFLOW, 0.0),
+    ],
+)
+def test_a_reward_says_solved_only_where_the_environment_ended_the_episode(stop: StopReason, rate: float) -> None:
+    """``max_turns`` steps of reward 1 each are no solved task; an accuracy counts however the episode ended."""
+    assert judge([episode(8.0, stop)] * 4, CONFIG, RewardConfig()).solve_rate == rate
+    assert judge([episode(8.0, stop, accuracy=1.0)] * 4, CONFIG, RewardConfig()).solve_rate == 1.0
+    assert judge([episode(8.0, stop, accuracy=0.0)] * 4, CONFIG, RewardConfig()).solve_rate == 0.0
+    mixed = [episode(8.0, stop), episode(0.0, accuracy=1.0)]
+    assert judge(mixed, CONFIG, RewardConfig()).solve_rate == (1.0 + rate) / 2
+
+
 def test_a_failure_without_an_error_is_a_missing_reward() -> None:
     assert failure_kind(episode(None)) == "no_reward"
     assert failure_kind(episode(None, StopReason.TRUNCATED)) == "no_reward"

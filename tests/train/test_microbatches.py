@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.train.microbatches import _ONE_MORE, plan_packed, plan_padded
+from agentrl.train.microbatches import _BATCH_COST, plan_packed, plan_padded
 from agentrl.train.rows import Row
 from tests.train.test_rows import random_sequences, rows_of
 
@@ -27,7 +27,7 @@ def padded_cost(plan: list[list[list[Row]]], span: float) -> float:
 
     def cost(batch: list[Row]) -> float:
         longest = max(map(len, batch), default=0)
-        return _ONE_MORE + len(batch) * (longest + longest**2 / span)
+        return _BATCH_COST + len(batch) * (longest + longest**2 / span)
 
     return max(sum(map(cost, share)) for share in plan)
 
@@ -66,7 +66,7 @@ def test_one_ranks_padded_plan_is_the_cheapest_of_all_groupings(lengths: list[in
                 others = list(rest)
                 for one in chosen:
                     others.remove(one)
-                found.append(_ONE_MORE + (size + 1) * (first + first**2 / 500) + cheapest(tuple(others)))
+                found.append(_BATCH_COST + (size + 1) * (first + first**2 / 500) + cheapest(tuple(others)))
         return min(found)
 
     plan = plan_of([row(length) for length in lengths], 1, budget, 500.0)

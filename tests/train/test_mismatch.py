@@ -76,6 +76,7 @@ def reference(records: list[dict[str, Any]]) -> dict[str, float]:
     worst = max(records, key=lambda r: abs(math.exp(r["logprobs"] - r["behavior"]) - 1))
     return {
         "tokens": len(records),
+        "log_ratio": mean([(w, abs(math.log(r))) for w, r in pairs]),
         "kl": mean([(w, r - 1 - math.log(r)) for w, r in pairs]),
         "kl_k1": mean([(w, -math.log(r)) for w, r in pairs]),
         "chi2": chi2(pairs),

@@ -15,6 +15,7 @@ from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate
 from agentrl.train.batch import Batch
 from agentrl.train.branches import tokens_of
+from agentrl.train.returns import returns_to_go
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_session import HELLO, REWRITING, SETTINGS, TOOL
 
@@ -30,7 +31,8 @@ def said(number: int) -> str:
 
 def client(model: Path, policy: str) -> EpisodeLLM:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = REWRITING
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    tokenizer.chat_template = "{{ tools | tojson if tools }}" + REWRITING.replace("<|im_end|>", f"{calls}<|im_end|>")
     template = ChatTemplate(tokenizer, policy=policy)  # type: ignore[arg-type]
     answers = (answer([*tokenizer.encode(said(n), add_special_tokens=False), template.eos_id]) for n in range(9))
     backend = FakeBackend(lambda ids, params: next(answers))
@@ -94,6 +96,55 @@ async def test_the_first_turn_gets_what_the_last_conversation_earned(tiny_model:
     config = TrainerConfig(advantage="turns", scale_rewards="none")
     batch = Batch(Columns.of([good, bad]), config).train_batch()
     assert set(batch.tokens.sampled["advantages"].tolist()) == {0.5, -0.5}
+
+
+async def choose(model: Path, policy: str, rewards: list[float], reason: StopReason, group: str) -> Episode:
+    """Runs a conversation of two samples a call: now the first goes on and now the second, and the last is rewarded.
+
+    The step's reward is of the sample that was taken last, which is the one that the environment acted on.
+    """
+    llm = client(model, policy)
+    messages = [HELLO]
+    for number, reward in enumerate(rewards):
+        reply = await llm.session().chat.completions.create(messages=messages, n=2)  # type: ignore[attr-defined]
+        chosen = reply.choices[number % 2].message.model_dump(exclude_none=True)
+        messages = [*messages, chosen, HELLO]
+        llm.reward(reward)
+    return made(llm, sum(rewards), reason, group)
+
+
+@pytest.mark.parametrize("reason", [StopReason.TERMINATED, StopReason.TRUNCATED])
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_what_follows_counts_for_the_sample_whose_conversation_went_on(
+    choice: str, reason: StopReason, tiny_model: Path
+) -> None:
+    found = {}
+    for policy in ("append", "branch"):
+        episodes = [
+            await choose(tiny_model, policy, rewards, reason, "g") for rewards in ([0.0, 0.0, 1.0, 0.5], [0.0, 0.0])
+        ]
+        found[policy] = advantages(episodes, choice)[1]
+    assert found["branch"] == found["append"] and len({round(value, 4) for value in found["append"]}) > 3
+
+
+async def test_an_unchosen_sample_gets_its_own_reward_alone(tiny_model: Path) -> None:
+    """Two samples of the first call; the second call, a conversation of its own, goes on from the second sample."""
+    good, bad = [await choose_one(tiny_model, reward) for reward in (1.0, 0.0)]
+    config = TrainerConfig(advantage="turns", scale_rewards="none", discount=1.0)
+    batch = Batch(Columns.of([good, bad]), config)
+    own = [one.turns for _, one in batch._entries(None, None)]
+    assert [[turn.parent for turn in turns] for turns in own] == [[None, None, 1]] * 2
+    returns = [returns_to_go(one, 1.0) for _, one in batch._entries(None, None)]
+    assert returns == [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+
+
+async def choose_one(model: Path, reward: float) -> Episode:
+    llm = client(model, "branch")
+    create = llm.session().chat.completions.create  # type: ignore[attr-defined]
+    first = await create(messages=[HELLO], n=2)
+    await create(messages=[HELLO, first.choices[1].message.model_dump(exclude_none=True), HELLO])
+    llm.reward(reward)
+    return made(llm, reward, StopReason.TERMINATED, "g")
 
 
 async def test_other_tools_and_a_shortened_context_go_on_in_time(tiny_model: Path) -> None:

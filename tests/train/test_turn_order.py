@@ -158,3 +158,15 @@ def test_turns_are_found_among_messages_that_were_not_sampled() -> None:
     order = TurnOrder.of(parents, sampled, first=10)
     assert (order.messages, order.parents, order.roots) == ([11, 13, 14, 17], [None, 0, 0, None], [0, 0, 0, 5])
     assert followers(order.parents, order.roots) == [[1, 2], [3], [3], []]
+
+
+def test_a_conversation_that_goes_on_from_a_known_answer_is_part_of_that_ones_conversation() -> None:
+    """Two samples of a call; the second conversation goes on from the second of them, the third from an unknown one."""
+    parents = np.array([-1, 0, 0, -1, 3, -1, 5])
+    sampled = np.array([False, True, True, False, True, False, True])
+    follows = np.array([-1, -1, -1, 2, -1, -1, -1])
+    order = TurnOrder.of(parents, sampled, follows=follows)
+    assert (order.parents, order.roots) == ([None, None, 1, None], [0, 0, 0, 5])
+    assert followers(order.parents, order.roots) == [[3], [2], [3], []]
+    unknown = TurnOrder.of(parents, sampled)
+    assert followers(unknown.parents, unknown.roots) == [[2], [2], [3], []]

@@ -132,10 +132,14 @@ class FormatParser:
     def without_calls(self, text: str, *, in_thought: bool = False) -> ParsedAnswer | None:
         """Separates the reasoning from an answer without calls; see :class:`ToolParser`."""
         first = self._first_thought(text, in_thought)
-        if first is None:
+        reasoning, rest = first or ("", text)
+        marks = [
+            part for part in self._find(rest, ()) if not part.calls and part.end > part.start
+        ]  # of the format, around the content
+        if first is None and not marks:
             return None
-        reasoning, rest = first
-        return ParsedAnswer(rest.strip(), reasoning.strip() or None, ())
+        content, _ = _apart(rest, marks)
+        return ParsedAnswer(content, reasoning.strip() or None, ())
 
     def _parts(self, text: str, tools: Tools, in_thought: bool) -> Iterator[tuple[str, bool]]:
         """Yields the text of thoughts and the text between them, in order; True marks a thought."""

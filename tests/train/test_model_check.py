@@ -1,0 +1,131 @@
+"""A model that training refuses is refused from a small model of its config, and one that it takes is not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import (
+    AutoConfig,
+    BloomConfig,
+    CohereConfig,
+    FalconConfig,
+    Gemma2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+    SmolLM3Config,
+)
+
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.launch.model_check import PLAIN, is_plain
+from agentrl.launch.resolve import resolve
+from agentrl.train.model_check import check_model
+from agentrl.train.policy import ModelRefused
+from tests.train.noisy_models import CONFIGS
+
+ROOT = Path(__file__).parents[2]
+LARGE: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+BIASED = ("gptj", "phi")  # with a bias in the output head, which is 0 only before the first training
+TAKEN: dict[str, PreTrainedConfig] = {
+    **{name: config for name, config in CONFIGS.items() if name not in BIASED},
+    "a Llama of 8 billion": LlamaConfig(**LARGE, intermediate_size=14336, num_key_value_heads=8, vocab_size=128256),
+    "qwen2": Qwen2Config(**LARGE, num_key_value_heads=4),
+    "smollm3": SmolLM3Config(),
+    "experts": Qwen3MoeConfig(),
+}
+REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
+    "linear attention": (Qwen3NextConfig(), "linear_attention layers"),
+    "windows": (MistralConfig(**LARGE, sliding_window=100), r"sliding_attention layers.*context_length=512"),
+    "state space": (MambaConfig(), "linear_attention layers"),
+    "alibi": (
+        FalconConfig(hidden_size=1024, num_attention_heads=16, alibi=True),
+        "FalconForCausalLM cannot be trained",
+    ),
+    "no attention of ours": (BloomConfig(hidden_size=1024, n_layer=24, n_head=16), "BloomForCausalLM cannot be loaded"),
+    "scaled logits": (CohereConfig(**LARGE), "changes its logits after the output head"),
+    "soft caps": (Gemma2Config(sliding_window=4096), "Gemma2ForCausalLM cannot be loaded"),
+    **{name: (CONFIGS[name], "changes its logits after the output head") for name in BIASED},
+}
+
+
+def recipe_of(*more: str) -> Recipe:
+    return resolve(load_recipe("arithmetic_grpo", ["inference.context_length=512", *more], device="cpu"), None)
+
+
+def folder_of(config: PreTrainedConfig, folder: Path) -> Path:
+    """Writes a config alone: no weights are needed."""
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_training_takes_is_taken(name: str, tmp_path: Path, mesh: DeviceMesh) -> None:
+    assert check_model(recipe_of(), folder_of(TAKEN[name], tmp_path)) is None
+
+
+@pytest.mark.parametrize("attention", ["auto", "packed", "padded"])
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_what_is_left_unchecked_is_always_taken(name: str, attention: str, tmp_path: Path, mesh: DeviceMesh) -> None:
+    config = AutoConfig.for_model(name, **LARGE, num_key_value_heads=8)
+    folder = folder_of(config, tmp_path)
+    assert is_plain(json.loads((folder / "config.json").read_text()))
+    for dtype in ("float32", "bfloat16"):
+        check_model(recipe_of(f"trainer.attention={attention}", f"trainer.dtype={dtype}"), folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "plain"),
+    [
+        ({"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": False}, True),
+        ({"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True}, False),
+        ({"model_type": "llama", "sliding_window": 9}, False),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"model_type": "gpt2"}, False),
+    ],
+)
+def test_only_plain_models_are_left_unchecked(config: dict[str, Any], plain: bool) -> None:
+    assert is_plain(config) == plain
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_training_refuses_is_refused(name: str, tmp_path: Path, mesh: DeviceMesh) -> None:
+    config, message = REFUSED[name]
+    with pytest.raises(ModelRefused, match=message):
+        check_model(recipe_of(), folder_of(config, tmp_path))
+
+
+@pytest.mark.parametrize("setting", ["trainer.attention=packed", "trainer.lora_targets=[nowhere]"])
+def test_what_a_setting_needs_and_the_model_lacks_is_refused(setting: str, tmp_path: Path, mesh: DeviceMesh) -> None:
+    chosen = [setting, "trainer.lora_rank=2"] if "lora" in setting else [setting]
+    with pytest.raises(ModelRefused, match="trainer.attention=padded" if "packed" in setting else "lora_targets"):
+        check_model(recipe_of(*chosen), folder_of(CONFIGS["gpt2"], tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings", [["trainer.preset=ppo"], ["trainer.dtype=bfloat16", "trainer.compile=true"], ["trainer.lora_rank=4"]]
+)
+def test_other_settings_are_tried_too(settings: list[str], tmp_path: Path, mesh: DeviceMesh) -> None:
+    assert check_model(recipe_of(*settings), folder_of(TAKEN["qwen2"], tmp_path)) is None
+
+
+@pytest.mark.parametrize(("name", "code", "said"), [("qwen3", 0, "can be trained"), ("gpt2", 1, "GPT2LMHeadModel")])
+def test_the_process_says_so_in_one_line(name: str, code: int, said: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    recipe = recipe_of("trainer.attention=packed")
+    (run_dir / "config.json").write_text(json.dumps(recipe.model_dump(mode="json")))
+    model = folder_of(CONFIGS[name], tmp_path / "model")
+    command = [sys.executable, "-m", "agentrl.train.model_check", "--run-dir", str(run_dir), "--model", str(model)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert done.returncode == code and said in lines[-1], lines
+    assert len([line for line in lines if "Traceback" in line]) == 0
