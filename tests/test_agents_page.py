@@ -23,6 +23,8 @@ from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.train.batch import Batch
 from tests.end_to_end import run
@@ -64,7 +66,8 @@ def template(tiny_model: Path) -> ChatTemplate:
 async def episode(template: ChatTemplate, workflow: RolloutWorkflow, *texts: str, task: Task = SUM) -> Episode:
     settings = SessionSettings(SamplingParams(max_new_tokens=200), 5000, locked=True, model="m")
     client = ChatClient(Router([FakeBackend(calling(template, *texts))]), template, settings, settings)
-    return await run_episode(workflow, task, client, group_id="g", index=0, seed=0, timeout=60.0)
+    limits = Limits(60.0, 9.0)
+    return await run_episode(workflow, task, client, group_id="g", index=0, seed=0, limits=limits, left=Abandoned())
 
 
 def said(found: Episode, role: str) -> list[tuple[str | None, float | None]]:
