@@ -8,13 +8,15 @@ messages where the template knows only those. A format of tool calls that the pa
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
 from agentrl.inference.encoding import TemplateError
+from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, named_in, replaced
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import FALLBACK, PARSERS, ParsedAnswer, ToolParser
 
@@ -25,28 +27,13 @@ _ROLES = (
     "use roles that the template renders there (most: one system message at the beginning, user and assistant in "
     "turns), or set model.chat_template to another template"
 )
-_MARK = "agentrl0mark"  # occurs in no template
-_MOST_TOOLS = 2  # that are tried: one could come through where several do not
-_NAMED = ("user", "assistant", "system")  # roles whose ``name`` tells participants apart
+_SEEN = re.compile(
+    "( of (a prompt|messages) of the roles .*)?, so the model would never see (it|them)$"
+)  # stands in refusals
+_THOUGHT = "put it into the content, leave it out of the examples, or set model.chat_template to one that renders it"
+MOST_ROLES = 10  # that a refusal names; of more, the first and the last
 _CALL: dict[str, Any] = {"city": 'Zürich "old" town', "count": 3, "exact": True}
-_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks up.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "A city."},
-                "count": {"type": "integer", "description": "A number."},
-                "exact": {"type": "boolean", "description": "A choice."},
-            },
-            "required": ["city"],
-        },
-    },
-}
 _ASKED: Message = {"role": "user", "content": "a"}
-_SAID: Message = {"role": "assistant", "content": "a"}
 _CALLED: list[Message] = [
     {
         "role": "assistant",
@@ -57,12 +44,13 @@ _CALLED: list[Message] = [
     },
     {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "a"},
 ]
+_LATE = "late system message"
 _TRIED: dict[str, tuple[list[Message], list[dict[str, Any]]]] = {
     "system message": ([{"role": "system", "content": "a"}, _ASKED], []),
     "developer message": ([{"role": "developer", "content": "a"}, _ASKED], []),
-    "late system message": ([_ASKED, _SAID, {"role": "system", "content": "a"}, _ASKED], []),
-    "tools": ([_ASKED], [_TOOL]),
-    "a call and its result as an example": ([_ASKED, *_CALLED], [_TOOL]),
+    _LATE: ([{"role": "system", "content": "a"}, _ASKED], []),
+    "tools": ([_ASKED], [TOOL]),
+    "a call and its result as an example": ([_ASKED, *_CALLED], [TOOL]),
 }
 log = logging.getLogger(__name__)
 
@@ -88,9 +76,9 @@ class PromptCheck:
         if not any(message.get("role") == "developer" for message in messages):
             return messages
         if self._roles is None:
-            alone = [{"role": "developer", "content": _MARK}, {"role": "user", "content": "a"}]
+            alone = [{"role": "developer", "content": MARK}, {"role": "user", "content": "a"}]
             self._roles = {}
-            if _MARK not in self._rendered(alone, (), generation=True)[0]:
+            if MARK not in self._rendered(alone, (), generation=True)[0]:
                 self._roles = {"developer": "system"}
         return [{**message, "role": self._roles.get(message["role"], message["role"])} for message in messages]
 
@@ -100,7 +88,7 @@ class PromptCheck:
         tools: Tools,
         before: Sequence[Message] = (),
         *,
-        tail: Callable[[str], str] = str,
+        part: Callable[[str], str] = str,
         learned: bool = False,
     ) -> None:
         """Refuses messages that the template would drop.
@@ -112,16 +100,16 @@ class PromptCheck:
             messages: The new messages of a prompt.
             tools: Tools of the conversation.
             before: Earlier messages that are rendered before them, and not checked.
-            tail: Function that returns the part of the rendered text after those, where the messages must be.
+            part: Function that returns the part of the rendered text after those, where the messages must be.
             learned: Whether the last message is one that a model learns to write: then all of it must be rendered.
 
         Raises:
             TemplateError: Something of the messages or the tools would be missing in the prompt.
         """
         forms = [[_form(message) for message in some] for some in (before, messages)]
-        form = json.dumps([*forms, min(len(tools), _MOST_TOOLS), learned])
+        form = json.dumps([*forms, min(len(tools), MOST_TOOLS), learned])
         if form not in self._failures:
-            self._failures[form] = self._missing(messages, tools, before, tail, learned)
+            self._failures[form] = self._missing(messages, tools, before, part, learned)
         failure = self._failures[form]
         if failure is not None:
             raise TemplateError(failure)
@@ -148,72 +136,102 @@ class PromptCheck:
                 f"{WITH_TOOLS}"
             )
 
-    def findings(self, parser: ToolParser) -> list[str]:
-        """Says what the template does with each thing that a prompt may hold, one line for each.
+    def findings(self, parser: ToolParser, following: Callable[[Sequence[Message]], object]) -> list[str]:
+        """Says what the template does with each thing that a prompt may hold: what it renders, and each refusal.
 
         Args:
             parser: Parser of the model's answers.
+            following: Renders messages that follow an answer; raises :class:`TemplateError` where it cannot.
         """
-        lines = [f"{what}: {self._outcome(messages, tools)}" for what, (messages, tools) in _TRIED.items()]
-        lines[1] += ", as system messages" * bool(self._roles and "rendered" in lines[1])
+        rendered: list[str] = []
+        refused: list[str] = []
+        remedies: list[str] = []
+        for what, (messages, tools) in _TRIED.items():
+            try:
+                if what == _LATE:
+                    following(messages)
+                else:
+                    self.check(messages, tools)
+            except TemplateError as error:
+                why = str(error)
+                remedies += [remedy for remedy in (WITH_TOOLS, _ROLES) if why.endswith(remedy)]
+                for rest in (f": {WITH_TOOLS}", f": {_ROLES}"):
+                    why = why.removesuffix(rest)
+                refused.append(f"refused: {what}: {_SEEN.sub('', why)}")
+            else:
+                rendered.append(what + " (as system)" * (what.startswith("developer") and bool(self._roles)))
         read = self._calls.setdefault(parser.name, self._unread(parser))
-        return [*lines, f"tool calls: {read or f'read back by the parser {parser.name}'}"]
-
-    def _outcome(self, messages: Sequence[Message], tools: Tools) -> str:
-        try:
-            self.check(messages, tools)
-        except TemplateError as error:
-            return f"refused: {error}"
-        return "rendered"
+        calls = f"tool calls: {read or f'read back by the parser {parser.name}'}"
+        first = [f"rendered: {', '.join(rendered)}"] if rendered else []
+        return [*first, *refused, calls, *(f"remedy: {remedy}" for remedy in dict.fromkeys(remedies))]
 
     def _missing(
         self,
         messages: Sequence[Message],
         tools: Tools,
         before: Sequence[Message],
-        tail: Callable[[str], str],
+        part: Callable[[str], str],
         learned: bool,
     ) -> str | None:
-        """Returns what the template would leave out, as a sentence with the remedy; ``None`` if nothing."""
-        marked, marks, asides = _marked(messages)
-        if learned:
-            last = f"{_MARK}{len(messages) - 1}"
-            marks |= {mark: what for mark, what in asides.items() if mark.startswith((f"{last}c", f"{last}r"))}
-        stand_ins = _stand_ins(min(len(tools), _MOST_TOOLS))
-        text, failure = self._rendered([*before, *marked], stand_ins, generation=not learned)
-        if failure and tools:
-            text, failure = self._rendered([*before, *marked], (), generation=not learned)
-            if not failure:
-                return f"this chat template cannot render tools together with such messages: {WITH_TOOLS}"
-        roles = ", ".join(str(message.get("role")) for message in messages)
+        """Returns what the template would leave out, as a sentence with the remedy; ``None`` if nothing.
+
+        Templates may look texts, calls and tools up, so what fails with others is tried with the real ones.
+        """
+
+        def outcome(marked: Marked) -> tuple[str | None, bool]:
+            if learned:
+                marked.need_last()
+            return self._outcome_of(marked, before, part, generation=not learned)
+
+        reason, certain = outcome(replaced(messages, len(tools)))
+        if reason is None or certain:
+            return reason
+        return None if outcome(extended(messages, tools))[0] is None else reason
+
+    def _outcome_of(
+        self, marked: Marked, before: Sequence[Message], part: Callable[[str], str], *, generation: bool
+    ) -> tuple[str | None, bool]:
+        """Returns why a prompt is refused, and whether that is certain: whether it does not depend on its texts."""
+        prompt = f"a prompt of the roles {_roles(marked.messages)}"
+        if before:
+            prompt = f"messages of the roles {_roles(marked.messages)} after an answer"
+        text, failure = self._rendered([*before, *marked.messages], marked.tools, generation=generation)
+        if failure and marked.tools:
+            text, without = self._rendered([*before, *marked.messages], (), generation=generation)
+            if not without:
+                return f"this chat template cannot render tools together with such messages: {WITH_TOOLS}", False
         if failure:
-            return f"this chat template cannot render a prompt of the roles {roles} ({failure}): {_ROLES}"
-        added = tail(text)
-        lost = list(dict.fromkeys(what for mark, what in marks.items() if mark not in added))
+            return f"this chat template cannot render {prompt} ({failure}): {_ROLES}", False
+        added, text = part(text).lower(), text.lower()
+        lost = list(dict.fromkeys(what for mark, what in (marked.contents | marked.calls).items() if mark not in added))
         if lost:
-            remedy = WITH_TOOLS if any("tool" in what for what in lost) else _ROLES
+            thought = all(what.startswith("the reasoning") for what in lost)
+            remedy = _THOUGHT if thought else WITH_TOOLS if any("tool" in what for what in lost) else _ROLES
             return (
-                f"this chat template leaves out {' and '.join(lost)} of a prompt of the roles {roles}, so the model "
-                f"would never see it: {remedy}"
-            )
-        if any(_tool_mark(index) not in text for index in range(len(stand_ins))):
-            return f"this chat template does not render tools, so the model would never see them: {WITH_TOOLS}"
-        for mark, what in asides.items():
+                f"this chat template leaves out {' and '.join(lost)} of {prompt}, so the model "
+                f"would never {'see' if generation else 'learn'} it: {remedy}"
+            ), any(mark not in added for mark in marked.calls)
+        if not before and any(name not in text for name in marked.names):  # later ones follow the ids of these
+            return f"this chat template does not render tools, so the model would never see them: {WITH_TOOLS}", True
+        for mark, what in marked.asides.items():
             if mark not in text and what not in self._told and not what.startswith("the reasoning"):
                 self._told.add(what)
                 log.warning("this chat template leaves out %s; what the model shall see belongs into the content", what)
-        return None
+        return None, True
 
     def _unread(self, parser: ToolParser) -> str | None:
         """Returns how the template's calls and the parser's reading of them differ; ``None`` if they do not."""
         asked = [_ASKED]
         function = {"name": "look_up", "arguments": json.dumps(_CALL, ensure_ascii=False)}
-        prompt, _ = self._rendered(asked, [_TOOL], generation=True)
+        prompt, _ = self._rendered(asked, [TOOL], generation=True)
         whole, answer = "", ""
         for call_id in ("call00000", "functions.look_up:0"):  # some formats write the id alone
             call = {"id": call_id, "type": "function", "function": function}
             said = {"role": "assistant", "content": "", "tool_calls": [call]}
-            whole, _ = self._rendered([*asked, said], [_TOOL], generation=False)
+            whole, failure = self._rendered([*asked, said], [TOOL], generation=False)
+            if failure:  # some templates want the result, too
+                result = {**_CALLED[1], "tool_call_id": call_id}
+                whole, _ = self._rendered([*asked, said, result], [TOOL], generation=False)
             answer = self._answer(whole[len(_common(prompt, whole)) :])
             if "look_up" in answer:
                 break
@@ -222,7 +240,7 @@ class PromptCheck:
                 return None  # nothing to compare with; the format is known by the template's markers
             return "this chat template renders no tool calls, so it is not known how the model writes them"
         in_thought = whole.startswith(prompt) and opens_thought(prompt, parser.thinking)
-        parsed = parser.parse(answer, [_TOOL], in_thought=in_thought)
+        parsed = parser.parse(answer, [TOOL], in_thought=in_thought)
         if _reads_back(parsed):
             return None
         made = [f"{call.name}({call.arguments})" for call in parsed.calls] or "no call"
@@ -239,7 +257,7 @@ class PromptCheck:
 def _form(message: Message) -> list[Any]:
     """Whatever of a message decides how templates treat it, apart from its texts."""
     calls = [
-        [bool(arguments_object(call["function"]["arguments"])), call["function"]["name"] in str(call.get("id"))]
+        [bool(arguments_object(call["function"]["arguments"])), named_in(call.get("id"), call["function"]["name"])]
         for call in message.get("tool_calls", ())
     ]
     ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls", ()))]
@@ -254,62 +272,12 @@ def _form(message: Message) -> list[Any]:
     ]
 
 
-def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str], dict[str, str]]:
-    """Returns the messages with words in place of their texts, and the thing that each word stands for.
-
-    Returns:
-        The messages; words that a prompt must hold; words that templates leave out by convention.
-    """
-    marked: list[Message] = []
-    marks: dict[str, str] = {}
-    asides: dict[str, str] = {}
-    ids: dict[Any, str] = {}  # ids of calls that hold the tool's name, which some templates render in its place
-    for index, message in enumerate(messages):
-        role, one, mark = message.get("role", ""), dict(message), f"{_MARK}{index}"
-        calls = message.get("tool_calls")
-        if message.get("tool_call_id") in ids:
-            one["tool_call_id"] = ids[message["tool_call_id"]]
-        if str(message.get("content") or "").strip():
-            one["content"] = f"{mark}cx"
-            if calls:
-                asides[one["content"]] = "what an assistant says beside a tool call"
-            else:
-                marks[one["content"]] = f"the content of the {role} message"
-        if message.get("name") and role in _NAMED:
-            one["name"] = f"{mark}nx"
-            asides[one["name"]] = f"the name of {role} messages"
-        if message.get("reasoning_content"):
-            one["reasoning_content"] = f"{mark}rx"
-            asides[one["reasoning_content"]] = f"the reasoning (reasoning_content) of the {role} message"
-        if calls:
-            one["tool_calls"] = [
-                _marked_call(call, f"{mark}f{number}x", marks, ids) for number, call in enumerate(calls)
-            ]
-        marked.append(one)
-    return marked, marks, asides
-
-
-def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str], ids: dict[Any, str]) -> dict[str, Any]:
-    marks[mark] = "a tool call"
-    name, call_id = call["function"]["name"], call.get("id")
-    if isinstance(call_id, str) and name in call_id:
-        ids[call_id] = call_id.replace(name, mark)
-    arguments = "{}"  # also for text that is no object: whether the template takes that is not decided here
-    if arguments_object(call["function"]["arguments"]):
-        value = f"value-{mark[::-1]}"  # holds no other mark
-        marks[value] = "a tool call"
-        arguments = json.dumps({"key": value})
-    known = {"id": ids[call_id]} if call_id in ids else {}
-    return {**call, **known, "function": {**call["function"], "name": mark, "arguments": arguments}}
-
-
-def _tool_mark(index: int) -> str:
-    return f"{_MARK}tool{index}x"
-
-
-def _stand_ins(count: int) -> list[dict[str, Any]]:
-    """Tools whose names cannot be missed."""
-    return [{**_TOOL, "function": {**_TOOL["function"], "name": _tool_mark(index)}} for index in range(count)]
+def _roles(messages: Sequence[Message]) -> str:
+    """The roles of messages, for a person."""
+    roles = [str(message.get("role")) for message in messages]
+    if len(roles) <= MOST_ROLES:
+        return ", ".join(roles)
+    return f"{', '.join(roles[:4])}, ..., {', '.join(roles[-2:])} ({len(roles)} messages)"
 
 
 def _common(first: str, second: str) -> str:

@@ -22,7 +22,7 @@ from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, t
 from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.template_notes import template_notes
-from agentrl.inference.tool_parsers import FALLBACK, parser_for
+from agentrl.inference.tool_parsers import FALLBACK, ToolParser, parser_for
 from agentrl.inference.turn_ends import find_turn_ends
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class ChatTemplate:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
         said, shorter = self._probe(messages, answered, tools)
-        self.prompts.check(messages, tools, before=[USER, said], tail=lambda text: tail(text, said))
+        self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(self.render([USER, said, *messages], generation=True, tools=tools), said)
         is_call = bool(said.get("tool_calls"))
         mark = self._ends.first(longer)
@@ -207,6 +207,12 @@ class ChatTemplate:
         """Position where the end of a turn begins, in the text after a call's argument."""
         word = self.turn_ends.word
         return shorter.rfind(word) if word and word in shorter else len(shorter.rstrip())
+
+    def findings(self, parser: ToolParser) -> list[str]:
+        """Says what the template does with each thing that a conversation may hold; see :class:`PromptCheck`."""
+        return self.prompts.findings(
+            parser, lambda messages: self.following(messages, answered=SAID, answer_ids=[self.eos_id])
+        )
 
     def rewrites(self, messages: Sequence[Message]) -> bool:
         """Whether the template renders earlier turns differently when messages like these follow."""

@@ -1,13 +1,17 @@
 """Renders a run's first prompt, before its servers are started.
 
-Guarantees: the workflow runs as in an episode, with the first task, up to its first request, which reaches no server;
-environment and agent are the recipe's own, so what is found is what the model will be told. A prompt that the chat
-template would not render whole raises; whatever else goes wrong is returned as a sentence, because the run may still be
-right. What does not block the event loop is waited for no longer than :data:`LIMIT` and the limit of its teardown.
+Guarantees: the workflow runs as in an episode, with a copy of the first task, up to its first request. That reaches no
+server: the episode is cancelled there. Environment and agent are the recipe's own, so what is found is what the model
+will be told. A prompt that the chat template would not render whole raises; whatever else goes wrong is returned as a
+sentence, because the run may still be right. What does not block the event loop is waited for no longer than
+:data:`LIMIT` and the limit of its teardown.
 """
 
+import asyncio
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
@@ -25,6 +29,7 @@ from agentrl.rollout.deadline import Limits, within
 
 LIMIT = 20.0  # seconds; an environment's reset may start containers
 SHOWN = 300  # characters at each end of a prompt
+PERSISTENT = 10  # cancellations of an agent that catches them and asks again
 
 
 class PromptError(UserError):
@@ -53,20 +58,41 @@ class FirstPrompt:
         return [f"prompt     {len(self.token_ids)} tokens: {text!r}"]
 
 
-class _Reached(BaseException):
-    """Ends the workflow at its first request; no ``except Exception`` of an agent catches it."""
-
-
 class _NoServer:
-    """A server that samples nothing and keeps the prompt that it was sent."""
+    """A server that samples nothing: it keeps the first prompt that it is sent, and cancels the episode.
+
+    A cancellation ends task groups, threads and teardowns as the end of a run does, where an exception could be caught.
+
+    Attributes:
+        prompt: Ids of the first request; empty before it.
+        episode: Task to cancel.
+    """
 
     url = "no server"
-    prompt: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.prompt: tuple[int, ...] = ()
+        self.episode: asyncio.Task[Any] | None = None
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._calls = 0
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Keeps the prompt and ends the episode."""
-        self.prompt = tuple(token_ids)
-        raise _Reached
+        self.prompt = self.prompt or tuple(token_ids)
+        self._calls += 1
+        if self.episode is not None and self._calls <= PERSISTENT:
+            self.episode.cancel()
+        waiting = asyncio.current_task()
+        if waiting is not None:
+            self._waiting.add(waiting)
+            waiting.add_done_callback(self._waiting.discard)
+        await asyncio.Event().wait()  # until the cancellation
+        raise AssertionError("the event is never set")
+
+    def leave(self) -> None:
+        """Cancels the requests that tasks beside the episode still wait for, e.g. those of a thread."""
+        for task in tuple(self._waiting):
+            task.cancel()
 
 
 async def check_prompt(recipe: Recipe, model: Path) -> FirstPrompt:
@@ -96,14 +122,18 @@ async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, t
         raise PromptError(f"model {recipe.model.name}: {error}") from error
     settings = locked if recipe.trainer.type is not None else free
     limits = Limits(LIMIT, recipe.rollout.close_timeout)
-    ended = await within(limits, _until_reached(workflow, task, server, template, settings), Abandoned())
+    own = deepcopy(task)  # the run's first episodes get it as it was loaded
+    ended = await within(limits, _until_reached(workflow, own, server, template, settings), Abandoned())
+    server.leave()
     problem = f"task {task.id}: no request to the model within {LIMIT:g} s"
-    if not ended.overdue:
+    if ended.job.done() and not ended.job.cancelled():
         try:
             problem = ended.job.result()
         except TemplateError as error:
             raise PromptError(f"model {recipe.model.name}: {error}") from error
-    return FirstPrompt(server.prompt, template.text(list(server.prompt), special=True), problem)
+    return FirstPrompt(
+        server.prompt, template.text(list(server.prompt), special=True), "" if server.prompt else problem
+    )
 
 
 async def _until_reached(
@@ -111,17 +141,29 @@ async def _until_reached(
 ) -> str:
     """Runs an episode up to its first request; returns why it did not come so far, or an empty text."""
     llm = EpisodeLLM(lambda role: ChatSession(server, template, settings, role))
+    server.episode = episode = asyncio.current_task()
     try:
         await workflow.arun_episode(task, llm, seed=0)
-    except _Reached:
-        return ""
-    except TemplateError:
-        raise
-    except ContextOverflow as error:
-        return f"task {task.id}: {error}"
     except (
         Exception,
+        BaseExceptionGroup,
         SystemExit,
+        asyncio.CancelledError,
     ) as error:  # the episode boundary: user code may raise anything, and the run will say more of it
-        return f"task {task.id}: {type(error).__name__}: {error}"
+        refused = _refusal(error)
+        if refused is not None:
+            raise refused from error
+        if (
+            isinstance(error, asyncio.CancelledError) and episode is not None and episode.cancelling()
+        ):  # at its first request, or too late
+            raise
+        kind = "" if isinstance(error, ContextOverflow) else f"{type(error).__name__}: "
+        return f"task {task.id}: {kind}{error}"
     return f"task {task.id}: the episode ended without a request to the model"
+
+
+def _refusal(error: BaseException) -> TemplateError | None:
+    """Returns the refusal of a prompt that an exception is, or that a group holds."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_refusal, error.exceptions)), None)
+    return error if isinstance(error, TemplateError) else None

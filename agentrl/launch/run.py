@@ -223,7 +223,7 @@ def check_names(recipe: Recipe) -> None:
             require("trainer", recipe.trainer.type)
             require("advantage", recipe.trainer.advantage)
             require("objective", recipe.trainer.objective)
-    except (LookupError, ImportError, SyntaxError, TypeError, ValueError) as error:
+    except (LookupError, ImportError, SyntaxError, TypeError, ValueError, TimeoutError) as error:
         raise RunError(str(error)) from error
     if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
         raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")

@@ -23,7 +23,7 @@ from agentrl.envkit.language import SingleTurnEnvironment
 from agentrl.envkit.make import discard, make
 from agentrl.supervised.fields import refuse_unread, refuse_weight, tools_of
 
-_ROLES = ("system", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _SAMPLE = "messages, or prompt and completion"
 _PAIR = "prompt, chosen and rejected, or chosen and rejected as messages with a common beginning"
 

@@ -114,6 +114,130 @@ def test_a_developer_message_keeps_its_role_where_the_template_knows_it() -> Non
     assert mapped.canonical(PROMPTS["developer"]) == mapped.canonical([{"role": "system", "content": "rules"}, USER])
 
 
+TURN = (
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{'name': "
+    "'{{ c.function.name }}', 'arguments': {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n"
+)
+OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TOOLS_TEXT = "{% if tools %}{{ tools | tojson }}{% endif %}"
+LOOKED_UP = (  # a template may look a call's tool up among the tools
+    "{% for c in m.tool_calls or [] %}{% if tools and c.function.name not in tools | map(attribute='function') | "
+    "map(attribute='name') | list %}{{ raise_exception('no such tool') }}{% endif %}{% endfor %}"
+)
+UNUSUAL = {  # templates that render all, in ways of their own: where the tools are, around each message
+    "each text in capitals": ("", "{% if m.role == 'user' %}{{ m.content | upper }}{% endif %}" + TOOLS_TEXT),
+    "tools beside the system message": ("", "{% if m.role == 'system' %}" + TOOLS_TEXT + "{% endif %}"),
+    "tools with the last message": (
+        "",
+        "{% if m.role == 'user' and loop.last or m.role == 'system' %}" + TOOLS_TEXT + "{% endif %}",
+    ),
+    "what the schema says": (
+        "{% for t in tools or [] %}{{ t.function.name }} {{ t.function.parameters.properties.a.type }}{% endfor %}",
+        "",
+    ),
+    "a call's tool": (TOOLS_TEXT, LOOKED_UP),
+    "what a result says": (
+        TOOLS_TEXT,
+        "{% if m.role == 'tool' and m.content.startswith('result') %}{{ m.content }}{% endif %}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_an_unusual_template_renders_is_not_refused(name: str) -> None:
+    before, around = UNUSUAL[name]
+    tokenizer: Any = load("chatml_tools").tokenizer
+    own = next((role for role in ("user", "tool") if f"m.role == '{role}'" in around and "m.content" in around), "")
+    turn = TURN.replace(
+        "{{ m.content }}", f"{{{{ m.content if m.role != '{own}' }}}}"
+    )  # ``around`` has that of this role
+    tokenizer.chat_template = f"{before}{{% for m in messages %}}{around}{turn}{{% endfor %}}{OPENING}"
+    template = ChatTemplate(tokenizer, policy="append")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    system: Message = {"role": "system", "content": "rules"}
+    calling: Message = {"role": "assistant", "content": "", "tool_calls": [call()]}
+    text = template.text(template.first([system, USER, calling, RESULT], tools), special=True).lower()
+    assert all(word in text for word in ("rules", "question", "add", "value", "result"))
+    for new, answered in (([RESULT], calling), ([USER], {"role": "assistant", "content": "yes"})):
+        assert template.following(new, answered=answered, answer_ids=[template.eos_id], tools=tools)
+
+
+def test_a_tools_name_inside_of_an_id_by_chance_is_no_name() -> None:
+    """Mistral's templates refuse ids that have not nine letters and digits, and ``add`` may occur in them."""
+    template = load("chatml_tools")
+    tokenizer: Any = template.tokenizer
+    checks = (
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{% endfor %}"
+    )
+    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{checks}{TURN}{{% endfor %}}{OPENING}"
+    calling: Message = {"role": "assistant", "content": "", "tool_calls": [{**call(), "id": "1addf0b22"}]}
+    assert ChatTemplate(tokenizer).first([USER, calling, {**RESULT, "tool_call_id": "1addf0b22"}], TOOLS)
+
+
+def test_a_long_conversation_is_refused_in_a_short_sentence() -> None:
+    turns = [USER, {"role": "assistant", "content": "yes"}] * 50
+    with pytest.raises(TemplateError, match=r"user, assistant, .*\(102 messages\)") as caught:
+        load("phi3").first([*turns, USER, RESULT])
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["gptoss", "gemma"])
+def test_a_refusal_says_that_messages_come_after_an_answer(name: str) -> None:
+    """``a prompt of the roles system, user`` is what the remedy asks for."""
+    template = load(name)
+    with pytest.raises(TemplateError, match=r"messages of the roles system, user after an answer"):
+        template.following(
+            [{"role": "system", "content": "rules"}, USER],
+            answered={"role": "assistant", "content": "yes"},
+            answer_ids=[template.eos_id],
+        )
+
+
+def test_a_call_is_read_back_where_its_result_must_follow() -> None:
+    tokenizer: Any = load("chatml_tools").tokenizer
+    last = "{% if m.tool_calls and loop.last %}{{ raise_exception('a result must follow') }}{% endif %}"
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    turn = f"{last}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{calls}<|im_end|>"
+    tokenizer.chat_template = f"{TOOLS_TEXT}{{% for m in messages %}}{turn}{{% endfor %}}{OPENING}"
+    ChatTemplate(tokenizer).prompts.check_calls(PARSERS["json"])
+
+
+def found(name: str) -> list[str]:
+    template = load(name)
+    return template.findings(parser_for(template.source))
+
+
+def test_findings_of_a_whole_template_are_two_lines() -> None:
+    assert found("chatml_tools") == [
+        "rendered: system message, developer message, late system message, tools, a call and its result as an example",
+        "tool calls: read back by the parser hermes",
+    ]
+    assert "developer message (as system)" in found("qwen3")[0]
+
+
+def test_findings_name_a_remedy_once() -> None:
+    lines = found("llama3")
+    assert lines[0] == "rendered: system message, developer message, late system message"
+    assert lines[1:3] == [
+        "refused: tools: this chat template does not render tools",
+        "refused: a call and its result as an example: this chat template leaves out a tool call",
+    ]
+    assert lines[-1].startswith("remedy: set model.chat_template=chatml_tools") and len(lines) == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_findings_say_what_happens_in_a_conversation(name: str) -> None:
+    """DeepSeek's template puts every system message first, where a conversation that goes on cannot have it."""
+    template, late = load(name), [{"role": "system", "content": "rules"}, USER]
+    try:
+        template.following(late, answered={"role": "assistant", "content": "yes"}, answer_ids=[template.eos_id])
+        taken = True
+    except TemplateError:
+        taken = False
+    lines = template.findings(parser_for(template.source))
+    assert ("late system message" in lines[0]) == taken, lines
+
+
 def session(template: ChatTemplate, parser: str | None = None) -> ChatSession:
     backend = FakeBackend(lambda ids, params: answer([template.eos_id]))
     chosen = PARSERS[parser] if parser else None
@@ -234,7 +358,7 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_a_template_does_is_said_in_words(name: str) -> None:
     template = load(name)
-    lines = template.prompts.findings(parser_for(template.source))
+    lines = template.findings(parser_for(template.source))
     assert [line.partition(": ")[2][: len(want)] for line, want in zip(lines, FOUND[name], strict=True)] == FOUND[name]
 
 

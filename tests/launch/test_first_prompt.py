@@ -3,6 +3,8 @@
 import asyncio
 import io
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from agentrl import Agent, Message
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.core.environment import Environment
+from agentrl.core.episode import Task
+from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.data.datasets import load_tasks
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.session import ChatSession
@@ -21,6 +25,8 @@ from agentrl.launch.first_prompt import PromptError, check_prompt
 from agentrl.rollout.assemble import make_settings, make_workflow
 from tests.end_to_end import overrides, processes_of, run
 from tests.inference.fakes import FakeBackend, answer
+
+Say = Callable[..., Awaitable[Any]]
 
 
 class Odd(Environment[list[Message], Message]):
@@ -59,6 +65,19 @@ class Hot(Agent):
         if self.asks:
             await self.llm.chat.completions.create(messages=observation, temperature=0.1)
         return {"role": "assistant", "content": "yes"}
+
+
+class Asking(RolloutWorkflow):
+    """Runs a function that asks the model."""
+
+    def __init__(self, episode: Callable[[Say, Task], Awaitable[None]]) -> None:
+        self.episode = episode
+
+    async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+        """Run it."""
+        say = partial(llm.session().chat.completions.create, messages=[{"role": "user", "content": "hello"}])
+        await self.episode(say, task)
+        return Outcome(0.0)
 
 
 def odd(log: Path, *settings: str) -> Recipe:
@@ -116,6 +135,72 @@ async def test_what_else_goes_wrong_is_told_and_the_environment_closed(
     found = await check_prompt(odd(tmp_path / "log", *settings), tiny_model)
     assert problem in found.problem and problem in found.lines()[0] and not found.token_ids
     assert (tmp_path / "log").read_text() == "closed\n" * 2, "the one that is made as a test, and the episode's"
+
+
+async def in_a_group(say: Say, task: Task) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(say())
+
+
+async def again_and_again(say: Say, task: Task) -> None:
+    while True:
+        try:
+            return await say()
+        except BaseException:  # as an agent with a bare except does
+            continue
+
+
+async def from_a_thread(say: Say, task: Task) -> None:
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(say(), loop).result())
+
+
+async def with_a_failing_end(say: Say, task: Task) -> None:
+    try:
+        await say()
+    finally:
+        raise OSError("no connection left to close")
+
+
+async def with_its_task_changed(say: Say, task: Task) -> None:
+    task.data.clear()
+    await say()
+
+
+@pytest.mark.parametrize(
+    "episode", [in_a_group, again_and_again, from_a_thread, with_a_failing_end, with_its_task_changed]
+)
+async def test_a_workflow_that_asks_in_its_own_way_ends_at_its_first_request(
+    episode: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_prompt, "LIMIT", 1.0)
+    recipe = load_recipe("arithmetic_grpo", ["rollout.close_timeout=1"], device="cpu")
+    task, before = Task(id="t", data={"question": "a"}), asyncio.all_tasks()
+    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(episode), task)
+    assert not found.problem and "hello" in found.text
+    assert task.data == {"question": "a"}, "the run's first episodes get the task as it was loaded"
+    await asyncio.sleep(0)
+    assert {one for one in asyncio.all_tasks() - before if "generate" in str(one.get_stack())} == set()
+
+
+async def test_a_cancellation_of_the_workflows_own_is_told(tiny_model: Path) -> None:
+    async def cancelled(say: Say, task: Task) -> None:
+        raise asyncio.CancelledError("a scope of its own")
+
+    recipe = load_recipe("arithmetic_grpo", device="cpu")
+    found = await first_prompt.first_prompt(recipe, tiny_model, Asking(cancelled), Task(id="t", data={}))
+    assert found.problem == "task t: CancelledError: a scope of its own"
+
+
+async def test_a_refusal_in_a_group_is_a_refusal(tiny_model: Path) -> None:
+    async def odd_roles(say: Say, task: Task) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(say(tools=[{"type": "function", "function": {"name": "f"}}]))
+
+    recipe = load_recipe("arithmetic_grpo", device="cpu")
+    with pytest.raises(PromptError, match="does not render tools"):
+        await first_prompt.first_prompt(recipe, tiny_model, Asking(odd_roles), Task(id="t", data={}))
 
 
 def test_an_evaluation_is_refused_before_its_server_starts(

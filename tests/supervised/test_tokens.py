@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from agentrl.inference.template import ChatTemplate, TemplateError
-from agentrl.supervised.examples import Pair, Sample
+from agentrl.supervised.examples import Pair, Sample, sample_of
 from agentrl.supervised.tokens import Encoder
 
 TALK = [
@@ -133,3 +133,19 @@ def test_tools_are_in_the_prompt_that_a_session_sends(tiny_model: Path):
     assert not any(encoded.learned[: len(prompt)]) and all(encoded.learned[len(prompt) :])
     chosen, _, _ = Encoder(template).pair(Pair(TALK[:4], TALK[4], {"role": "assistant", "content": "no"}, [TOOL]))
     assert chosen == prompt
+
+
+def test_reasoning_that_the_template_leaves_out_is_refused_with_its_own_remedy(template: ChatTemplate):
+    said = {"role": "assistant", "content": "two", "reasoning_content": "one and one"}
+    with pytest.raises(
+        TemplateError, match=r"leaves out the reasoning .*learn.*: put it into the content, leave it out"
+    ):
+        Encoder(template).sample(Sample([TALK[1], said], 1))
+
+
+def test_a_developer_message_is_learned_from_as_it_is_sent(template: ChatTemplate):
+    sample = sample_of({"messages": [{"role": "developer", "content": "Be brief."}, *TALK[1:3]]})
+    assert sample is not None
+    encoded = Encoder(template).sample(sample)
+    prompt = template.first(sample.messages[:2])
+    assert encoded.ids[: len(prompt)] == prompt and "Be brief." in template.tokenizer.decode(prompt)
