@@ -74,7 +74,8 @@ def setup_line(setup: Mapping[str, float]) -> str:
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Lists the names of the evaluated metrics, without ``eval/``, interval bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(_BESIDE) and name not in _COUNTS]
+    beside = {f"{name}{what}" for name in names for what in _BESIDE}
+    return [name for name in names if name not in beside and name not in _COUNTS]
 
 
 def _is_shown(name: str, names: Sequence[str]) -> bool:
