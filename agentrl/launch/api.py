@@ -5,9 +5,11 @@ Guarantees: settings mean what they mean on the command line, and what is wrong 
 loop is running (a notebook), and set signal handlers only while they run, in the main thread.
 """
 
+import inspect
 import re
 import time
-from collections.abc import Mapping
+from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.settings import Overrides, Setting, sets, settings_of
 from agentrl.core.environment import Environment
+from agentrl.core.import_file import being_imported
+from agentrl.launch.class_path import class_path
 from agentrl.launch.evaluated import chooses_model, evaluated, how
 from agentrl.launch.results import EvalResult, TrainResult
 from agentrl.launch.run import run_recipe
@@ -41,6 +45,7 @@ def train(
         resume: Whether to continue the run of this name from its checkpoint.
         console: Console to print to; by default that of the program, and in a notebook none.
         sections: Further settings by section, ``trainer={"learning_rate": 1e-6}, seed=3``; they win over ``overrides``.
+            A class stands for its path: ``env=MyEnv``, ``agent={"id": MyAgent, "kwargs": {...}}``.
 
     Returns:
         What the training came to. A name that was not chosen and is taken gets a number: ``run_dir`` says which.
@@ -50,7 +55,12 @@ def train(
         RunFailed: A process of the run failed.
         RunStopped: Ctrl-C or SIGTERM; all processes have ended.
     """
-    settings = settings_of(overrides, sections)
+    if not isinstance(recipe, str | Path):
+        name = recipe.__name__ if isinstance(recipe, type) else repr(recipe)
+        raise ConfigError(
+            f"agentrl.train trains a recipe: its name, or the path of its file; {name} goes in env={name}"
+        )
+    settings = settings_of(overrides, sections, path_of=partial(class_path, in_process=False), own=_TRAIN)
     loaded = _load(recipe, settings, config)
     if loaded.trainer.type is None:
         raise ConfigError("trainer.type=null: that recipe trains nothing; agentrl.evaluate runs it")
@@ -103,7 +113,7 @@ def evaluate(
         raise ConfigError("--resume needs --output FOLDER (in Python, resume=True needs output=): the evaluation begun")
     if isinstance(model, Mapping):
         sections, model = {"model": model, **sections}, None
-    given = settings_of(overrides, sections)
+    given = settings_of(overrides, sections, path_of=partial(class_path, in_process=True), own=_EVALUATE)
     recipe, found = evaluated(what, model_is_chosen=model is not None or chooses_model(given))
     found += how(model, base_url, tasks, samples, concurrency, has_recipe=recipe is not None)
     folder = Path(output) if output is not None else _own_folder(what)
@@ -136,7 +146,20 @@ def run(
     return _run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
 
 
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(function).parameters if name != "sections")
+
+
+_TRAIN, _EVALUATE = _arguments(train), _arguments(evaluate)
+
+
 def _load(recipe: str | Path | None, settings: list[Setting], config: str | Path | None = None) -> Recipe:
+    file_in_import = being_imported()
+    if file_in_import is not None:
+        raise ConfigError(
+            f"{file_in_import} is imported by a run, and starts another: put what trains or evaluates in it below "
+            '`if __name__ == "__main__":`'
+        )
     name, file = (str(one) if one is not None else None for one in (recipe, config))
     return load_recipe(name, settings, file)
 

@@ -12,6 +12,7 @@ from agentrl.config.env_recipe import recipe_of
 from agentrl.config.errors import ConfigError
 from agentrl.config.settings import Setting
 from agentrl.core.environment import Environment
+from agentrl.launch.class_path import class_path
 
 # Of an environment without a recipe; small enough for any machine. The model's own template knows no tools.
 DEFAULT_MODEL: list[Setting] = [
@@ -40,7 +41,7 @@ def evaluated(
     Raises:
         ConfigError: ``what`` is neither a known recipe nor an environment.
     """
-    name = path_of(what) if isinstance(what, type) else str(what)
+    name = _name_of(what)
     recipe = recipe_of(name)
     if recipe is not None:
         return recipe, []
@@ -53,17 +54,19 @@ def chooses_model(settings: Sequence[Setting]) -> bool:
     return "model" in keys or "model.name" in keys
 
 
-def path_of(made: type[Environment[Any, Any]]) -> str:
-    """Returns the path by which this process finds an environment class, also one of ``__main__``.
-
-    Raises:
-        ConfigError: The class is no environment, or is defined inside a function.
-    """
-    if not issubclass(made, Environment):
-        raise ConfigError(f"{made.__name__} is no environment: want a subclass of agentrl.Environment")
-    if "." in made.__qualname__:
-        raise ConfigError(f"{made.__qualname__} is defined inside another object: define the class at module level")
-    return f"{made.__module__}:{made.__name__}"
+def _name_of(what: Any) -> str:
+    """Returns the name or path of what is evaluated; of a class the one by which this process finds it."""
+    if isinstance(what, type):
+        if not issubclass(what, Environment):
+            raise ConfigError(f"{what.__name__} is no environment: want a subclass of agentrl.Environment")
+        return class_path(what, in_process=True)
+    if isinstance(what, Environment):
+        raise ConfigError(
+            f"an object of class {type(what).__name__}: give the class itself; its arguments are env.kwargs"
+        )
+    if not isinstance(what, str | Path):
+        raise ConfigError(f"{what!r:.80}: want a recipe, an environment's id or path, or an environment class")
+    return str(what)
 
 
 def how(
@@ -78,10 +81,12 @@ def how(
     """Returns the settings that an evaluation's options mean.
 
     Raises:
-        ConfigError: A server is named without the model's name.
+        ConfigError: A server is named without the model's name, or its URL is none.
     """
     found: list[Setting] = []
     if base_url is not None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url={base_url}: want a URL, such as http://{base_url}")
         if model is None:
             raise ConfigError(
                 "--base-url needs --model NAME (in Python, base_url needs model): the name under which that server "

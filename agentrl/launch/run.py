@@ -100,8 +100,13 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     except ChildFailed as error:
         raise RunFailed(str(error), reached(ExitReason.FAILED, str(error))) from error
     finally:
-        if run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()  # the run was refused before anything was written
+        if not resume and _has_only_settings(run_dir):
+            shutil.rmtree(run_dir)  # the run was refused; its name is free again
+
+
+def _has_only_settings(run_dir: Path) -> bool:
+    files = [path for path in run_dir.rglob("*") if not path.is_dir()]
+    return run_dir.is_dir() and {path.name for path in files} <= {"config.json", CHAT_TEMPLATE}
 
 
 def _how_to_continue(recipe: Recipe, run_dir: Path) -> list[str]:
