@@ -8,8 +8,8 @@ loop is running (a notebook), and set signal handlers only while they run, in th
 import inspect
 import re
 import time
-from functools import partial
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 

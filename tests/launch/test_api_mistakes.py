@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
@@ -119,7 +119,7 @@ def test_a_mistake_in_the_call_is_a_users_error(
 class Few(Echo):
     """Nothing is held out."""
 
-    dataset: Any = [{"n": "1"}]
+    dataset: ClassVar[Any] = [{"n": "1"}]
 
 
 def test_an_evaluation_that_was_refused_leaves_no_folder(url: str, tmp_path: Path) -> None:  # noqa: F811
