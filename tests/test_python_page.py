@@ -1,6 +1,8 @@
 """docs/python.md: its blocks run as they stand."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,11 @@ import pytest
 import agentrl
 from agentrl.launch import api
 from agentrl.launch.results import ExitReason, read_training
-from tests.end_to_end import ROOT
+from tests.end_to_end import ROOT, environment
 from tests.launch.test_api import FIRST, records, url  # noqa: F401 - a fixture
 
 TEXT = (ROOT / "docs" / "python.md").read_text()
-TRAIN, EVALUATE, ERRORS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TRAIN, OWN, EVALUATE, ERRORS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_training_takes_the_shown_settings(
@@ -36,6 +38,17 @@ def test_training_takes_the_shown_settings(
     assert (recipe.trainer.learning_rate, recipe.trainer.time_budget, recipe.seed) == (2e-5, 120.0, 1)
     assert (recipe.rollout.group_size, seen["numbered"]) == (16, True)
     assert f"time_budget 7 {tmp_path} {tmp_path}/model" in capsys.readouterr().out
+
+
+def test_the_shown_script_is_planned_with_its_own_environment(tmp_path: Path) -> None:
+    """That such a run trains is shown by README's environment; here the call stops where processes would start."""
+    (tmp_path / "mine.py").write_text(OWN)
+    told = "import runpy; from agentrl.launch import api; api.run_recipe = lambda recipe, **_: exit(recipe.env.id); "
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{told} runpy.run_path('mine.py', run_name='__main__')"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 1 and ran.stderr.strip().endswith("mine.py:Shout"), ran.stderr
 
 
 def test_an_api_is_evaluated_as_shown(
