@@ -10,10 +10,18 @@ from types import ModuleType
 from typing import Any
 
 
-class CallablePackage(ModuleType):
-    """A package with a function of the same name; ``__entry_point__`` says where that is."""
+class CallablePackage(ModuleType):  # noqa: D101 - its `__doc__` is that of the function
+    # A package with a function of the same name; `__entry_point__` says where that is.
 
     __entry_point__: str
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """Call and docstring of the function, then the docstring of the package, for ``help``."""
+        function, empty = self.__function(), inspect.Signature.empty
+        given = [one.replace(annotation=empty) for one in self.__signature__.parameters.values()]
+        call = f"{function.__name__}{inspect.Signature(given)}"
+        return f"{call}\n\n{inspect.getdoc(function)}\n\nThe package {self.__name__}: {self.__dict__['__doc__']}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import pydoc
 import signal
 import subprocess
 import sys
@@ -52,6 +53,13 @@ def test_packages_of_the_same_name_stay_packages() -> None:
     assert callable(agentrl.evaluate) and agentrl.evaluate.metrics is sys.modules["agentrl.evaluate.metrics"]
     assert list(inspect.signature(agentrl.train).parameters)[:2] == ["recipe", "overrides"]
     assert "base_url" in inspect.signature(agentrl.evaluate).parameters
+
+
+def test_help_is_that_of_the_function() -> None:
+    for package in (agentrl.train, agentrl.evaluate):
+        text = pydoc.render_doc(package, renderer=pydoc.plaintext)
+        assert "overrides: " in text and "Raises:" in text and "trainer" in text, "the package's own words stand below"
+    assert inspect.getdoc(agentrl.train).startswith("train(recipe, overrides=None, *, ")  # type: ignore[union-attr]
 
 
 def evaluated(url: str, folder: Path, **more: Any) -> agentrl.EvalResult:
