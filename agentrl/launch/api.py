@@ -56,9 +56,9 @@ def train(
         RunStopped: Ctrl-C or SIGTERM; all processes have ended.
     """
     if not isinstance(recipe, str | Path):
-        name = recipe.__name__ if isinstance(recipe, type) else repr(recipe)
+        hint = f"; an environment goes in env={recipe.__name__}" if isinstance(recipe, type) else ""
         raise ConfigError(
-            f"agentrl.train trains a recipe: its name, or the path of its file; {name} goes in env={name}"
+            f"{recipe!r:.80}: agentrl.train trains a recipe: want its name, or the path of its file{hint}"
         )
     settings = settings_of(overrides, sections, path_of=partial(class_path, in_process=False), own=_TRAIN)
     loaded = _load(recipe, settings, config)

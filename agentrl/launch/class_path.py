@@ -5,7 +5,6 @@ refused with the reason.
 """
 
 import sys
-from pathlib import Path
 from types import FunctionType
 
 from agentrl.config.errors import ConfigError
@@ -24,10 +23,11 @@ def class_path(made: type | FunctionType, *, in_process: bool) -> str:
     name = made.__qualname__
     if "." in name or "<" in name:
         raise ConfigError(f"{name} is defined inside another object: define it at module level")
-    if in_process or (made.__module__ != "__main__" and "." in made.__module__):
+    file = getattr(sys.modules[made.__module__], "__file__", None) or ""
+    in_script = made.__module__ == "__main__"
+    if in_process or (not in_script and ("." in made.__module__ or not file.endswith(".py"))):
         return f"{made.__module__}:{name}"
-    file = getattr(sys.modules[made.__module__], "__file__", None)
-    if file is None or not Path(file).suffix == ".py":
+    if not file.endswith(".py"):
         raise ConfigError(
             f"{name} is defined in a notebook or at a prompt, and a training runs in other processes: write it to a "
             f"file, and give its path, such as 'my_env.py:{name}'"
