@@ -6,12 +6,14 @@ Importing this package is cheap: names resolve on first use, and neither torch n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.callable_package import make_callable
 from agentrl.core.gymnasium_ids import announce_all
 from agentrl.core.registry import gymnasium_names, provide, register
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from agentrl.config.errors import UserError
     from agentrl.core.agent import Agent
     from agentrl.core.environment import Environment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from agentrl.envkit.language import LanguageEnvironment, SingleTurnEnvironment
     from agentrl.envkit.make import make
     from agentrl.envkit.tool_environment import ToolEnvironment
+    from agentrl.envkit.tools.end_episode import EndEpisode
     from agentrl.envkit.tools.tool import tool
     from agentrl.envkit.tools.worked_call import worked_call
+    from agentrl.launch.api import evaluate, train
+    from agentrl.launch.results import EvalResult, Evaluation, ExitReason, RunFailed, RunStopped, TrainResult
 
 _HOME = {
     "Agent": "agentrl.core.agent",
@@ -33,34 +38,55 @@ _HOME = {
     "Task": "agentrl.core.episode",
     "Trajectory": "agentrl.core.episode",
     "ToolEnvironment": "agentrl.envkit.tool_environment",
+    "EndEpisode": "agentrl.envkit.tools.end_episode",
     "make": "agentrl.envkit.make",
     "tool": "agentrl.envkit.tools.tool",
     "worked_call": "agentrl.envkit.tools.worked_call",
     "LLM": "agentrl.core.workflow",
     "Outcome": "agentrl.core.workflow",
     "RolloutWorkflow": "agentrl.core.workflow",
+    "EvalResult": "agentrl.launch.results",
+    "Evaluation": "agentrl.launch.results",
+    "ExitReason": "agentrl.launch.results",
+    "RunFailed": "agentrl.launch.results",
+    "RunStopped": "agentrl.launch.results",
+    "TrainResult": "agentrl.launch.results",
+    "UserError": "agentrl.config.errors",
 }
 
 __all__ = [
     "LLM",
     "Agent",
+    "EndEpisode",
     "Environment",
     "Episode",
+    "EvalResult",
+    "Evaluation",
+    "ExitReason",
     "LanguageEnvironment",
     "Message",
     "Outcome",
     "RolloutWorkflow",
+    "RunFailed",
+    "RunStopped",
     "SingleTurnEnvironment",
     "StopReason",
     "Task",
     "ToolEnvironment",
+    "TrainResult",
     "Trajectory",
+    "UserError",
     "__version__",
+    "evaluate",
     "make",
     "register",
     "tool",
+    "train",
     "worked_call",
 ]
+
+make_callable("agentrl.train", "agentrl.launch.api:train")  # a package and a function: agentrl.train.loss, too, is one
+make_callable("agentrl.evaluate", "agentrl.launch.api:evaluate")
 
 register("GSM8K-v0", "agentrl.envs.gsm8k:GSM8K")
 register("Arithmetic-v0", "agentrl.envs.arithmetic:Arithmetic")

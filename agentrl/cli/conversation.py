@@ -10,27 +10,45 @@ from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV
-from agentrl.core.agent import Agent
+from agentrl.core.agent import Agent, Chat
 from agentrl.core.contract import checked_reset, checked_reward, checked_step, checked_unfinished
 from agentrl.core.environment import Environment
 from agentrl.core.episode import Message, Trajectory
 from agentrl.core.registry import load
 from agentrl.envkit.make import make
-from agentrl.inference.client import Client, Session
+from agentrl.inference.client import ASSISTANT, Client, EpisodeLLM
 from agentrl.inference.sdk_client import OpenAINames
 
 
 class OfferedTools(OpenAINames):
-    """The agent's chat client: a session that remembers which tools the latest call offered."""
+    """The agent's ``llm``: that of the episode, which remembers the tools that the role ``assistant`` offered last."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, llm: EpisodeLLM) -> None:
+        self._llm = llm
+        self._session = llm.session()
         self.tools: list[Any] = []
 
     async def create(self, **given: Any) -> Any:
         """Passes a call on to the session."""
         self.tools = list(given.get("tools") or ())
         return await self._session.chat.completions.create(**given)
+
+    def session(self, role: str = ASSISTANT) -> Chat:
+        """Returns the chat client of a role; only what ``assistant`` says is shown."""
+        return self if role == ASSISTANT else self._llm.session(role)
+
+    def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
+        """Credits a message, as in training."""
+        self._llm.reward(value, role, message=message)
+
+    def earned(self) -> float:
+        """Returns the sum of the agent's own parts of the shared reward."""
+        return self._llm.earned()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy has sampled a message."""
+        return self._llm.sampled
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,7 @@ class Conversation:
         seed = self._recipe.seed + self._number
         llm, self._release = self._client.acquire(evaluation=False, seed=seed)
         self.session = llm.session()
-        self.offered = OfferedTools(self.session)
+        self.offered = OfferedTools(llm)
         self.agent: Agent = self._agent_class(self.offered, **self._recipe.agent.kwargs)
         self.over, self.total, self._shown = False, 0.0, 0
         self._info: dict[str, Any] = {}

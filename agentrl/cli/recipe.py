@@ -1,16 +1,19 @@
 """``agentrl recipe``: lists, shows and runs recipes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from agentrl.cli.completion import complete_override, complete_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from agentrl.config.recipe import Recipe
+    from agentrl.launch.results import EvalResult, TrainResult
 
 app = typer.Typer(help="List, show and run recipes.", no_args_is_help=True)
 
@@ -82,15 +85,17 @@ def run(
     """Run a recipe: train, or evaluate with trainer.type=null."""
     from rich.console import Console
 
-    recipe = _load(name, overrides, config)
-    console = Console(highlight=False)
     if dry_run:
         from agentrl.launch.run import check_names
 
+        recipe = _load(name, overrides, config)
         check_names(recipe)
         _print_plan(recipe)
         _print_job(recipe)
         return
+    from agentrl.launch import api
+
+    console, recipe = Console(highlight=False), _load(name, overrides, config)
     if recipe.launch.type == "slurm":
         _submit(recipe, resume=resume)
         return
@@ -98,18 +103,40 @@ def run(
         from agentrl.launch.ray_run import run_on_ray
 
         raise typer.Exit(run_on_ray(recipe, console, resume=resume))
-    named = any(setting.startswith("name=") for setting in overrides or ())
-    raise typer.Exit(run_loaded(recipe, resume=resume, console=console, numbered=not named))
+    if recipe.launch.node_rank > 0:
+        from agentrl.launch.joined_run import join_run
+
+        raise typer.Exit(join_run(recipe, console))
+    finish(console, lambda: api.run(name, list(overrides or ()), config=config, resume=resume, console=console))
 
 
-def run_loaded(recipe: "Recipe", *, resume: bool, console: "Console", numbered: bool = False) -> int:
-    """Train, or evaluate if the recipe has no trainer; returns the exit code."""
+def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> NoReturn:
+    """Run ``work`` and end the command with its exit code.
+
+    The code is 0 after success, 1 if a process failed or an episode could not be judged, 75 after SIGUSR1, 130 after
+    Ctrl-C or SIGTERM.
+    """
     from agentrl.launch.bounded_run import END_SECONDS, end_within
-    from agentrl.launch.run import run_recipe
 
-    code = run_recipe(recipe, resume=resume, console=console, numbered=numbered)
+    code = exit_code(console, work)
     end_within(END_SECONDS, code)
-    return code
+    raise typer.Exit(code)
+
+
+def exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> int:
+    """Run ``work``, print why it failed, and return the exit code of :func:`finish`."""
+    from agentrl.launch.results import STOP_SIGNAL_CODE, EvalResult, ExitReason, RunFailed, RunStopped
+    from agentrl.launch.save_and_stop import SAVED_CODE
+
+    try:
+        result = work()
+    except RunStopped as stopped:
+        saved = stopped.result is not None and stopped.result.exit_reason is ExitReason.SAVED
+        return SAVED_CODE if saved else STOP_SIGNAL_CODE
+    except RunFailed as failed:
+        console.print(str(failed), style="red", markup=False, highlight=False)
+        return 1
+    return 1 if isinstance(result, EvalResult) and (result.evaluation.failed or not result.evaluation.n) else 0
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":

@@ -1,7 +1,7 @@
 """Finds the recipe whose settings an evaluation of an environment uses.
 
 Guarantees: an environment is the same one whichever way it is named (id, name in ``./envs``, path, module); nothing of
-it is imported. One without a recipe is evaluated with the recipe's defaults and the same model on every machine.
+it is imported.
 """
 
 from pathlib import Path
@@ -11,11 +11,6 @@ from agentrl.config.load import find_recipe, recipe_names
 from agentrl.config.overrides import read_file
 from agentrl.config.supervised import SUPERVISED
 from agentrl.core.registry import nearest, registered, spec_of
-
-DEFAULT_MODEL = (  # of an environment without a recipe; small enough for any machine
-    "model.name=HuggingFaceTB/SmolLM2-135M-Instruct",
-    "model.chat_template=chatml_tools",  # the model's own template knows no tools
-)
 
 
 def recipe_of(name: str) -> str | None:
@@ -42,16 +37,6 @@ def recipe_of(name: str) -> str | None:
         hint = nearest(name, known) or "."
         text = f"no environment or recipe {name!r}{hint} {error.args[0]}. Recipes: {', '.join(names)}"
         raise ConfigError(text) from error
-
-
-def settings_without_recipe(env: str, model: str | None) -> list[str]:
-    """Returns the settings of an environment that has no recipe.
-
-    Args:
-        env: Environment, in any of the ways to name one.
-        model: Model that the user chose; ``None`` for :data:`DEFAULT_MODEL`.
-    """
-    return [f"env.id={env}", *(DEFAULT_MODEL if model is None else (f"model.name={model}",))]
 
 
 def _recipes_by_env(names: list[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from agentrl.config.keys import dotted_keys, unknown_keys
 from agentrl.config.overrides import describe, merge, parse_override, read_file, set_key
 from agentrl.config.problems import problems
 from agentrl.config.recipe import Recipe
+from agentrl.config.settings import Setting, checked
 from agentrl.core.registry import nearest
 
 __all__ = ["ConfigError", "detect_device", "dotted_keys", "find_recipe", "load_recipe", "recipe_names", "recipe_of_run"]
@@ -75,15 +76,15 @@ def _meant(name: str, names: Sequence[str]) -> str:
 
 def load_recipe(
     name_or_path: str | None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Setting] = (),
     config_file: str | None = None,
     device: Device | None = None,
 ) -> Recipe:
     """Builds the recipe of a run.
 
     Args:
-        name_or_path: Name of a recipe, or a YAML file; ``None`` if ``config_file`` or ``overrides`` are complete.
-        overrides: ``a.b=value`` texts; the value is YAML.
+        name_or_path: Name of a recipe, or a YAML file; ``None`` if the rest is complete.
+        overrides: ``a.b=value`` texts, whose value is YAML, or pairs of key and value.
         config_file: YAML file that is merged over the recipe.
         device: Device whose part of the recipe is used; by default ``launch.device``, and for ``auto`` the machine's.
 
@@ -98,9 +99,9 @@ def load_recipe(
     wrong: list[str] = []
     layers = [_read_layer(path, wrong) for path in files]
     settings: list[tuple[str, Any]] = []
-    for text in overrides:
+    for given in overrides:
         try:
-            settings.append(parse_override(text))
+            settings.append(parse_override(given) if isinstance(given, str) else checked(*given))
         except ConfigError as error:
             wrong.append(str(error))
     device = device or _wanted_device(layers, settings) or detect_device()

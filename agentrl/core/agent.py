@@ -66,7 +66,12 @@ class Chat(Protocol):
 
 
 class Agent(ABC):
-    """Maps observations to actions; holds the conversation."""
+    """Maps observations to actions; holds the conversation.
+
+    Args:
+        llm: Chat client of the episode. In a run it is the :class:`~agentrl.LLM` of the workflow: an agent that speaks
+            in several roles gets the client of each with ``llm.session("planner")``.
+    """
 
     def __init__(self, llm: Chat) -> None:
         self.llm = llm

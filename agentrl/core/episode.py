@@ -264,3 +264,21 @@ class Episode(EpisodeBase):
     def roles(self) -> dict[str, int]:
         """Role -> number of its messages."""
         return {role: len(trajectory.nodes) for role, trajectory in self.trajectories.items()}
+
+    def conversation(self, role: str | None = None) -> list[Message]:
+        """Returns the messages of a role up to its last one; of several branches that is the latest.
+
+        Args:
+            role: The role; by default ``assistant``, or the episode's first role if none has that name.
+
+        Raises:
+            KeyError: The episode has no such role.
+        """
+        if role is None:
+            role = next((one for one in self.trajectories if one == "assistant"), next(iter(self.trajectories), None))
+            if role is None:
+                return []
+        if role not in self.trajectories:
+            raise KeyError(f"no role {role!r}; the episode's roles: {', '.join(self.trajectories) or 'none'}")
+        trajectory = self.trajectories[role]
+        return [trajectory.nodes[index].message for index in trajectory.path(len(trajectory.nodes) - 1)]

@@ -2,21 +2,24 @@
 
 Guarantees: a file is run once, and again if it failed; whatever its code raises comes out as one
 :class:`UserFileError` that names the file and the line; a module of the working folder is found whichever way the
-program was started.
+program was started. :func:`being_imported` says whose code runs.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.extras import extra_of, install_hint
 
 _IMPORTING = threading.RLock()
+_RUNNING = threading.local()  # `names`: files and modules whose code this thread is running, outermost first
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
@@ -49,12 +52,29 @@ def import_module(name: str) -> Any:
         return importlib.import_module(name)
     _add_working_folder()
     try:
-        return importlib.import_module(name)
+        with _running(name):
+            return importlib.import_module(name)
     except Exception as error:  # a module is code of its author and may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             text = f"no module {error.name!r} (looked in {Path.cwd()} and in the installed packages)"
             raise ModuleNotFoundError(text, name=error.name) from error
         raise _told(error, None) from error
+
+
+def being_imported() -> str | None:
+    """Returns the file or module that is being imported here, where the caller is code of that file; else ``None``."""
+    names: list[str] = getattr(_RUNNING, "names", [])
+    return names[-1] if names else None
+
+
+@contextlib.contextmanager
+def _running(name: str) -> Iterator[None]:
+    names = _RUNNING.__dict__.setdefault("names", [])
+    names.append(name)
+    try:
+        yield
+    finally:
+        names.pop()
 
 
 def _add_working_folder() -> None:
@@ -72,7 +92,8 @@ def _run(path: Path, name: str) -> Any:
     sys.modules[name] = module
     is_loaded = False
     try:
-        spec.loader.exec_module(module)
+        with _running(str(path)):
+            spec.loader.exec_module(module)
         is_loaded = True
     except SystemExit as error:
         line = traceback.extract_tb(error.__traceback__)[-1]

@@ -12,8 +12,11 @@ from agentrl.core.agent import Chat
 from agentrl.core.episode import Message, StopReason, Task
 
 
-class LLM(Protocol):
-    """Source of chat sessions; the tokens of each session are recorded under its role."""
+class LLM(Chat, Protocol):
+    """Source of chat sessions; the tokens of each session are recorded under its role.
+
+    It is a chat client itself, that of the role ``assistant``.
+    """
 
     def session(self, role: str = "assistant") -> Chat:
         """Returns the session of ``role`` in this episode; the same object every time."""
@@ -25,7 +28,8 @@ class LLM(Protocol):
         Args:
             value: The reward.
             role: Role whose own reward this is: the sum of such rewards counts for it instead of the episode's shared
-                reward. ``None``: a part of the shared reward, earned by the role ``assistant``.
+                reward. ``None``: a part of the shared reward, earned by the role that sampled ``message``, else by
+                ``assistant``, or if that sampled nothing by the role that was opened last.
             message: The message that was acted on; it is found among the sampled ones by its content. Without it, or if
                 it is none of them, the last sampled message is credited, or, if nothing was sampled since the last
                 reward, the message that got that.
@@ -34,6 +38,10 @@ class LLM(Protocol):
             TypeError: ``value`` is not a number.
             ValueError: ``value`` is not finite, or the role has sampled nothing.
         """
+        ...
+
+    def earned(self) -> float:
+        """Returns the sum of the parts of the shared reward that :meth:`reward` was given so far."""
         ...
 
     @property

@@ -109,7 +109,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
         return "", False
 
     async def _play(self, env: Environment[list[Message], Message], task: Task, llm: LLM, seed: int) -> Outcome:
-        agent: Agent = self._agent_class(llm.session(), **self._agent_kwargs)
+        agent: Agent = self._agent_class(llm, **self._agent_kwargs)
         # Copies: the task belongs to the whole group.
         started = await env.reset(seed=seed, options=copy.deepcopy(task.data))
         observation, info = valid_data(checked_reset(started, env))
@@ -141,8 +141,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
     async def _judged(
         self, task: Task, llm: LLM, said: list[Message], rewards: list[float | None], metrics: dict[str, float]
     ) -> float | None:
-        """Returns the episode's reward: the sum of the environment's, or what the reward function says of them."""
-        earned = sum(reward for reward in rewards if reward is not None)
+        """Returns the episode's reward: the sum of the environment's and the agent's, or what the function says."""
+        earned = llm.earned()
         total = None if None in rewards else earned
         if self._judge is not None:
             total, more = await self._judge(task.data, said, total)

@@ -1,9 +1,10 @@
 """Base class of environments with tools: ``@tool`` methods, a prompt and a reward.
 
 Guarantees: the tool calls of a message run concurrently and each is answered, even a malformed one; the first
-message without a tool call is judged as the answer; an episode that uses up its tool turns is truncated without
-being judged, and counts as wrong. Outcomes of the calls are logged as metrics. ``first_call_reward`` is paid at most
-once per episode, so that further calls earn nothing.
+message without a tool call is judged as the answer, and so is the answer of a tool that ends the episode
+(:class:`~agentrl.EndEpisode`); an episode that uses up its tool turns is truncated and judged as it stands, with an
+empty answer. Outcomes of the calls are logged as metrics. ``first_call_reward`` is paid at most once per episode, so
+that further calls earn nothing.
 """
 
 from abc import abstractmethod
@@ -28,7 +29,8 @@ class ToolEnvironment(LanguageEnvironment):
             learn the form of a call first, and this pays for it.
 
     Args:
-        max_tool_turns: Number of messages with tool calls after which the episode is truncated.
+        max_tool_turns: Number of messages with tool calls after which the episode is truncated, and judged with an
+            empty answer.
         tool_timeout: Time limit of one call in seconds, if the tool has no limit of its own.
         max_result_chars: Characters of a tool's answer that the model sees.
     """
@@ -61,6 +63,9 @@ class ToolEnvironment(LanguageEnvironment):
     def reward(self, task: dict[str, Any], answer: str) -> Any:
         """Judge the final answer; may be ``async``.
 
+        The answer is the text of a message without tool calls, what a tool that ended the episode gave, or empty if a
+        limit ended it.
+
         Returns:
             The reward; or ``(reward, metrics)``, where metrics are further numbers to log; or a verdict of
             :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted but not trained on.
@@ -81,7 +86,7 @@ class ToolEnvironment(LanguageEnvironment):
         return self.prompt(self._task), {"tools": [tool.schema() for tool in self.tools]}
 
     async def step(self, action: Message) -> tuple[list[Message], float, bool, bool, Info]:
-        """Answer the message's tool calls; without calls, judge it as the final answer."""
+        """Answer the message's tool calls; without calls, or if one ends the episode, judge the final answer."""
         if self._task is None:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
         answer = spoken(action, self)
@@ -94,12 +99,17 @@ class ToolEnvironment(LanguageEnvironment):
         self._turns += 1
         self._kinds += tuple(event.kind for event in events)
         answers = [event.message for event in events]
-        over = self._turns >= self.max_tool_turns
-        if over:
-            self._task = None
         said = [{"kind": event.kind.value, "name": event.name, "call_id": event.call_id} for event in events]
-        info: Info = {"events": said, "metrics": self._call_metrics()}
-        return answers, self._checked_call_reward(task, events), False, over, info
+        earned = self._checked_call_reward(task, events)
+        final = next((event.final for event in events if event.final is not None), None)
+        over = self._turns >= self.max_tool_turns
+        if final is None and not over:
+            return answers, earned, False, False, {"events": said, "metrics": self._call_metrics()}
+        self._task = None
+        reward, metrics = await self.judged(self.reward, task, final or "")
+        total: Any = None if reward is None or earned is None else earned + reward
+        info: Info = {"events": said, "metrics": metrics | self._call_metrics()}
+        return answers, total, final is not None, final is None, info
 
     async def judge_unfinished(self) -> tuple[float | None, Info]:
         """Judge the empty answer: the policy ran out of context, or of turns, before it gave one."""

@@ -19,6 +19,7 @@ from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.concurrency import Waits
 from agentrl.inference.drift import Drift
 from agentrl.inference.router import Lease, Router
+from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.inference.traffic import EpisodeTraffic, TrafficLog
@@ -68,8 +69,10 @@ class EpisodeDoor:
 OVER = "the episode is over: the calls and rewards of a task that it left do not count"
 
 
-class EpisodeLLM:
+class EpisodeLLM(OpenAINames):
     """A workflow's ``llm``: chat sessions by role, and a method for step rewards.
+
+    It is a chat client itself, that of the role ``assistant``.
 
     Args:
         make_session: Function of a role that makes its session.
@@ -88,6 +91,7 @@ class EpisodeLLM:
         self._door = door or EpisodeDoor()
         self.sessions: dict[str, Session] = {}
         self._credited: dict[str, float] = {}  # role -> sum of its own rewards
+        self._shared: list[float] = []  # parts of the shared reward
         self._latest: dict[str, tuple[int, int]] = {}  # role -> node of its latest reward, number of nodes then
 
     def session(self, role: str = ASSISTANT) -> Session:
@@ -97,16 +101,16 @@ class EpisodeLLM:
             self.sessions[role] = self._make_session(role)
         return self.sessions[role]
 
-    def client(self) -> Any:
-        """Returns an ``openai.AsyncOpenAI`` whose requests end in the session of the role ``assistant``."""
-        return self.session().client()
+    async def create(self, **given: Any) -> Any:
+        """Samples an answer in the session of the role ``assistant``."""
+        return await self.session().chat.completions.create(**given)
 
     def reward(self, value: float, role: str | None = None, *, message: Message | None = None) -> None:
         """Credit a message sampled by a role; several rewards for one message add up.
 
         Args:
             value: The reward.
-            role: Role whose own reward this is; ``None``: a part of the shared reward, earned by ``assistant``.
+            role: Role whose own reward this is; ``None``: a part of the shared reward, see :meth:`earner`.
             message: The message that was acted on; it is found by its content, see :mod:`agentrl.inference.acted_on`.
                 Without it, the last sampled message is credited, or the one of the latest reward if nothing was
                 sampled since.
@@ -118,7 +122,7 @@ class EpisodeLLM:
         """
         if not self._door.open:
             raise InferenceError(OVER)
-        name = valid_text(role or ASSISTANT)
+        name = valid_text(role or self.earner(message))
         session = self.session(name)
         if session.last_sampled is None:
             raise ValueError(f"role {name!r} has sampled no message that could get a reward")
@@ -132,8 +136,25 @@ class EpisodeLLM:
         self._latest[name] = index, len(nodes)
         node = nodes[index]
         node.reward = finite((node.reward or 0.0) + reward, place)
-        if role is not None:
+        if role is None:
+            self._shared.append(reward)
+        else:
             self._credited[name] = finite(self._credited.get(name, 0.0) + reward, place)
+
+    def earner(self, message: Message | None) -> str:
+        """Returns the role whose message a part of the shared reward is credited to.
+
+        It is a role that sampled ``message``. Where none did, or no message is given, it is ``assistant``, or if that
+        sampled nothing the role that was opened last among those that sampled.
+        """
+        spoke = [role for role, session in self.sessions.items() if session.last_sampled is not None]
+        spoke.sort(key=ASSISTANT.__eq__)  # the last one comes first below
+        if len(spoke) > 1 and message is not None:
+            for role in reversed(spoke):
+                _, seen = self._latest.get(role, (0, 0))
+                if node_of(self.sessions[role].trajectory.nodes, message, since=seen) is not None:
+                    return role
+        return spoke[-1] if spoke else ASSISTANT
 
     @property
     def waited(self) -> float:
@@ -146,10 +167,8 @@ class EpisodeLLM:
         return any(session.last_sampled is not None for session in self.sessions.values())
 
     def earned(self) -> float:
-        """Returns the sum of all step rewards of the shared reward so far."""
-        nodes = [node for session in self.sessions.values() for node in session.trajectory.nodes]
-        steps = sum(node.reward for node in nodes if node.reward is not None)
-        return steps - sum(self._credited.values())
+        """Returns the sum of the parts of the shared reward so far."""
+        return sum(self._shared)
 
     def role_rewards(self, given: Mapping[str, float]) -> dict[str, float]:
         """Own rewards by role: the sum of what was credited to a role, or what the workflow gave for the episode.

@@ -1,13 +1,14 @@
 """Runs an evaluation without training (``trainer.type=null``), on a server that the run starts or on any other.
 
 Guarantees: no trainer is started and, with an external API, no model is loaded and torch is not imported; the API key
-is read from the environment and written nowhere; if an episode could not be judged, or the evaluation ended before its
-end, the exit code is 1 instead of 0. However it ends, the score so far is shown, and ``--resume`` goes on. Tasks of
-abandoned episodes do not keep the process from ending.
+is read from the environment and written nowhere; it also runs where an event loop is running, as in a notebook. However
+it ends, the score so far is shown, and ``resume`` goes on. Tasks of abandoned episodes do not keep the process from
+ending.
 """
 
 import asyncio
-import os
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.judged import EPISODES, SETUP, read_judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.evaluate.setup import shown_component
+from agentrl.host.event_loop import EventLoop
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.client import ChatClient, EvaluationClient
@@ -30,12 +32,13 @@ from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.first_prompt import check_prompt, shortened
-from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.paused_servers import take_over
 from agentrl.launch.resolve import resolve
+from agentrl.launch.results import EvalResult, Evaluation
 from agentrl.launch.servers import find_model, start_servers
-from agentrl.launch.supervisor import Supervisor
+from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.summary import evaluation_table, setup_line
 from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
 from agentrl.rollout.deadline import Limits
@@ -50,8 +53,8 @@ ABANDONED = (
 )
 
 
-def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool = False) -> int:
-    """Run episodes of the validation tasks and print the result.
+def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool = False) -> EvalResult:
+    """Run episodes of the validation tasks, print the result and return it.
 
     Args:
         recipe: Recipe of the evaluation.
@@ -59,9 +62,10 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         console: Console to print to.
         resume: Whether to take the episodes that the folder holds, if they are of the same set-up.
 
-    Returns:
-        Exit code: 0, or 1 when an episode could not be judged, too many were abandoned, or no further can succeed.
+    Raises:
+        ChildFailed: A server failed, too many episodes were abandoned, or no further can succeed.
     """
+    started = time.monotonic()
     in_text = not server_kind(recipe.inference.engine).capabilities.token_logprobs
     model = None
     if in_text and recipe.inference.urls:
@@ -74,13 +78,15 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        with BoundedRunner(Limits.of(recipe.rollout).teardown) as loop:  # one loop: environments may keep connections
+        make_loop = partial(BoundedRunner, Limits.of(recipe.rollout).teardown)
+        with EventLoop(make_loop) as loop:  # one loop: environments may keep connections
+            end = partial(_leave, console, loop)
             if in_text or model is None:
                 loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
                 urls = _urls(recipe, model, run_dir, supervisor)
                 client = make_text_client(recipe, urls[0])
                 evaluator = Evaluator(recipe, make_workflow(recipe), client, journal, loaded)
-                summary = loop.run(_in_text(client, evaluator, recipe, run_dir, console, resume=resume))
+                work = _in_text(client, evaluator, recipe, run_dir, console, end, resume=resume)
             else:
                 prompt = loop.run(check_prompt(recipe, model.path))
                 if prompt.problem:
@@ -90,16 +96,16 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
                 served = make_client(recipe, model.path, urls)
                 evaluator = Evaluator(recipe, make_workflow(recipe), served, journal)
                 evaluator.prompt = prompt.text or None
-                summary = loop.run(_with_servers(served, evaluator, recipe, run_dir, console, resume=resume))
+                work = _with_servers(served, evaluator, recipe, run_dir, console, end, resume=resume)
+            summary = loop.run(work)
     except RolloutError as error:
-        console.print(f"the evaluation ended: {error}", style="red", markup=False, highlight=False)
-        return 1
+        raise ChildFailed(f"the evaluation ended: {error}") from error
     finally:
         supervisor.stop()
         journal.close()
-    result = evaluator.as_json(summary)
-    write_json(run_dir / "result.json", result)
-    _print_prompt(result["setup"]["prompt"], console)
+    found = evaluator.as_json(summary)
+    write_json(run_dir / "result.json", found)
+    _print_prompt(found["setup"]["prompt"], console)
     _print_score(recipe, evaluator, summary, console)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
@@ -107,7 +113,16 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         lost = LOST.format(summary.failed, evaluator.total, run_dir)
         console.print(lost, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
-    return 0 if summary.n and not summary.failed else 1
+    return EvalResult(
+        run_dir=run_dir,
+        evaluation=Evaluation.of(0, found, found),
+        episodes=tuple(evaluator.ended),
+        failures=dict(evaluator.failures),
+        answers=found["answers"],
+        notes=tuple(found["notes"]),
+        data=evaluator.source,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _print_score(recipe: Recipe, evaluator: Evaluator, summary: EvalSummary, console: Console) -> None:
@@ -144,23 +159,37 @@ def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor
 
 
 async def _in_text(
-    client: EvaluationClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
+    client: EvaluationClient,
+    evaluator: Evaluator,
+    recipe: Recipe,
+    run_dir: Path,
+    console: Console,
+    end: Callable[[int], None],
+    *,
+    resume: bool,
 ) -> EvalSummary:
     try:
-        return await _run(evaluator, recipe, run_dir, console, resume=resume)
+        return await _run(evaluator, recipe, run_dir, console, end, resume=resume)
     finally:
         await client.close()
 
 
 async def _with_servers(
-    client: ChatClient, evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool
+    client: ChatClient,
+    evaluator: Evaluator,
+    recipe: Recipe,
+    run_dir: Path,
+    console: Console,
+    end: Callable[[int], None],
+    *,
+    resume: bool,
 ) -> EvalSummary:
     if recipe.inference.urls:
         await asyncio.gather(*(take_over(one, recipe.weights.lease_seconds) for one in client.router.backends))
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
     try:
-        return await _run(evaluator, recipe, run_dir, console, resume=resume)
+        return await _run(evaluator, recipe, run_dir, console, end, resume=resume)
     finally:
         await client.router.close()
 
@@ -170,7 +199,16 @@ async def _take_back(router: Router, backend: Backend) -> None:
     router.admit(backend)
 
 
-async def _run(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> EvalSummary:
+async def _run(
+    evaluator: Evaluator,
+    recipe: Recipe,
+    run_dir: Path,
+    console: Console,
+    end: Callable[[int], None],
+    *,
+    resume: bool,
+) -> EvalSummary:
+    """Run the evaluation; ``end`` is that of the :class:`LoopWatch`."""
     setup = evaluator.setup
     console.print(f"data    {evaluator.source}", highlight=False)
     who = f"{shown_component(setup['env'])}, agent {shown_component(setup['agent'])}"
@@ -184,7 +222,7 @@ async def _run(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Con
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=evaluator.total)
         evaluator.on_episode = lambda _: bar.advance(row)
-        watch = LoopWatch.of(recipe.rollout, end=partial(_leave, console)).start(asyncio.get_running_loop())
+        watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
         try:
             return await evaluator.run(0)
         except (asyncio.CancelledError, RolloutError):
@@ -206,7 +244,7 @@ def _print_so_far(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: 
         console.print(again, highlight=False, markup=False, soft_wrap=True)
 
 
-def _leave(console: Console, code: int) -> None:
-    """Ends the process at once, with the cursor that the progress bar hid."""
+def _leave(console: Console, loop: EventLoop, code: int) -> None:
+    """Ends the evaluation at once, with the cursor that the progress bar hid."""
     console.show_cursor(True)
-    os._exit(code)
+    leave_or_exit(loop, code)

@@ -16,10 +16,9 @@ from agentrl.launch import commands
 from agentrl.launch.commands import Meeting
 from agentrl.launch.machines import collective_env, join
 from agentrl.launch.needed_packages import needed_packages, require_packages
+from agentrl.launch.results import STOP_SIGNAL_CODE
 from agentrl.launch.servers import find_model
 from agentrl.launch.supervisor import ChildFailed, Supervisor
-
-STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
 
 
 def join_run(recipe: Recipe, console: Console) -> int:

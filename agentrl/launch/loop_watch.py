@@ -1,7 +1,8 @@
 """Detects code that blocks the event loop, and reports its line.
 
 Guarantees: after ``WARN_SECONDS``, the blocking line is printed; after ``limit`` seconds the stack is printed and the
-process ends, because a blocked loop can neither end overdue episodes nor answer the trainer.
+process ends, because a blocked loop can neither end overdue episodes nor answer the trainer. A caller that waits beside
+the loop, as a notebook does, gets an error instead.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from collections.abc import Callable
 
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.stack_place import outer_frames, place
+from agentrl.host.event_loop import EventLoop
+from agentrl.launch.supervisor import ChildFailed
 
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 5.0  # seconds without progress of any episode after which a line is logged
@@ -79,4 +82,11 @@ class LoopWatch:
             return
         print("".join(traceback.format_stack(frame)), file=sys.stderr)
         print(f"the event loop was blocked for {still:.0f} s in {where}: {advice}", file=sys.stderr, flush=True)
+        self.stop()
         self._end(EXIT_CODE)
+
+
+def leave_or_exit(loop: EventLoop, code: int, *, exit: Callable[[int], object] = os._exit) -> None:
+    """Ends a run whose event loop is blocked: with an error for a caller beside the loop, else with the process."""
+    if not loop.leave(ChildFailed("the evaluation ended: its event loop was blocked, see the lines printed before")):
+        exit(code)

@@ -24,11 +24,11 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.needed_packages import require_packages
+from agentrl.launch.results import STOP_SIGNAL_CODE
 from agentrl.train.checkpoint_state import latest_checkpoint
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
-STOP_SIGNAL_CODE = 130
 FAILED = 1  # exit code of a run with a failed process
 
 

@@ -1,20 +1,16 @@
-"""``agentrl recipe run``: a run from its recipe to its outputs.
+"""A run from its recipe to its outputs: the way of ``agentrl recipe run``, :func:`agentrl.train` and the rest.
 
 Guarantees: recipe errors that can be detected early are reported before a process starts; however the run ends
 (success, a failing child, Ctrl-C), no process, port or shared memory remains; outputs are in ``runs/<name>/``.
 """
 
 import itertools
-import json
 import os
 import secrets
 import shutil
-import signal
 import time
-from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -26,21 +22,29 @@ from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
 from agentrl.evaluate.judged import check_evaluated
-from agentrl.evaluate.paired import changes
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
+from agentrl.host.stop_signals import interruptible
 from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
-from agentrl.launch.joined_run import STOP_SIGNAL_CODE, join_run
 from agentrl.launch.machines import HEAD_FILE, announce, meet
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.paused_servers import resume_paused
 from agentrl.launch.resolve import resolve
-from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
+from agentrl.launch.results import (
+    EvalResult,
+    ExitReason,
+    RunFailed,
+    RunStopped,
+    TrainResult,
+    end_of,
+    read_training,
+)
+from agentrl.launch.save_and_stop import SavedAndStopped, check_saved, saves_on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -48,7 +52,7 @@ from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
-from agentrl.observe.sinks import MetricsTail, read_metrics
+from agentrl.observe.sinks import MetricsTail
 from agentrl.observe.summary import summary_table
 from agentrl.rollout.assemble import make_workflow
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
@@ -61,7 +65,7 @@ class RunError(UserError):
     """The run cannot start; the message says what to change."""
 
 
-def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> int:
+def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> TrainResult | EvalResult:
     """Train with the recipe's trainer, or only evaluate if it has none.
 
     Args:
@@ -70,16 +74,12 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         console: Console to print to.
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
 
-    Returns:
-        Exit code: 0 after success, 1 if a process failed or no episode could be judged, 75 after SIGUSR1, 130 after
-        Ctrl-C or SIGTERM.
-
     Raises:
         RunError: The run cannot start.
         ChildRefused: The same, as one of its processes found while the servers load.
+        RunFailed: A process of the run failed.
+        RunStopped: Ctrl-C, SIGTERM or SIGUSR1, after all processes have ended.
     """
-    if recipe.launch.node_rank > 0:
-        return join_run(recipe, console)
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
@@ -87,39 +87,50 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
     for hint in hints(recipe):
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
-        signal.signal(signum, signal.default_int_handler)
-    on_request(run_dir)
+    trains, started = recipe.trainer.type is not None, time.monotonic()
+
+    def reached(reason: ExitReason, error: str | None = None) -> TrainResult | None:
+        seconds = time.monotonic() - started
+        return read_training(run_dir, reason, seconds=seconds, error=error) if trains else None
+
     try:
-        if recipe.trainer.type is None:
-            return evaluate_recipe(recipe, run_dir, console, resume=resume)
-        return train_recipe(recipe, run_dir, console, resume=resume)
+        with interruptible(), saves_on_request(run_dir):
+            if not trains:
+                return evaluate_recipe(recipe, run_dir, console, resume=resume)
+            return train_recipe(recipe, run_dir, console, resume=resume)
     except KeyboardInterrupt:
-        console.print("\nstopped")
-        if latest_checkpoint(run_dir / "checkpoints") is not None:
-            place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
-            again = f"agentrl recipe run RECIPE name={recipe.name}{place} --resume"
-            console.print(
-                f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
-            )
-        return STOP_SIGNAL_CODE
+        message = "\n".join(["stopped", *_how_to_continue(recipe, run_dir)])
+        console.print(f"\n{message}", highlight=False, markup=False, soft_wrap=True)
+        raise RunStopped(message, reached(ExitReason.STOPPED)) from None
     except SavedAndStopped:
-        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
-        return SAVED_CODE
-    except ChildFailed as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        return 1
+        message = "\n".join(["saved and stopped, as SIGUSR1 asked", *_how_to_continue(recipe, run_dir)])
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
+        raise RunStopped(message, reached(ExitReason.SAVED)) from None
     except ChildRefused:
         if not resume:
             shutil.rmtree(run_dir)  # nothing was made: its name is free again
         raise
+    except ChildFailed as error:
+        raise RunFailed(str(error), reached(ExitReason.FAILED, str(error))) from error
     finally:
-        if run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()  # the run was refused before anything was written
+        if not resume and _has_only_settings(run_dir):
+            shutil.rmtree(run_dir)  # the run was refused; its name is free again
 
 
-def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
-    """Start the run's processes, wait for their end, and print a report; returns the exit code."""
+def _has_only_settings(run_dir: Path) -> bool:
+    files = [path for path in run_dir.rglob("*") if not path.is_dir()]
+    return run_dir.is_dir() and {path.name for path in files} <= {"config.json", CHAT_TEMPLATE}
+
+
+def _how_to_continue(recipe: Recipe, run_dir: Path) -> list[str]:
+    if latest_checkpoint(run_dir / "checkpoints") is None:
+        return []
+    place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
+    return [f"continue with its other settings and: agentrl recipe run RECIPE name={recipe.name}{place} --resume"]
+
+
+def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> TrainResult:
+    """Start the run's processes, wait for their end, and print a report."""
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
@@ -146,8 +157,9 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
             draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
-    _report(recipe, run_dir, console, time.monotonic() - started)
-    return 0
+    result = read_training(run_dir, end_of(run_dir, recipe.trainer), seconds=time.monotonic() - started)
+    _report(recipe, result, console)
+    return result
 
 
 def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Recipe, Path]:
@@ -333,20 +345,12 @@ def _picture(recipe: Recipe) -> str:
     return "loss.png" if recipe.trainer.type in SUPERVISED else "reward.png"
 
 
-def _report(recipe: Recipe, run_dir: Path, console: Console, seconds: float) -> None:
-    records = read_metrics(run_dir / "metrics.jsonl")
-    evaluations = [record for record in records if any(name.startswith("eval/") for name in record)]
-    if len(evaluations) >= 2:
-        first, last = evaluations[0], evaluations[-1]
-        found = [_evaluation(run_dir, record) for record in (first, last)]
-        compared = {name: astuple(one) for name, one in changes(*(one.get("per_task", {}) for one in found)).items()}
-        console.print(summary_table(first, last, compared, found[-1].get("setup", {})))
+def _report(recipe: Recipe, result: TrainResult, console: Console) -> None:
+    if result.before is not None and result.after is not None:
+        by_step = {record["step"]: record for record in result.metrics}
+        first, last = by_step[result.before.step], by_step[result.after.step]
+        compared = {name: astuple(one) for name, one in result.changes.items()}
+        console.print(summary_table(first, last, compared, result.after.setup))
     files = [_picture(recipe), "metrics.jsonl", "episodes.jsonl", "model/"]
-    there = ", ".join(name for name in files if (run_dir / name).exists())
-    console.print(f"done in {seconds / 60:.1f} min; outputs in {run_dir}: {there}")
-
-
-def _evaluation(run_dir: Path, record: Mapping[str, float]) -> dict[str, Any]:
-    """Reads what an evaluation wrote beside its record; nothing where no task was sampled."""
-    path = run_dir / f"eval-{int(record['step']):06d}.json"
-    return json.loads(path.read_bytes()) if path.is_file() else {}
+    there = ", ".join(name for name in files if (result.run_dir / name).exists())
+    console.print(f"done in {result.seconds / 60:.1f} min; outputs in {result.run_dir}: {there}")

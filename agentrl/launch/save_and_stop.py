@@ -3,7 +3,10 @@
 Guarantees: the trainer alone decides when, between two steps; a run that ends by itself meanwhile ends as usual.
 """
 
+import contextlib
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -16,14 +19,22 @@ class SavedAndStopped(Exception):
     """The trainer has saved its checkpoint after the request to stop."""
 
 
-def on_request(run_dir: Path) -> None:
-    """Lets SIGUSR1 ask the trainer of a run to save and stop."""
+@contextlib.contextmanager
+def saves_on_request(run_dir: Path) -> Iterator[None]:
+    """Lets SIGUSR1 ask the trainer of a run to save and stop, inside the block and in the main thread."""
 
     def ask(signum: int, frame: FrameType | None) -> None:
         if (run_dir / "processes").is_dir():
             (run_dir / "processes" / STOP_FILE).touch()
 
-    signal.signal(signal.SIGUSR1, ask)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before if before is not None else signal.SIG_DFL)
 
 
 def check_saved(run_dir: Path) -> None:

@@ -7,6 +7,7 @@ episodes, on the same tasks and with the same keys in the same files.
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from agentrl.config.supervised import evaluates
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.host.event_loop import EventLoop
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
 from agentrl.launch import commands
-from agentrl.launch.bounded_run import bounded_run
-from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.bounded_run import BoundedRunner
+from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
 from agentrl.launch.machines import announce, meet
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
@@ -102,9 +104,10 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
     urls = start_servers(recipe, model, run_dir / "processes", supervisor)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     try:
-        summary, found, failures = bounded_run(
-            _episodes(recipe, model, urls, journal, step), Limits.of(recipe.rollout).teardown
-        )
+        with EventLoop(partial(BoundedRunner, Limits.of(recipe.rollout).teardown)) as loop:
+            summary, found, failures = loop.run(
+                _episodes(recipe, model, urls, journal, step, partial(leave_or_exit, loop))
+            )
     except RolloutError as error:
         raise ChildFailed(f"the evaluation ended: {error}") from error
     finally:
@@ -120,12 +123,12 @@ def evaluate_weights(recipe: Recipe, model: Path, run_dir: Path, supervisor: Sup
 
 
 async def _episodes(
-    recipe: Recipe, model: Path, urls: list[str], journal: Journal, step: int
+    recipe: Recipe, model: Path, urls: list[str], journal: Journal, step: int, end: Callable[[int], None]
 ) -> tuple[EvalSummary, dict[str, Any], str]:
     client = make_client(recipe, model, urls)
     client.router.rejoin = partial(_take_back, client.router)
     client.router.start()
-    watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
+    watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
     try:
         evaluator = Evaluator(recipe, make_workflow(recipe), client, journal)
         summary = await evaluator.run(step)

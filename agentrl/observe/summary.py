@@ -1,12 +1,16 @@
 """Builds the tables of evaluation results at the end of a run.
 
 Guarantees: every number has its 95% interval, or the note that it has none; failed episodes are counted separately
-from wrong answers; a change is of the tasks that both evaluations judged.
+from wrong answers; a change is of the tasks that both evaluations judged. No interval is broken at 80 columns: where a
+table is too wide, each interval stands below its number.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape, render
+from rich.measure import Measurement
 from rich.table import Table
 
 _LABELS = {
@@ -28,6 +32,7 @@ _SHARES = {
 }
 _BESIDE = ("_low", "_high", "_tasks", "_episodes")  # in the names of numbers that stand beside a metric
 _COUNTS = ("n", "invalid", "abandoned", "examples", "version_min", "version_max")
+SHORTEST_NAME = 12  # columns of a name, also where the values leave fewer
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
 
@@ -40,7 +45,7 @@ def summary_table(
     after: Mapping[str, float],
     changes: Changes | None = None,
     setup: Mapping[str, float] | None = None,
-) -> Table:
+) -> "Fitting":
     """Builds a table of the evaluations before and after training.
 
     Args:
@@ -53,15 +58,50 @@ def summary_table(
     table = Table(
         title="Held-out tasks, before and after training", caption=_caption(before, after, changes, setup or {})
     )
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for column in ("before", "after", *(["change, paired"] if changes else [])):
         table.add_column(rf"{column} \[95% interval]", justify="right")
     found = metric_names({**before, **after})
     for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
         if name in found and _is_shown(name, found):
             cells = [with_interval(before, name), with_interval(after, name)]
-            table.add_row(_LABELS.get(name, name), *cells, *([_change(name, changes)] if changes else []))
-    return table
+            table.add_row(escape(_LABELS.get(name, name)), *cells, *([_change(name, changes)] if changes else []))
+    return Fitting(table)
+
+
+class Fitting:
+    """A table that is printed with intervals below their numbers where it is too wide otherwise.
+
+    Args:
+        table: Table whose cells are texts with an interval behind their number.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the table as it is, or the narrower one."""
+        wanted = Measurement.get(console, options.update(width=console.width * 9), self._table).maximum
+        yield self._table if wanted <= options.max_width else _narrow(self._table, options.max_width)
+
+
+def _narrow(table: Table, width: int) -> Table:
+    """Returns a copy of a table with a line break before each interval, and names folded to what is left of a width."""
+    columns = [[_broken(str(cell)) for cell in (column.header, *column.cells)] for column in table.columns]
+    of_values = sum(
+        max(len(line) for cell in cells for line in render(cell).plain.split("\n")) for cells in columns[1:]
+    )
+    narrow = Table(title=table.title, caption=table.caption)
+    narrow.add_column("", overflow="fold", max_width=max(SHORTEST_NAME, width - of_values - 3 * len(columns) - 1))
+    for header, *_ in columns[1:]:
+        narrow.add_column(header, justify="right")
+    for row in zip(*(cells[1:] for cells in columns), strict=True):
+        narrow.add_row(*row)
+    return narrow
+
+
+def _broken(cell: str) -> str:
+    return cell.replace(r" \[", "\n\\[").replace(" (no", "\n(no")
 
 
 def setup_line(setup: Mapping[str, float]) -> str:
@@ -74,7 +114,8 @@ def setup_line(setup: Mapping[str, float]) -> str:
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
     """Lists the names of the evaluated metrics, without ``eval/``, interval bounds and counts."""
     names = [key.removeprefix("eval/") for key in metrics if key.startswith("eval/")]
-    return [name for name in names if not name.endswith(_BESIDE) and name not in _COUNTS]
+    beside = {f"{name}{what}" for name in names for what in _BESIDE}
+    return [name for name in names if name not in beside and name not in _COUNTS]
 
 
 def _is_shown(name: str, names: Sequence[str]) -> bool:
@@ -93,12 +134,12 @@ def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[
         title: Title of the table.
         answers: Number of answers, ``all``, and of those that say nothing, by kind.
     """
-    table = Table(title=title)
-    table.add_column("")
+    table = Table(title=escape(title))
+    table.add_column("", overflow="fold")
     table.add_column("value [95% interval]".replace("[", r"\["), justify="right")
     names = metric_names(metrics)
     for name in (one for one in names if _is_shown(one, names)):
-        table.add_row(name, with_interval(metrics, name))
+        table.add_row(escape(name), with_interval(metrics, name))
     table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
     table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
     if metrics.get("eval/abandoned"):

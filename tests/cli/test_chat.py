@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from agentrl import LanguageEnvironment, Message
+from agentrl import Agent, LanguageEnvironment, Message
 from agentrl.cli.chat import chat_recipe
 from agentrl.cli.chat_loop import ChatLoop, TokenLook
 from agentrl.cli.chat_run import run_chat
@@ -125,6 +125,25 @@ def test_a_conversation_goes_on_as_the_trainer_would_see_it(template: ChatTempla
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
         "<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+class PlanningAgent(Agent):
+    """Speaks as a planner first."""
+
+    async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
+        said: Any = {}
+        for llm in (self.llm.session("planner"), self.llm.session()):  # type: ignore[attr-defined]
+            reply = await llm.chat.completions.create(messages=observation)
+            said = reply.choices[0].message.model_dump(exclude_none=True)
+        self.llm.reward(0.5, message=said)  # type: ignore[attr-defined]
+        return said
+
+
+def test_an_agent_in_several_roles_shows_what_the_assistant_says(template: ChatTemplate) -> None:
+    settings = [f"agent.id={THIS}:PlanningAgent"]
+    code, text, backend = talk(template, says(template, "a plan", "an answer"), ["hi"], *settings)
+    assert code == 0 and len(backend.requests) == 2
+    assert "assistant: an answer\n" in text and "a plan" not in text
 
 
 def test_commands_begin_a_new_conversation(template: ChatTemplate) -> None:

@@ -1,18 +1,19 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from agentrl import __version__
 from agentrl.cli import bench as bench_command
-from agentrl.cli import evaluate as eval_command
 from agentrl.cli.main import main
 from agentrl.config.env_recipe import recipe_of
 from agentrl.config.load import load_recipe, validate
 from agentrl.config.yaml12 import read_yaml
+from agentrl.launch import api
+from agentrl.launch.evaluated import evaluated, how
+from agentrl.launch.results import EvalResult, Evaluation, ExitReason, RunFailed, RunStopped, TrainResult
 
 
 def run(*argv: str) -> int:
@@ -92,9 +93,10 @@ def _tiny_config(folder):
 
 def test_eval_options_become_settings(monkeypatch, tmp_path):
     seen = {}
-    monkeypatch.setattr(eval_command, "run_loaded", lambda recipe, **kwargs: seen.update(recipe=recipe) or 5)
+    none_judged = EvalResult(tmp_path, Evaluation(0, n=0, failed=36, estimates={}))
+    monkeypatch.setattr(api, "run_recipe", lambda recipe, **kwargs: seen.update(recipe=recipe) or none_judged)
     options = ["--base-url", "http://h/v1", "--model", "some-model", "--n", "9", "--k", "4"]
-    assert run("eval", "gsm8k", *options, "--output", str(tmp_path / "out"), "sampling.max_new_tokens=77") == 5
+    assert run("eval", "gsm8k", *options, "--output", str(tmp_path / "out"), "sampling.max_new_tokens=77") == 1
     recipe = seen["recipe"]
     assert recipe.trainer.type is None
     assert (recipe.inference.engine, recipe.inference.urls) == ("openai", ("http://h/v1",))
@@ -105,7 +107,30 @@ def test_eval_options_become_settings(monkeypatch, tmp_path):
 
 
 def test_eval_of_one_sample_stays_greedy():
-    assert not any("temperature" in setting for setting in eval_command.eval_settings(None, None, 3, 1, Path("runs/x")))
+    assert not any("temperature" in key for key, _ in how(None, None, 3, 1, has_recipe=True))
+
+
+@pytest.mark.parametrize("command", [("recipe", "run", "arithmetic_grpo"), ("eval", "arithmetic")])
+@pytest.mark.parametrize(
+    ("raised", "code", "shown"),
+    [(RunFailed("server-0 exited with code 3", None), 1, "server-0 exited"), (RunStopped("stopped", None), 130, "")],
+)
+def test_a_run_that_failed_or_was_stopped_ends_with_its_code_and_no_traceback(
+    monkeypatch, capsys, command, raised, code, shown
+):
+    def end(recipe, **kwargs):
+        raise raised
+
+    monkeypatch.setattr(api, "run_recipe", end)
+    assert run(*command) == code
+    captured = capsys.readouterr()
+    assert shown in captured.out and "Traceback" not in captured.err
+
+
+def test_a_finished_training_ends_with_code_0(monkeypatch, tmp_path):
+    done = TrainResult(tmp_path, ExitReason.TOTAL_STEPS, steps=1, seconds=1.0)
+    monkeypatch.setattr(api, "run_recipe", lambda recipe, **kwargs: done)
+    assert run("recipe", "run", "arithmetic_grpo") == 0
 
 
 def test_each_benchmark_module_is_a_benchmark():
@@ -124,4 +149,6 @@ def test_bench_prints_one_json_line(monkeypatch, capsys):
 def test_an_environment_is_evaluated_as_it_is_trained():
     """Not as a recipe that learns from lines has it, though its name comes first."""
     assert recipe_of("gsm8k") == "gsm8k_grpo"
-    assert recipe_of("gsm8k_sft") == "gsm8k_sft"
+    assert evaluated("gsm8k") == evaluated("GSM8K-v0") == ("gsm8k_grpo", [])
+    assert evaluated("gsm8k_sft") == ("gsm8k_sft", [])
+    assert evaluated("retry") == (None, [("env.id", "retry")]), "it has no recipe"

@@ -35,11 +35,11 @@ def test_a_recipe_is_shown_with_its_hints(command: list[str]) -> None:
 
 
 def test_a_run_says_its_hints_once_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "train_recipe", lambda *given, **more: 0)
-    monkeypatch.setattr(run_module, "evaluate_recipe", lambda *given, **more: 0)
+    monkeypatch.setattr(run_module, "train_recipe", lambda *given, **more: "done")
+    monkeypatch.setattr(run_module, "evaluate_recipe", lambda *given, **more: "done")
     for name, kind in (("trained", "grpo"), ("evaluated", "null")):
         out = io.StringIO()
         chosen = [SAMPLES, f"launch.run_dir={tmp_path}", f"name={name}", f"trainer.type={kind}"]
         recipe = load_recipe("arithmetic_grpo", chosen, device="cpu")
-        assert run_recipe(recipe, resume=False, console=Console(file=out, width=400)) == 0
+        assert run_recipe(recipe, resume=False, console=Console(file=out, width=400)) == "done"
         assert out.getvalue().count(SAID) == 1

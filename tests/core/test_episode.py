@@ -71,3 +71,20 @@ def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
 def test_token_lists_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValidationError, match="differ in length"):
         Node(parent=None, message={}, token_ids=[1, 2], loss_mask=[1], logprobs=[0.0], versions=[0])
+
+
+def test_a_conversation_is_the_latest_branch_of_a_role() -> None:
+    said = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    nodes = [Node(parent=parent, message=message) for parent, message in zip((None, 0, 0), said, strict=True)]
+    base = {"group_id": "g", "task_id": "t", "index": 0, "seed": 0, "stop_reason": StopReason.TERMINATED}
+    spoken = Trajectory(nodes=nodes)
+    for name, role in (("assistant", None), ("planner", None), ("planner", "planner")):
+        episode = Episode(**base, trajectories={name: spoken})
+        assert episode.conversation(role) == [said[0], said[2]]
+    assert Episode(**base).conversation() == []
+    with pytest.raises(KeyError, match="no role 'plan'; the episode's roles: planner"):
+        episode.conversation("plan")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import Message, SingleTurnEnvironment, ToolEnvironment, tool
+from agentrl import EndEpisode, Message, SingleTurnEnvironment, ToolEnvironment, tool
 from agentrl.envkit.tools.tool_calls import ToolEvent, ToolEventKind
 
 
@@ -72,11 +72,13 @@ async def test_calls_that_cannot_run_are_answered_and_counted() -> None:
     assert info["metrics"] == {"said": 0.0, "tool_calls": 2.0, "tool_calls_ok": 0.0, "tool_used": 0.0}
 
 
-async def test_an_episode_of_calls_only_is_truncated_without_a_reward() -> None:
+async def test_an_episode_of_calls_only_is_truncated_and_judged_with_an_empty_answer() -> None:
     env = Shop(max_tool_turns=2)
     await env.reset(options=TASK)
     assert (await env.step(calling("pen")))[1:4] == (0.0, False, False)
-    assert (await env.step(calling("pen")))[1:4] == (0.0, False, True)
+    *_, info = step = await env.step(calling("pen"))
+    assert step[1:4] == (0.0, False, True)
+    assert info["metrics"]["said"] == 0.0, "it was judged"
     with pytest.raises(RuntimeError):
         await env.step(calling("pen"))
     await env.reset(options=TASK)
@@ -107,6 +109,74 @@ async def test_the_first_good_message_of_calls_earns_its_reward_once_per_episode
         await env.reset(options=TASK)
         rewards = [(await env.step(calling(*items)))[1] for items in (["pen", "car"], ["pen", "book"], ["pen"])]
         assert rewards == [0.0, 0.2, 0.0], "one bad call among good ones earns nothing"
+
+
+class Counter(Shop):
+    """A shop with a counter: paying ends the episode, and so does an answer that is handed in."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.paid = False
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.paid = False
+        return await super().reset(seed=seed, options=options)
+
+    @tool
+    def checkout(self) -> None:
+        """Pay."""
+        self.paid = True
+        raise EndEpisode
+
+    @tool
+    async def hand_in(self, item: str) -> None:
+        """Give the answer.
+
+        Args:
+            item: The answer.
+        """
+        raise EndEpisode(item)
+
+    def call_reward(self, task: dict[str, Any], events: list[ToolEvent]) -> float:
+        return 0.1 * sum(event.kind is ToolEventKind.OK for event in events)
+
+    def reward(self, task: dict[str, Any], answer: str) -> Any:
+        return (None if answer == "unclear" else float(self.paid or answer == task["answer"])), {"paid": self.paid}
+
+
+def checking_out(*more: dict[str, Any]) -> Message:
+    call = {"id": "end", "type": "function", "function": {"name": "checkout", "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call, *more]}
+
+
+async def test_a_tool_ends_the_episode_and_the_state_is_judged() -> None:
+    env = Counter()
+    await env.reset(options=TASK)
+    other = calling("pen")["tool_calls"]
+    observation, reward, terminated, truncated, info = await env.step(checking_out(*other))
+    assert [message["tool_call_id"] for message in observation] == ["end", "c0"], "every call is answered"
+    assert (reward, terminated, truncated) == (pytest.approx(1.2), True, False), "calls 0.1 each, and the judged 1"
+    assert info["metrics"] == {"paid": 1.0, "tool_calls": 2.0, "tool_calls_ok": 1.0, "tool_used": 1.0}
+    with pytest.raises(RuntimeError, match="after the episode's end"):
+        await env.step(checking_out())
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("9", pytest.approx(1.1)), ("8", 0.1), ("unclear", None)])
+async def test_a_tool_may_hand_in_the_answer_also_in_the_last_turn(answer: str, reward: Any) -> None:
+    env = Counter(max_tool_turns=1)
+    await env.reset(options=TASK)
+    assert (await env.step(calling(answer, name="hand_in")))[1:4] == (reward, True, False)
+
+
+async def test_of_two_tools_that_end_the_episode_the_first_counts() -> None:
+    env = Counter()
+    await env.reset(options=TASK)
+    assert (await env.step(calling("9", "8", name="hand_in")))[1] == pytest.approx(1.2)
+
+
+def test_a_reward_in_place_of_an_answer_is_refused_and_said() -> None:
+    with pytest.raises(TypeError, match=r"EndEpisode\(1\.0\): want the answer as text"):
+        EndEpisode(1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("base", [SingleTurnEnvironment, ToolEnvironment])

@@ -16,10 +16,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
+from agentrl.cli.recipe import exit_code
 from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
 from agentrl.evaluate.judged import ResumeError, check_evaluated
 from agentrl.inference import api_calls
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.results import EvalResult, RunFailed
+from agentrl.launch.supervisor import ChildFailed
 
 Reply = Callable[[int, dict[str, Any]], web.Response | None]
 
@@ -69,6 +73,18 @@ class Api:
             yield str(server.make_url("/v1"))
 
 
+def run(recipe: Recipe, folder: Path, console: Console, *, resume: bool = False) -> int:
+    """Exit code of an evaluation, as the command line has it."""
+
+    def work() -> EvalResult:
+        try:
+            return evaluate_recipe(recipe, folder, console, resume=resume)
+        except ChildFailed as error:
+            raise RunFailed(str(error), None) from error
+
+    return exit_code(console, work)
+
+
 async def evaluated(api: Api, folder: Path, *settings: str, resume: bool = False) -> tuple[int, str, dict[str, Any]]:
     """Exit code, printed text and result of an evaluation on a fake API."""
     out = io.StringIO()
@@ -79,7 +95,7 @@ async def evaluated(api: Api, folder: Path, *settings: str, resume: bool = False
         ]  # fmt: skip
         recipe = load_recipe("arithmetic_grpo", [*own, *settings], device="cpu")
         console = Console(file=out, width=160)
-        code = await asyncio.to_thread(evaluate_recipe, recipe, folder, console, resume=resume)
+        code = await asyncio.to_thread(run, recipe, folder, console, resume=resume)
     path = folder / "result.json"
     return code, out.getvalue(), json.loads(path.read_text()) if path.is_file() else {}
 
@@ -136,7 +152,7 @@ async def test_a_server_that_never_answered_ends_the_command(tmp_path: Path) -> 
     out = io.StringIO()
     own = ["trainer.type=null", "inference.engine=openai", "inference.urls=['http://127.0.0.1:9/v1']"]
     recipe = load_recipe("arithmetic_grpo", [*own, "inference.model=m", "eval.tasks=50"], device="cpu")
-    code = await asyncio.to_thread(evaluate_recipe, recipe, tmp_path, Console(file=out, width=160))
+    code = await asyncio.to_thread(run, recipe, tmp_path, Console(file=out, width=160))
     assert code == 1 and "http://127.0.0.1:9/v1/chat/completions: APIConnectionError" in out.getvalue()
 
 

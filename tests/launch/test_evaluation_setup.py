@@ -43,11 +43,14 @@ async def test_an_evaluation_is_sampled_as_set_and_says_so(temperature: str, tmp
             device="cpu",
         )  # fmt: skip
         console = Console(file=out, width=140)
-        assert await asyncio.to_thread(evaluate_recipe, recipe, tmp_path, console) == 0
+        found = await asyncio.to_thread(evaluate_recipe, recipe, tmp_path, console)
+    assert (found.evaluation.n, len(found.episodes), found.failures) == (6, 6, {})
     assert len(sent) == 6 and {request["temperature"] for request in sent} == {float(temperature)}
     shown = "greedy (temperature 0)" if temperature == "0" else "temperature 0.6"
     assert f"sample  {shown}, up to 9 tokens an answer, 3 tasks, 2 samples a task" in out.getvalue()
     result = json.loads((tmp_path / "result.json").read_text())
+    assert found.evaluation.per_task == result["per_task"] and found.evaluation.setup == result["setup"]
+    assert found.evaluation["pass@1"].mean == result["eval/pass@1"]
     setup = result["setup"]
     assert setup.pop("tasks_digest") and setup.pop("data") and "Reply with" in setup.pop("prompt")[-1]["content"]
     assert setup == {

@@ -98,6 +98,20 @@ async def test_it_is_the_prompt_that_an_episode_sends(tiny_model: Path) -> None:
     assert found.lines()[0].startswith(f"prompt     {len(found.token_ids)} tokens: '<|im_start|>system")
 
 
+class Planning(Agent):
+    """Asks as a planner first."""
+
+    async def step(self, observation: list[Message], info: dict[str, Any]) -> Message:
+        """Answer."""
+        await self.llm.session("planner").chat.completions.create(messages=observation)  # type: ignore[attr-defined]
+        raise AssertionError
+
+
+async def test_it_is_that_of_the_role_that_speaks_first(tiny_model: Path, tmp_path: Path) -> None:
+    found = await check_prompt(odd(tmp_path / "log", f"agent.id={__file__}:Planning"), tiny_model)
+    assert not found.problem and "hello" in found.text
+
+
 async def test_tools_that_the_model_would_never_see_are_refused(tiny_model: Path) -> None:
     recipe = load_recipe("calculator_grpo", ["model.chat_template=null", "env.kwargs.examples=0"], device="cpu")
     with pytest.raises(PromptError, match=r"does not render tools.*model\.chat_template=chatml_tools"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.load import load_recipe
+from agentrl.launch.results import ExitReason, read_training
 from agentrl.launch.run import _report
 
 SETUP = {"temperature": 0.0, "max_new_tokens": 9, "tasks": 4, "samples": 1}
@@ -24,7 +25,8 @@ def write(folder: Path, step: int, values: list[float], *, beside: bool = True) 
 
 def report(folder: Path) -> str:
     out = io.StringIO()
-    _report(load_recipe("arithmetic_grpo", device="cpu"), folder, Console(file=out, width=160), 60.0)
+    result = read_training(folder, ExitReason.TOTAL_STEPS, seconds=60.0)
+    _report(load_recipe("arithmetic_grpo", device="cpu"), result, Console(file=out, width=160))
     return " ".join(out.getvalue().split())
 
 

@@ -17,6 +17,7 @@ from agentrl.config.load import load_recipe
 from agentrl.host.process import write_json
 from agentrl.launch import run as run_module
 from agentrl.launch.resolve import resolve
+from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
 from agentrl.launch.supervisor import ChildRefused, Supervisor
 from tests.train.noisy_models import write_model
@@ -65,11 +66,16 @@ def test_a_stopped_run_says_how_to_continue_it(tmp_path: Path, monkeypatch: pyte
     def stopped(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
+    (tmp_path / "x" / "metrics.jsonl").write_text('{"step": 5, "time": 1.0}\n')
+
     monkeypatch.setattr(run_module, "train_recipe", stopped)
     monkeypatch.setattr(run_module, "check_components", lambda recipe: None)
-    monkeypatch.setattr(run_module.signal, "signal", lambda *_: None)
     console = Console(file=io.StringIO(), width=80)
-    assert run_module.run_recipe(recipe(tmp_path), resume=True, console=console) == 130
+    with pytest.raises(RunStopped) as caught:
+        run_module.run_recipe(recipe(tmp_path), resume=True, console=console)
+    assert caught.value.code == 130 and isinstance(caught.value, KeyboardInterrupt)
+    assert caught.value.result is not None and caught.value.result.model is None
+    assert (caught.value.result.exit_reason, caught.value.result.steps) == (ExitReason.STOPPED, 5)
     assert f"name=x launch.run_dir={tmp_path} --resume" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

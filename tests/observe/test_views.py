@@ -163,6 +163,28 @@ def test_the_summary_has_the_paired_change_and_what_was_set():
     assert "temperature 0.6, up to 9 tokens an answer, 64 tasks, 1 sample a task" in text
 
 
+@pytest.mark.parametrize("name", ["accuracy", "invalid_actions_per_turn_and_more"])
+def test_at_80_columns_no_interval_of_the_summary_is_broken(name: str):
+    before, after = ({f"eval/{name}": 0.125, f"eval/{name}_low": 0.071, f"eval/{name}_high": one} for one in (0.2, 1.0))
+    changes = {name: (1.0, 0.943, 1.0, 64)}
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary_table(before, {**after, "eval/reward": 1.2}, changes))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = "+94.3, +100.0" if name == "accuracy" else "+0.943, +1.000"
+    assert any(f"[{shown}]" in line and line.count("[") == 3 for line in lines), out.getvalue()
+    assert not any(line.rstrip(" │").endswith(",") for line in lines), out.getvalue()
+
+
+def test_a_metrics_name_is_no_markup():
+    out = io.StringIO()
+    for width in (80, 120):
+        console = Console(file=out, width=width)
+        console.print(summary_table({"eval/a[/b]": 0.5}, {"eval/a[/b]": 0.5}, {"a[/b]": (0.0, 0.0, 0.0, 1)}))
+        console.print(evaluation_table({"eval/a[/b]": 0.5, "eval/n": 1}, "x[/y]"))
+    assert out.getvalue().count("a[/b]") == 4 and "x[/y]" in out.getvalue()
+
+
 def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
     names = {f"eval/pass@{k}": 0.5 for k in range(1, 13)} | {f"eval/pass@{k}_tasks": 9 for k in range(1, 13)}
     out = io.StringIO()

@@ -218,3 +218,43 @@ async def test_groups_of_a_zero_sum_game_are_not_dropped_as_uniform(tiny_model: 
     await harness.publish(1)
     assert "reward/white/mean_kept" in harness.written[-1][1]
     await harness.controller.close()
+
+
+async def test_a_part_of_the_shared_reward_goes_to_the_role_that_sampled_the_message(template: ChatTemplate) -> None:
+    ids = iter(range(300, 400))
+    script = lambda _, params: answer([*template.tokenizer.encode(f"It is {next(ids)}"), template.eos_id])  # noqa: E731
+
+    async def play(llm: LLM) -> Outcome:
+        said = {}
+        for role in ("planner", "assistant", "executor"):
+            reply = await llm.session(role).chat.completions.create(messages=[{"role": "user", "content": "go"}])
+            said[role] = reply.choices[0].message.model_dump(exclude_none=True)
+        llm.reward(0.25, message=said["planner"])
+        llm.reward(0.5, message={"role": "assistant", "content": "said by none"})
+        llm.reward(1.0, role="executor")
+        assert llm.earned() == 0.75
+        return Outcome(reward=llm.earned())
+
+    found = await episode_of(template, Scripted(play), script=script)
+    assert found.error is None and found.role_rewards == {"executor": 1.0}
+    own = {role: [n.reward for n in one.nodes if any(n.loss_mask)] for role, one in found.trajectories.items()}
+    assert own == {"planner": [0.25], "assistant": [0.5], "executor": [1.0]}
+
+
+async def test_without_an_assistant_the_role_opened_last_earns_what_names_no_message(template: ChatTemplate) -> None:
+    async def play(llm: LLM) -> Outcome:
+        await speak(llm, "planner", "executor")
+        llm.session("mute")
+        llm.reward(0.5)
+        return Outcome(reward=0.5)
+
+    found = await episode_of(template, Scripted(play))
+    assert found.trajectories["executor"].nodes[-1].reward == 0.5 and found.error is None
+
+
+async def test_the_episodes_chat_client_is_that_of_the_assistant(template: ChatTemplate) -> None:
+    async def play(llm: LLM) -> Outcome:
+        await llm.chat.completions.create(messages=[{"role": "user", "content": "go"}])
+        return Outcome(reward=1.0)
+
+    assert set((await episode_of(template, Scripted(play))).trajectories) == {"assistant"}

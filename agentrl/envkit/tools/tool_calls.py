@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from agentrl.core.episode import Message
 from agentrl.core.registry import nearest
 from agentrl.core.valid_text import valid_text
+from agentrl.envkit.tools.end_episode import EndEpisode
 from agentrl.envkit.tools.tool import Tool, tools_by_name
 from agentrl.envkit.tools.tool_arguments import ToolArgumentError, UnparsableArgumentsError, one_line, quote
 
@@ -47,6 +48,7 @@ class ToolEvent:
         result: The tool's return value, before conversion to text.
         seconds: Duration of the call.
         error: Failure for the log: the traceback if there is one, otherwise the line that the model gets.
+        final: Answer with which the tool ended the episode (:class:`~agentrl.EndEpisode`); ``None`` if it did not.
     """
 
     kind: ToolEventKind
@@ -56,6 +58,7 @@ class ToolEvent:
     result: Any = None
     seconds: float = 0.0
     error: str | None = None
+    final: str | None = None
 
 
 async def run_tool_calls(
@@ -192,6 +195,8 @@ async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -
     try:
         async with scope:
             result = await tool.call(arguments)
+    except EndEpisode as end:
+        return replace(call.event(ToolEventKind.OK, end.answer, result=end.answer), final=end.answer)
     except TimeoutError:
         if not scope.expired():
             raise  # raised by the tool itself

@@ -1,8 +1,8 @@
 """Limits the length of an episode's conversation, in characters or tokens.
 
 Guarantees: each message is measured once, so the cost is linear in the conversation; the step that exceeds the limit
-is still taken and its reward counts; the episode is truncated after it, unless it ended with that step anyway. A
-shortened tool result says how much is missing.
+is still taken and its reward counts; the episode is truncated after it, and the inner environment judges it as it
+stands, unless it ended with that step anyway. A shortened tool result says how much is missing.
 """
 
 import json
@@ -78,7 +78,8 @@ class ContextLimit(Wrapper):
         self._length += sum(self._measure(message) for message in (action, *observation))
         info = with_metrics(info, **{f"context_{self.unit}": float(self._length)})
         if self.limit is not None and self._length > self.limit and not terminated and not truncated:
-            truncated, info = True, self._truncate(info, f"ContextLimit(max_{self.unit}={self.limit})")
+            so_far = observation, reward, terminated, truncated, info
+            return await self._truncate(so_far, f"ContextLimit(max_{self.unit}={self.limit})")
         return observation, reward, terminated, truncated, info
 
     def _measure(self, message: Message) -> int:

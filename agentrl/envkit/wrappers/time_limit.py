@@ -1,7 +1,8 @@
 """Limits the turns and the seconds of an episode.
 
 Guarantees: the step that reaches the limit is still taken and its reward counts; the episode is truncated after it,
-unless it ended with that step anyway. A running step is never interrupted.
+and the inner environment judges it as it stands, unless it ended with that step anyway. A running step is never
+interrupted.
 """
 
 import time
@@ -52,12 +53,12 @@ class TimeLimit(Wrapper):
 
     async def step(self, action: Any) -> StepResult:
         """Take a step; truncate the episode if a limit is reached."""
-        observation, reward, terminated, truncated, info = await super().step(action)
+        result: StepResult = await super().step(action)
         self._turns += 1
         reached = self._reached()
-        if reached and not terminated and not truncated:
-            truncated, info = True, self._truncate(info, reached)
-        return observation, reward, terminated, truncated, info
+        if reached and not (result[2] or result[3]):
+            return await self._truncate(result, reached)
+        return result
 
     def _reached(self) -> str | None:
         if self.max_turns is not None and self._turns >= self.max_turns:

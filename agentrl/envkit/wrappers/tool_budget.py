@@ -1,7 +1,8 @@
 """Limits the tool calls of an episode.
 
 Guarantees: no call beyond the budget reaches the inner environment; each is answered by a tool message, so that a chat
-API still accepts the conversation. A message whose calls are all refused is not mistaken for the final answer.
+API still accepts the conversation. A message whose calls are all refused is not mistaken for the final answer. An
+episode that is truncated is judged by the inner environment as it stands.
 """
 
 from typing import Any
@@ -61,9 +62,10 @@ class ToolBudget(Wrapper):
         observation, reward, terminated, truncated, info = result
         answers = [self._answer(call, len(kept) + i) for i, call in enumerate(refused)]
         info = with_metrics(info, tool_budget_used=float(self._used), tool_calls_refused=float(self._refused))
+        found = _after_tools(observation, answers), reward, terminated, truncated, info
         if refused and self.truncate and not terminated and not truncated:
-            truncated, info = True, self._truncate(info, f"ToolBudget(max_calls={self.max_calls})")
-        return _after_tools(observation, answers), reward, terminated, truncated, info
+            return await self._truncate(found, f"ToolBudget(max_calls={self.max_calls})")
+        return found
 
     def _answer(self, call: Any, index: int) -> Message:
         given = call if isinstance(call, dict) else {}

@@ -80,10 +80,19 @@ class Wrapper(Environment[Any, Any]):
         if not self._running:
             raise RuntimeError(f"{type(self).__name__}.step called before reset, or after the episode's end")
 
-    def _truncate(self, info: Info, why: str) -> Info:
-        """Mark the episode as ended; returns ``info`` with the limit under ``"truncated_by"``."""
+    async def _truncate(self, result: StepResult, why: str) -> StepResult:
+        """Returns the step that a limit ended: the inner environment judges the episode as it stands.
+
+        Args:
+            result: The step so far, which neither terminated nor truncated.
+            why: The limit, for ``info["truncated_by"]``.
+        """
+        observation, reward, _, _, info = result
+        judged, more = checked_unfinished(await self.env.judge_unfinished(), self)
         self._running = False
-        return {**info, "truncated_by": why}
+        total: Any = None if reward is None or judged is None else reward + judged
+        info = with_metrics(info, **more["metrics"]) if more.get("metrics") else info
+        return observation, total, False, True, {**info, "truncated_by": why}
 
     @property
     def unwrapped(self) -> Environment[Any, Any]:

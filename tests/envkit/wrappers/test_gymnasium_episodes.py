@@ -69,11 +69,16 @@ class Walker(Agent):
 
 
 class Model:
+    given = 0.0
+
     def session(self, role: str = "assistant") -> Any:
         return self
 
     def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
-        pass
+        self.given += value
+
+    def earned(self) -> float:
+        return self.given
 
 
 async def test_a_scripted_agent_solves_the_lake_from_what_it_reads(tmp_path: Path) -> None:

@@ -120,11 +120,16 @@ class Client:
     def acquire(self, *, evaluation: bool, seed: int) -> Any:
         return self, lambda: None
 
+    given = 0.0
+
     def session(self, role: str = "assistant") -> Any:
         return self
 
     def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
-        pass
+        self.given += value
+
+    def earned(self) -> float:
+        return self.given
 
     def trajectories(self) -> dict[str, Any]:
         return {}

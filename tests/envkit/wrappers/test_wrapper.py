@@ -159,6 +159,9 @@ class Model:
     def reward(self, value: float, role: str | None = None, *, message: Any = None) -> None:
         self.rewards.append(value)
 
+    def earned(self) -> float:
+        return sum(self.rewards)
+
 
 async def test_a_function_that_wraps_is_an_environment_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
