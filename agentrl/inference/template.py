@@ -88,6 +88,7 @@ class ChatTemplate:
         self.end_ids = named | set(self.stop_ids)
         self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
         self._ends = Marks(tokenizer, sorted(self.end_ids))
+        self._added = Marks(tokenizer, sorted(self.special_ids))
         self.notes = template_notes(self)
         for note in self.notes:
             log.warning("%s", note)
@@ -159,6 +160,9 @@ class ChatTemplate:
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
+        inner = self._inner_end(shorter, longer)
+        if inner is not None:
+            return self._after_inner_end(inner, longer, answer_ids)
         mark = self._ends.first(longer)
         if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
             return self._after_token("" if is_call else longer[: mark.start], mark, longer, answer_ids)
@@ -193,6 +197,29 @@ class ChatTemplate:
         lead = self.encoder.after("a", before + word) if before else [mark.id]
         lead = [*lead[: lead.index(mark.id)], mark.id] if mark.id in lead else [mark.id]
         return lead[lead.index(last) + 1 if last in lead else 0 :] + ids
+
+    def _inner_end(self, shorter: str, longer: str) -> Mark | None:
+        """Finds the token with which the template ends a turn that others follow, if the last turn ends with another.
+
+        gpt-oss ends its last turn with ``<|return|>``, and earlier ones with ``<|end|>``.
+
+        Args:
+            shorter: Text after the assistant's text where nothing follows.
+            longer: The same where messages follow.
+        """
+        outer, inner = self._ends.first(shorter), self._added.first(longer)
+        if outer is None or inner is None or inner.id in self.end_ids:
+            return None
+        if shorter[: outer.start] != longer[: inner.start]:
+            return None
+        ended = self.render([USER], generation=False)  # a token that begins turns would not stand behind the last one
+        return inner if ended.rstrip().endswith(self._added.word(inner.id)) else None
+
+    def _after_inner_end(self, inner: Mark, longer: str, answer_ids: Sequence[int]) -> list[int]:
+        """Ids of the text after such a token. An end that was sampled stays in its place."""
+        ids = self.encoder.after(self._added.word(inner.id), longer[inner.end :])
+        is_ended = bool(answer_ids) and answer_ids[-1] in self.end_ids | {inner.id}
+        return ids if is_ended else [inner.id, *ids]
 
     def _after_text(self, longer: str, answer_ids: Sequence[int]) -> list[int]:
         """Ids of the text after an assistant's text where no token ends a turn.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from agentrl.core.episode import Message
 from agentrl.inference.dummy_turn import SAID, SENTINEL, USER
-from agentrl.inference.encoding import TemplateError, TextEncoder, Tokenizer
+from agentrl.inference.encoding import Marks, TemplateError, TextEncoder, Tokenizer
 from agentrl.inference.turn_ends import TurnEnds
 
 _ANSWER: Message = {"role": "assistant", "content": "yes"}  # a word, as most answers end with one
@@ -104,7 +104,7 @@ def _about_following(template: Template) -> str:
     try:
         whole = template.render([USER, SAID, _NEXT], generation=True)
         closing = template.turn_ends.closing
-        sampled = [] if closing is None else [closing]
+        sampled = [closing] if closing is not None and _is_in(template, closing, whole) else []
         added = template.following([_NEXT], answered=SAID, answer_ids=sampled)
     except TemplateError:
         return ""  # such a conversation is refused when an agent has one
@@ -116,6 +116,11 @@ def _about_following(template: Template) -> str:
         f"{_reason(template)}: where a conversation goes on, {_changed(added, expected)} of each turn's ids differ "
         "from those that the tokenizer gives for the whole conversation, which other programs send"
     )
+
+
+def _is_in(template: Template, closing: int, whole: str) -> bool:
+    """Whether the token stands behind the dummy answer; gpt-oss ends an earlier turn with another one than the last."""
+    return Marks(template.tokenizer, [closing]).first(whole.partition(SENTINEL)[2]) is not None
 
 
 def _place(template: Template, whole: str, ids: list[int]) -> int:
