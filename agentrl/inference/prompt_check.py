@@ -14,10 +14,11 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import Any
 
+from agentrl.core.call_form import names
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
 from agentrl.inference.encoding import TemplateError
-from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, named_in, replaced
+from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, replaced
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import FALLBACK, PARSERS, ParsedAnswer, ToolParser
 
@@ -266,7 +267,7 @@ class PromptCheck:
 def _form(message: Message) -> list[Any]:
     """Returns the parts of a message, apart from its texts, that templates may treat differently."""
     calls = [
-        [bool(arguments_object(call["function"]["arguments"])), named_in(call.get("id"), call["function"]["name"])]
+        [bool(arguments_object(call["function"]["arguments"])), names(call.get("id"), call["function"]["name"])]
         for call in message.get("tool_calls", ())
     ]
     ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls", ()))]
