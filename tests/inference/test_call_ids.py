@@ -18,12 +18,12 @@ from tests.inference.tokenizer_kinds import KINDS
 
 USER: Message = {"role": "user", "content": "Which?"}
 MISTRAL = (
-    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id is not defined or c.id|length != 9 %}"
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% if c.id is not defined or c.id|length != 9 %}"
     "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
     "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
     "{% if m.role == 'tool' %}{% if m.tool_call_id|length != 9 %}{{ raise_exception('length 9!') }}{% endif %}"
     "[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{% endif %}{{ m.content }}</s>{% endfor %}"
-    "{{ tools | tojson if tools else '' }}"
 )
 
 

@@ -19,7 +19,7 @@ HELLO: Message = {"role": "user", "content": "the user"}
 MORE: Message = {"role": "user", "content": "more"}
 THOUGHT = "<|channel|>analysis<|message|>yes<|end|><|start|>assistant"
 FINAL = f"{THOUGHT}<|channel|>final<|message|>12<|return|>"
-CALL = f"{THOUGHT}<|channel|>commentary to=functions.add <|constrain|>json<|message|>{{\"a\": \"1\"}}<|call|>"
+CALL = f'{THOUGHT}<|channel|>commentary to=functions.add <|constrain|>json<|message|>{{"a": "1"}}<|call|>'
 SETTINGS = SessionSettings(SamplingParams(max_new_tokens=400), 100_000, locked=True, model="m")
 
 

@@ -17,7 +17,12 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import PARSERS, ToolParser
 from agentrl.inference.tool_parsers.choice import parser_for
-from tests.inference import test_tool_parsers, test_tool_parsers_gemma_to_muse, test_tool_parsers_kimi_to_hunyuan
+from tests.inference import (
+    test_tool_parsers,
+    test_tool_parsers_gemma_to_muse,
+    test_tool_parsers_kimi_to_hunyuan,
+    test_tool_parsers_m3_to_cohere,
+)
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_session import HELLO, TOOL, calling, ids_of, make_session
 from tests.inference.test_template_zoo import FILES, load
@@ -26,7 +31,12 @@ from tests.inference.test_tool_parsers import HERMES, TOOLS, check
 THINKING = {name: parser for name, parser in PARSERS.items() if parser.thinking is not None}
 CALLS = {
     name: text
-    for module in (test_tool_parsers_kimi_to_hunyuan, test_tool_parsers, test_tool_parsers_gemma_to_muse)
+    for module in (
+        test_tool_parsers_kimi_to_hunyuan,
+        test_tool_parsers,
+        test_tool_parsers_gemma_to_muse,
+        test_tool_parsers_m3_to_cohere,
+    )
     for name, text, content, reasoning, calls in module.WELL_FORMED
     if calls and not (content or reasoning)
 }
@@ -126,7 +136,7 @@ def test_only_an_opening_tag_at_the_end_opens_a_thought(tail: str, found: bool) 
 
 OPEN = {"deepseek_r1_distill", "qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "nemotron_3_super",
         "nemotron_3_ultra", "nemotron_3_5_lightning", "deepseekv3", "deepseek_v3_2", "deepseek_v4", "deepseek_v4_1",
-        "ernie_4_5", "glm_4_7", "kimi_k3", "minimax_m2"}  # fmt: skip
+        "command_a", "ernie_4_5", "glm_4_7", "kimi_k3", "minimax_m2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FILES if not name.endswith("_training")))
