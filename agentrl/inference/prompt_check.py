@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.core.call_form import names
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
-from agentrl.inference.encoding import TemplateError
+from agentrl.core.template_marks import TemplateError
 from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, replaced
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import FALLBACK, PARSERS, ParsedAnswer, ToolParser

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.core.call_form import CallForm, call_form
+from agentrl.core.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
-from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
+from agentrl.core.template_marks import Mark, Marks, TemplateError, Tokenizer
+from agentrl.core.turn_ends import find_turn_ends
+from agentrl.inference.encoding import TextEncoder
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.template_notes import template_notes
 from agentrl.inference.template_source import generation_end_ids, template_text
 from agentrl.inference.token_bytes import TokenBytes
 from agentrl.inference.tool_parsers import FALLBACK, ToolParser, parser_for
-from agentrl.inference.turn_ends import find_turn_ends
 
 log = logging.getLogger(__name__)
 RewritePolicy = Literal["append", "branch"]

@@ -7,10 +7,11 @@ whole, this is told with the number of ids and the property of the tokenizer tha
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from agentrl.core.dummy_turn import SAID, SENTINEL, USER
 from agentrl.core.episode import Message
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER
-from agentrl.inference.encoding import Marks, TemplateError, TextEncoder, Tokenizer
-from agentrl.inference.turn_ends import TurnEnds
+from agentrl.core.template_marks import Marks, TemplateError, Tokenizer
+from agentrl.core.turn_ends import TurnEnds
+from agentrl.inference.encoding import TextEncoder
 
 _ANSWER: Message = {"role": "assistant", "content": "yes"}  # a word, as most answers end with one
 _NEXT: Message = {"role": "user", "content": "more"}

@@ -6,7 +6,7 @@ from the template or the answer.
 
 from collections.abc import Sequence, Set
 
-from agentrl.inference.encoding import Tokenizer
+from agentrl.core.template_marks import Tokenizer
 
 TAIL = 32  # ids at the end of a prompt that hold its last tag, also where a tag is written letter by letter
 

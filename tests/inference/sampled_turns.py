@@ -16,7 +16,7 @@ from tests.inference.parser_cases import Calls
 CONTENT, REASONING = "I look it up.", "First the city, then the day."
 _USER: Message = {"role": "user", "content": "Which one?"}
 _TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", str: "string"}
-_THOUGHT_TAGS = re.compile(r"\s*<[^<>]*think[^<>]*>.*\Z", re.DOTALL)
+_THOUGHT_TAGS = re.compile(r"\s*<[^<>]*think[^<>]*>.*\Z", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,10 @@ def conversation(rng: random.Random, template: str) -> list[list[Message]]:
             continue
         count = 1 if single else rng.randint(1, 3)
         names = [rng.choice(("add", "look_up")) for _ in range(count)]
+        made = "functions.{}:{}" if template == "kimi_k2" else "call0000{1}"  # others are replaced
         turns.append(
             [
-                {"role": "tool", "tool_call_id": f"call0000{number}", "name": tool, "content": f"result {number}"}
+                {"role": "tool", "tool_call_id": made.format(tool, number), "name": tool, "content": f"result {number}"}
                 for number, tool in enumerate(names)
             ]
         )

@@ -25,7 +25,7 @@ ORDER: list[dict[str, Any]] = [{"type": "function", "function": {"name": "order"
     "$defs": {"Item": {"type": "object", "properties": {"sku": {"type": "string"}, "count": {"type": "integer"}}}},
 }}}]  # fmt: skip
 FOUND: Calls = [("search", {"query": "Kö", "top": 3})]
-M3 = "<tool_call>\n<invoke name=\"search\"><query>Kö</query><top>3</top></invoke>\n</tool_call>"
+M3 = '<tool_call>\n<invoke name="search"><query>Kö</query><top>3</top></invoke>\n</tool_call>'
 NOW = '<tool_call>\n<invoke name="now"></invoke>\n</tool_call>'
 HY4 = "<tool_calls>\n<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>Kö</arg_value>\n<arg_key>top</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>"
 ACTION = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "search", "parameters": {"query": "Kö", "top": 3}}\n]<|END_ACTION|>'
@@ -43,15 +43,58 @@ def hy4(text: str) -> str:
 
 WELL_FORMED: list[tuple[str, str, str, str | None, Calls]] = [
     ("minimax_m3", m3(M3), "", None, FOUND),
-    ("minimax_m3", "<mm:think>hm</mm:think>I look." + m3(M3.replace("</tool_call>", "")) + m3('<invoke name="now"></invoke></tool_call>'), "I look.", "hm", [*FOUND, ("now", {})]),
-    ("minimax_m3", m3('<invoke name="search"><when><day>May 5</day><hours><item>7</item><item>8</item></hours></when><ids><item>3</item></ids></invoke>'), "", None, [("search", {"when": {"day": "May 5", "hours": [7, 8]}, "ids": [3]})]),
-    ("minimax_m3", m3('<invoke name="search">\n<ids>\n<item>3</item>\n</ids>\n<when></when>\n<query></query>\n</invoke>'), "", None, [("search", {"ids": [3], "when": {}, "query": ""})]),
-    ("minimax_m3", m3('<invoke name="search"><query>QUERY</query></invoke>').replace("QUERY", "if a < b: <item>x</item>\n  ]<] "), "", None, [("search", {"query": "if a < b: <item>x</item>\n  ]<] "})]),
+    (
+        "minimax_m3",
+        "<mm:think>hm</mm:think>I look."
+        + m3(M3.replace("</tool_call>", ""))
+        + m3('<invoke name="now"></invoke></tool_call>'),
+        "I look.",
+        "hm",
+        [*FOUND, ("now", {})],
+    ),
+    (
+        "minimax_m3",
+        m3(
+            '<invoke name="search"><when><day>May 5</day><hours><item>7</item><item>8</item></hours></when><ids><item>3</item></ids></invoke>'
+        ),
+        "",
+        None,
+        [("search", {"when": {"day": "May 5", "hours": [7, 8]}, "ids": [3]})],
+    ),
+    (
+        "minimax_m3",
+        m3('<invoke name="search">\n<ids>\n<item>3</item>\n</ids>\n<when></when>\n<query></query>\n</invoke>'),
+        "",
+        None,
+        [("search", {"ids": [3], "when": {}, "query": ""})],
+    ),
+    (
+        "minimax_m3",
+        m3('<invoke name="search"><query>QUERY</query></invoke>').replace("QUERY", "if a < b: <item>x</item>\n  ]<] "),
+        "",
+        None,
+        [("search", {"query": "if a < b: <item>x</item>\n  ]<] "})],
+    ),
     ("minimax_m3", "No <tool_call> here.", "No <tool_call> here.", None, []),
     ("hunyuan_v4", hy4(HY4), "", None, FOUND),
-    ("hunyuan_v4", hy4("<think>hm</think>I look.<tool_calls><tool_call>search<arg_key>query</arg_key><arg_value>Kö</arg_value><arg_key>top</arg_key><arg_value>3</arg_value></tool_call><tool_call>now\n</tool_call></tool_calls>"), "I look.", "hm", [*FOUND, ("now", {})]),
+    (
+        "hunyuan_v4",
+        hy4(
+            "<think>hm</think>I look.<tool_calls><tool_call>search<arg_key>query</arg_key><arg_value>Kö</arg_value><arg_key>top</arg_key><arg_value>3</arg_value></tool_call><tool_call>now\n</tool_call></tool_calls>"
+        ),
+        "I look.",
+        "hm",
+        [*FOUND, ("now", {})],
+    ),
     ("cohere", ACTION, "", None, FOUND),
-    ("cohere", "I plan.<|END_THINKING|>" + ACTION.replace("}}", '}}, {"tool_call_id": "1", "tool_name": "now", "parameters": {}}'), "", "I plan.", [*FOUND, ("now", {})]),
+    (
+        "cohere",
+        "I plan.<|END_THINKING|>"
+        + ACTION.replace("}}", '}}, {"tool_call_id": "1", "tool_name": "now", "parameters": {}}'),
+        "",
+        "I plan.",
+        [*FOUND, ("now", {})],
+    ),
     ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>It is 4.<|END_RESPONSE|>", "It is 4.", "hm", []),
     ("cohere", "<|START_TEXT|>It is 4.", "It is 4.", None, []),
     ("cohere", f"<|START_TEXT|>I look.<|END_TEXT|>{ACTION}", "I look.", None, FOUND),
@@ -66,8 +109,18 @@ MALFORMED: list[tuple[str, str, str, str]] = [
     ("minimax_m3", m3(M3.replace("<query>", "so <query>")), "search", "text beside elements"),
     ("minimax_m3", m3('<invoke name="search"><when>at <day>5</day></when></invoke>'), "search", "text beside elements"),
     ("minimax_m3", m3('<invoke name="search"><top>1</top><top>2</top></invoke>'), "search", "'top'"),
-    ("minimax_m3", m3('<invoke name="search"><query><item>a</item></query></invoke>'), "search", "'query': want string, got elements"),
-    ("minimax_m3", m3('<invoke name="search"><ids><id>1</id></ids></invoke>'), "search", "'ids': want array, got elements"),
+    (
+        "minimax_m3",
+        m3('<invoke name="search"><query><item>a</item></query></invoke>'),
+        "search",
+        "'query': want string, got elements",
+    ),
+    (
+        "minimax_m3",
+        m3('<invoke name="search"><ids><id>1</id></ids></invoke>'),
+        "search",
+        "'ids': want array, got elements",
+    ),
     ("minimax_m3", m3("<tool_call>"), "", "has no name"),
     ("minimax_m3", m3('<invoke name="">') + m3("</invoke>"), "", "has no name"),
     ("minimax_m3", m3('<invoke name="f">' + "<a>" * 120 + "</a>" * 120 + "</invoke>"), "f", "nested more than"),

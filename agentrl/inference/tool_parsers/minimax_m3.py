@@ -37,7 +37,9 @@ _CALL = re.compile(
 _TAG = re.compile(rf"{_MARK}<(?P<closing>/?)(?P<name>[^<>/][^<>]*+)>")
 _OUTER = re.compile(r"invoke\s|tool_call\Z")  # tags that stand in no argument
 _BLOCK_END = re.compile(rf"\s*+{_MARK}</tool_call>")
-_EDGE = re.compile(rf"(?P<closing>{_MARK}</invoke>(?:\s*+{_MARK}</tool_call>)?+|{_MARK}</tool_call>)|{_MARK}<(?:invoke|tool_call)")
+_EDGE = re.compile(
+    rf"(?P<closing>{_MARK}</invoke>(?:\s*+{_MARK}</tool_call>)?+|{_MARK}</tool_call>)|{_MARK}<(?:invoke|tool_call)"
+)
 _LAYOUT = (
     ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="NAME">]<]minimax[>[<KEY>VALUE]<]minimax[>[</KEY>'
     "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
