@@ -24,7 +24,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
-from agentrl.host.entry import STOPPED, begin, run_arguments
+from agentrl.host.entry import STOPPED, begin, refuse, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
@@ -202,7 +202,9 @@ def main(argv: list[str] | None = None) -> int:
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
-    except (InferenceError, UserError) as error:
+    except UserError as error:
+        code = refuse(error)
+    except InferenceError as error:
         print(error, file=sys.stderr)
         code = 1
     end_within(END_SECONDS, code)

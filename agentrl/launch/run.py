@@ -40,7 +40,7 @@ from agentrl.launch.resolve import resolve
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
-from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -71,7 +71,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         Exit code: 0 after success, 1 if a process failed or no episode could be judged, 130 after Ctrl-C or SIGTERM.
 
     Raises:
-        RunError: The run cannot start.
+        RunError: The run cannot start, or one of its processes cannot do what the recipe asks for.
     """
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
@@ -94,6 +94,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
                 f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
             )
         return STOP_SIGNAL_CODE
+    except ChildRefused as error:
+        raise RunError(str(error)) from error
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
