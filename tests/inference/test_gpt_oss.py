@@ -8,6 +8,8 @@ from agentrl.core.episode import Message
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.supervised.examples import Sample
+from agentrl.supervised.tokens import Encoder
 from tests.flat import flat_branches
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_template_zoo import FILES, TOOLS
@@ -121,6 +123,22 @@ async def test_a_call_and_its_result_and_another_question() -> None:
         last = sent(template, backend)[-1]
         assert last.endswith("<|start|>user<|message|>more<|end|><|start|>assistant")
         assert ("yes<|end|>" in last) == (policy == "append")
+
+
+def test_reasoning_reaches_the_template_in_its_own_field() -> None:
+    """It reads ``thinking``; the reasoning of an example, or of a call whose answer is to come, was left out."""
+    template = load("branch")
+    thought: Message = {"role": "assistant", "content": "12", "reasoning_content": "yes"}
+    encoded = Encoder(template).sample(Sample([HELLO, thought], 0))
+    learned = [token for token, mask in zip(encoded.ids, encoded.learned, strict=True) if mask]
+    assert template.tokenizer.decode(learned) == FINAL
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    result: Message = {"role": "tool", "tool_call_id": "c", "content": "2"}
+    called = {**thought, "content": "", "tool_calls": [call]}
+    assert THOUGHT in template.tokenizer.decode(template.first([HELLO, called, result], TOOLS))
+    both = {**called, "content": "I add."}  # of both the template takes one
+    text = template.tokenizer.decode(template.first([HELLO, both, result], TOOLS))
+    assert "I add." in text and THOUGHT not in text
 
 
 @pytest.mark.parametrize("source", [
