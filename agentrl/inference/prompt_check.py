@@ -3,7 +3,7 @@
 Guarantees: each distinct form of a prompt (its roles in order, which messages hold calls, whether there are tools) is
 rendered once with words that cannot be missed in place of its texts, before the prompt itself is used; a prompt of
 which a message, a call or a tool is missing is refused with the remedy. ``developer`` messages become ``system``
-messages where the template knows only those, and reasoning stands in the field that it reads. A format of tool calls that the parser does not read back is refused.
+messages where the template knows only those. A format of tool calls that the parser does not read back is refused.
 """
 
 import json
@@ -47,7 +47,6 @@ _CALLED: list[Message] = [
     },
     {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "a"},
 ]
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # fields of messages that templates read
 _LATE = "late system message"
 _TRIED: dict[str, tuple[list[Message], list[dict[str, Any]]]] = {
     "system message": ([{"role": "system", "content": "a"}, _ASKED], []),
@@ -71,32 +70,36 @@ class PromptCheck:
         self._render = render
         self._answer = answer
         self._roles: dict[str, str] | None = None
-        self._reasoning: str | None = None  # field of the reasoning that the template reads; empty if it reads none
+        self._takes_both: bool | None = None  # content and reasoning beside a call
         self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused, whatever its texts are
         self._told: set[str] = set()  # dropped parts that were logged
         self._calls: dict[str, str | None] = {}  # parser -> why its reading of the template's calls is refused
 
     def as_known(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Returns messages with what the template knows.
+        """Returns messages with what the template takes.
 
-        That is ``system`` for ``developer`` where it must be, and reasoning in the field that the template reads.
+        That is ``system`` for ``developer`` where it must be, and content without reasoning beside a call where the
+        template fails with both.
         """
-        return self._with_reasoning(self._with_roles(messages))
+        return self._with_one_of_both(self._with_roles(messages))
 
-    def _with_reasoning(self, messages: Sequence[Message]) -> Sequence[Message]:
-        if not any(message.get("reasoning_content") for message in messages):
+    def _with_one_of_both(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not any(map(_holds_all, messages)):
             return messages
-        if self._reasoning is None:
-            self._reasoning = _REASONING[0]  # while it is tried
-            said = [[_ASKED, {"role": "assistant", "content": "a", name: MARK}] for name in _REASONING]
-            found = (MARK in self._rendered(one, (), generation=False)[0] for one in said)
-            self._reasoning = next((name for name, is_read in zip(_REASONING, found, strict=True) if is_read), "")
-        if self._reasoning in ("", _REASONING[0]):
+        if self._takes_both is None:
+            self._takes_both = True  # while it is tried
+            call = {**_CALLED[0], "content": "a"}
+            alone, both = (
+                self._rendered([_ASKED, said, _CALLED[1]], [TOOL], generation=True)[0]
+                for said in (call, {**call, "reasoning_content": "a"})
+            )
+            self._takes_both = bool(both) or not alone
+        if self._takes_both:
             return messages
         return [
-            {**message, self._reasoning: message["reasoning_content"]}
-            if message.get("reasoning_content") and not (message.get("tool_calls") and message.get("content"))
-            else message  # gpt-oss' template takes one of both beside a call
+            {key: value for key, value in message.items() if key != "reasoning_content"}
+            if _holds_all(message)
+            else message
             for message in messages
         ]
 
@@ -305,6 +308,11 @@ def _form(message: Message) -> list[Any]:
         [None if one is None else [len(str(one)), str(one).isalnum()] for one in ids],  # Mistral's templates check them
         reasoned,
     ]
+
+
+def _holds_all(message: Message) -> bool:
+    """Whether a message holds calls, a content and reasoning."""
+    return all(message.get(key) for key in ("tool_calls", "content", "reasoning_content"))
 
 
 def _roles(messages: Sequence[Message]) -> str:

@@ -126,7 +126,7 @@ async def test_a_call_and_its_result_and_another_question() -> None:
 
 
 def test_reasoning_reaches_the_template_in_its_own_field() -> None:
-    """It reads ``thinking``; the reasoning of an example, or of a call whose answer is to come, was left out."""
+    """It reads ``thinking``; beside a call it takes reasoning or content, and fails with both."""
     template = load("branch")
     thought: Message = {"role": "assistant", "content": "12", "reasoning_content": "yes"}
     encoded = Encoder(template).sample(Sample([HELLO, thought], 0))
@@ -136,9 +136,13 @@ def test_reasoning_reaches_the_template_in_its_own_field() -> None:
     result: Message = {"role": "tool", "tool_call_id": "c", "content": "2"}
     called = {**thought, "content": "", "tool_calls": [call]}
     assert THOUGHT in template.tokenizer.decode(template.first([HELLO, called, result], TOOLS))
-    both = {**called, "content": "I add."}  # of both the template takes one
+    both = {**called, "content": "I add."}  # as a model says it: a thought, a preamble, a call
     text = template.tokenizer.decode(template.first([HELLO, both, result], TOOLS))
     assert "I add." in text and THOUGHT not in text
+    with pytest.raises(TemplateError, match="leaves out the reasoning"):
+        Encoder(template).sample(Sample([HELLO, both, result], 0, TOOLS))
+    plain = load("branch", "qwen3")
+    assert "yes" in plain.tokenizer.decode(plain.first([HELLO, both, result], TOOLS)), "others take both"
 
 
 @pytest.mark.parametrize("source", [

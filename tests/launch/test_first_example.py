@@ -38,7 +38,8 @@ def test_an_example_is_shown_with_the_tokens_that_are_learned(
 
 
 def test_all_of_it_can_be_learned(tiny_model: Path, tmp_path: Path) -> None:
-    made = recipe(tiny_model, tmp_path, {"prompt": "1?", "completion": "one"}, "sft", "supervised.completion_only=false")
+    example = {"prompt": "1?", "completion": "one"}
+    made = recipe(tiny_model, tmp_path, example, "sft", "supervised.completion_only=false")
     whole, learned = example_lines(made, tiny_model)
     count, text = whole.split()[1], whole.partition(": ")[2]
     assert learned == f"learned    {count} of them: {text}"
@@ -54,7 +55,7 @@ def test_a_pair_is_shown_with_both_answers(tiny_model: Path, tmp_path: Path) -> 
 
 def test_what_the_trainer_would_refuse_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    with pytest.raises(PromptError, match="first example: .*does not render tools"):
+    with pytest.raises(PromptError, match=r"first example: .*does not render tools"):
         example_lines(recipe(tiny_model, tmp_path, {"messages": TALK, "tools": [tool]}), tiny_model)
     with pytest.raises(DataError, match="needs examples with messages"):
         example_lines(recipe(tiny_model, tmp_path, {"text": "x"}), tiny_model)
