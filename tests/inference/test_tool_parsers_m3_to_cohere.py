@@ -212,7 +212,85 @@ def test_cohere_numbers_its_calls_itself() -> None:
     assert all(one.id is None for one in PARSERS["cohere"].parse(ACTION, TOOLS).calls)
 
 
-REPORTS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = []
+CREATE = '<invoke name="order"><items><item><sku>a</sku></item></items></invoke>'
+KIMI = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+REPORTS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
+    ("leehack/llamadart/issues/408", "minimax_m3", m3(NOW), "", [("now", {})]),
+    ("NousResearch/hermes-agent/issues/44976", "minimax_m3", m3(CREATE), "", [("order", {"items": [{"sku": "a"}]})]),
+    (
+        "smg-project/smg/pull/1815",
+        "minimax_m3",
+        m3('<invoke name="f"><a>1</a> oops <b>2</b></invoke>'),
+        "",
+        [("f", ...)],
+    ),
+    (
+        "ai-dynamo/frontend-crates/pull/83 5.c",
+        "minimax_m3",
+        m3('<tool_call><invoke name="search"><query>Pa'),
+        "",
+        [("search", ...)],
+    ),
+    (
+        "ai-dynamo/frontend-crates/pull/83 5.e",
+        "minimax_m3",
+        m3(NOW.replace("</tool_call>", "") + '<invoke name="search"><top>3'),
+        "",
+        [("now", {}), ("search", ...)],
+    ),
+    (
+        "ai-dynamo/frontend-crates/pull/83 5.f",
+        "minimax_m3",
+        m3('<invoke name="now"></invoke>' + NOW),
+        "",
+        [("now", {}), ("now", {})],
+    ),
+    (
+        "ml-explore/mlx-lm/pull/1416",
+        "minimax_m3",
+        "I check."
+        + m3(
+            '<tool_call>\n<invoke name="search">\n<query>a & b < c</query>\n<top>3</top>\n</invoke>\n</tool_call>'
+        ).replace("b ]<]minimax[>[<", "b <"),
+        "I check.",
+        [("search", {"query": "a & b < c", "top": 3})],
+    ),
+    (
+        "sgl-project/sglang/pull/21377",
+        "kimi",
+        KIMI.format("functionsnow5") + KIMI.format("functions.now6"),
+        "",
+        [("functionsnow5", {}), ("now6", {})],
+    ),  # nothing is guessed
+    (
+        "lmstudio-ai/lmstudio-bug-tracker/issues/1592",
+        "qwen_coder",
+        "Some use `<function=...>`, others `<tool_call>`.</think>\n4",
+        "4",
+        [],
+    ),
+    (
+        "antirez/ds4/issues/11",
+        "deepseek",
+        "run()\n</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>",
+        "run()\n</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>",
+        [],
+    ),
+    (
+        "unslothai/unsloth/pull/5620",
+        "llama3_json",
+        '<|python_tag|>mcp__srv__list-issues.call(repo="octocat/hello")',
+        "",
+        [("", ...)],
+    ),
+    (
+        "huggingface/transformers/tests (cohere_schema)",
+        "cohere",
+        '<|START_THINKING|>I should call a tool.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "simple_tool", "parameters": {"temperature_format": "Celsius"}}\n]<|END_ACTION|>',
+        "",
+        [("simple_tool", {"temperature_format": "Celsius"})],
+    ),
+]
 
 
 @pytest.mark.parametrize(("report", "parser", "text", "content", "calls"), REPORTS)

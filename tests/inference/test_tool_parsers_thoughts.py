@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from agentrl.cli.chat_loop import calls_in_thought
 from agentrl.core.episode import Message
 from agentrl.inference.messages import essence
 from agentrl.inference.session import ChatSession
@@ -183,6 +184,23 @@ async def test_a_session_tells_a_cut_thought_from_an_answer(
     assert (choice.message.content, choice.message.reasoning_content) == ("", DRAFT)
     stored = session.trajectory.nodes[-1].message
     assert (stored["content"], stored["reasoning_content"]) == ("", DRAFT) and "tool_calls" not in stored
+
+
+@pytest.mark.parametrize("open", [False, True])
+async def test_a_call_in_a_thought_that_never_closes_is_not_made_even_where_the_model_ended_its_turn(
+    tiny_model: Path, open: bool
+) -> None:
+    """As docs/prompts.md says; vLLM and SGLang make it for some formats."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    template = thoughtful(tiny_model, open=open)
+    session = make_session(template, calling(template, f"{'' if open else '<think>'}So I add.\n{call}"), context=2000)
+    choice = await said(session, tools=[TOOL])
+    assert choice.finish_reason == "stop" and choice.message.tool_calls is None and choice.message.content == ""
+    assert choice.message.reasoning_content == f"So I add.\n{call}"
+    message = session.trajectory.nodes[-1].message
+    assert calls_in_thought(message, "hermes", [TOOL]) == 1, "`agentrl chat --tokens` says so"
+    assert calls_in_thought({**message, "content": "7"}, "hermes", [TOOL]) == 0
+    assert calls_in_thought({**message, "reasoning_content": "So."}, "hermes", [TOOL]) == 0
 
 
 @pytest.mark.parametrize("special", [False, True])
