@@ -120,7 +120,7 @@ def _mark_texts(marked: Marked, messages: Sequence[Message], put: Callable[[str,
 def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str], ids: dict[Any, str]) -> dict[str, Any]:
     marks[mark] = "a tool call"
     name, call_id = call["function"]["name"], call.get("id")
-    if names(call_id, name):
+    if isinstance(call_id, str) and names(call_id, name):
         ids[call_id] = named(name).sub(mark, call_id)
     arguments = "{}"  # also for text that is no object: whether the template takes that is not decided here
     if arguments_object(call["function"]["arguments"]):

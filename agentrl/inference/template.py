@@ -200,21 +200,17 @@ class ChatTemplate:
         return lead[lead.index(last) + 1 if last in lead else 0 :] + ids
 
     def _inner_end(self, shorter: str, longer: str) -> Mark | None:
-        """Finds the token with which the template ends a turn that others follow, if the last turn ends with another.
+        """Finds the token that ends a turn which others follow, if the last turn ends with another.
 
-        gpt-oss ends its last turn with ``<|return|>``, and earlier ones with ``<|end|>``.
-
-        Args:
-            shorter: Text after the assistant's text where nothing follows.
-            longer: The same where messages follow.
+        gpt-oss ends its last turn with ``<|return|>``, earlier ones with ``<|end|>``. The texts are those after the
+        assistant's text where nothing follows, and where messages follow.
         """
         outer, inner = self._ends.first(shorter), self._added.first(longer)
         if outer is None or inner is None or inner.id in self.end_ids:
             return None
-        if shorter[: outer.start] != longer[: inner.start]:
-            return None
-        ended = self.render([USER], generation=False)  # a token that begins turns would not stand behind the last one
-        return inner if ended.rstrip().endswith(self._added.word(inner.id)) else None
+        ended = self.render([USER], generation=False).rstrip()  # behind the last turn stands none that begins turns
+        is_end = ended.endswith(self._added.word(inner.id))
+        return inner if is_end and shorter[: outer.start] == longer[: inner.start] else None
 
     def _after_inner_end(self, inner: Mark, longer: str, answer_ids: Sequence[int]) -> list[int]:
         """Ids of the text after such a token. An end that was sampled stays in its place."""
