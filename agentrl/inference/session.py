@@ -136,7 +136,7 @@ class ChatSession(OpenAINames):
         new, parent = self._ledger.find(messages, key)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
-        if parent is not None and self._template.rewrites(new, tools):
+        if parent is not None and self._template.rewrites(new, tools, has_system=self._has_system(parent)):
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":
@@ -151,6 +151,10 @@ class ChatSession(OpenAINames):
         if tools:
             self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
         return self._ledger.add_prompt(parent, new, ids, key)
+
+    def _has_system(self, node: int) -> bool:
+        """Whether the conversation of a node begins with a system message."""
+        return self._ledger.node(self.trajectory.path(node)[0]).message.get("role") in ("system", "developer")
 
     def drift(self) -> Drift | None:
         """Drift of the latest answer's conversation; ``None`` before the first answer."""
