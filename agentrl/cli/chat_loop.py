@@ -22,6 +22,7 @@ from agentrl.core.episode import Message, Node
 from agentrl.core.message_shape import MessageError
 from agentrl.inference.session import ChatSession
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.tool_parsers import PARSERS
 from agentrl.observe.message_view import message_text
 from agentrl.observe.shown_text import plain
 from agentrl.observe.token_view import LEGEND, Block, TokenRows, answer_view, read_blocks
@@ -237,6 +238,9 @@ class ChatLoop:
             node = trajectory.nodes[block.node]
             if node.finish_reason is not None:
                 self._out.print(answer_view(node, parser, look.template_name), soft_wrap=True)
+                tools = self._conversation.offered.tools
+                if count := calls_in_thought(node.message, look.parser, tools) if tools else 0:
+                    self._say(f"  nothing follows the thought, and {count} tool calls in it are not made")
         self._show_drift()
 
     def _show_drift(self) -> None:
@@ -287,3 +291,17 @@ def _title(block: Block) -> str:
     if not sampled:
         return f"prompt, {len(block.tokens)} tokens"
     return f"answer, {len(block.tokens)} tokens, mean logprob {sum(sampled) / len(sampled):.2f}"
+
+
+def calls_in_thought(message: Message, parser: str, tools: Sequence[dict[str, Any]]) -> int:
+    """Counts the tool calls in the thought of an answer that has nothing else: a model that forgot to close it.
+
+    Args:
+        message: The answer.
+        parser: Name of the parser.
+        tools: Tools of the conversation.
+    """
+    thought = message.get("reasoning_content")
+    if not thought or message.get("content") or message.get("tool_calls"):
+        return 0
+    return len(PARSERS[parser].parse(str(thought), tools).calls)

@@ -220,6 +220,8 @@ def opening(recipe: Recipe, look: TokenLook | None) -> list[str]:
     if look is not None:
         lines[0] += f", {recipe.inference.context_length} tokens a conversation"
         lines.insert(0, f"prompt  template: {look.template_name}; tool calls are read by the parser {look.parser}")
-        found = [*look.template.findings(PARSERS[look.parser]), *look.template.notes]
+        own = parser_for(look.template.source)
+        parser = own if own.name == look.parser else PARSERS[look.parser]
+        found = [*look.template.findings(parser), *look.template.notes]
         lines += [f"check   {line}" for line in found]
     return lines

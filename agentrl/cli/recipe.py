@@ -168,7 +168,7 @@ def _submit(recipe: "Recipe", *, resume: bool) -> None:
 
 def _print_plan(recipe: "Recipe") -> None:
     from agentrl.config.render import render
-    from agentrl.config.supervised import NO_ENV
+    from agentrl.config.supervised import NO_ENV, SUPERVISED
     from agentrl.data.models import find_config
     from agentrl.inference.kinds.kind import server_kind
     from agentrl.launch.dry_run import plan
@@ -181,6 +181,8 @@ def _print_plan(recipe: "Recipe") -> None:
     resolved, lines = plan(recipe, config, model)
     typer.echo(render(resolved))
     typer.echo("\n".join(lines))
+    if recipe.trainer.type in SUPERVISED:
+        typer.echo("\n".join(_example_lines(resolved)))
     if not in_text and recipe.env.id != NO_ENV:
         typer.echo("\n".join(_prompt_lines(resolved)))
 
@@ -189,11 +191,28 @@ def _prompt_lines(recipe: "Recipe") -> list[str]:
     """Lines about the first prompt of a run that renders prompts itself."""
     import asyncio
 
-    from agentrl.data.models import find_file
     from agentrl.launch.first_prompt import check_prompt
+
+    folder = _tokenizer_folder(recipe)
+    if folder is None:
+        return ["prompt     not tried: the model's tokenizer is not available"]
+    return asyncio.run(check_prompt(recipe, folder)).lines()
+
+
+def _example_lines(recipe: "Recipe") -> list[str]:
+    """Lines about the first example of a supervised run."""
+    from agentrl.launch.first_example import example_lines
+
+    folder = _tokenizer_folder(recipe)
+    if folder is None:
+        return ["example    not tried: the model's tokenizer is not available"]
+    return example_lines(recipe, folder)
+
+
+def _tokenizer_folder(recipe: "Recipe") -> Path | None:
+    """Returns a folder with the files that the model's tokenizer needs; ``None`` where they are not available."""
+    from agentrl.data.models import find_file
 
     wanted = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja")
     files = [find_file(recipe.model.name, name)[0] for name in wanted]
-    if files[0] is None or files[1] is None:
-        return ["prompt     not tried: the model's tokenizer is not available"]
-    return asyncio.run(check_prompt(recipe, files[1].parent)).lines()
+    return None if files[0] is None or files[1] is None else files[1].parent

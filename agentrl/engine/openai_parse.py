@@ -1,16 +1,15 @@
 """Validates the bodies of calls to OpenAI's endpoints.
 
 Guarantees: features that this engine lacks (other candidates' logprobs, forced tool choice, guided output) are refused
-by name; ``input_ids`` is used unchanged, so a multi-turn client stays token-exact.
+by name; ``input_ids`` is used unchanged, so a multi-turn client stays token-exact. A chat's answer also stops where the
+model's chat template ends a turn.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jinja2 import TemplateError
-
-from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.message_shape import MessageError, in_shape
+from agentrl.engine.chat_template import TEMPLATE_FAILURES, form_of_calls, with_turn_ends
 from agentrl.engine.params import BadRequestError, SamplingParams, boolean, parse_params, token_ids
 from agentrl.engine.service import Prompt, Service
 
@@ -33,7 +32,6 @@ COPIED = (
     "json_schema",
 )
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
-TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, KeyError, AttributeError)  # a template is foreign code
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -79,7 +77,7 @@ def parse_chat(body: dict[str, Any], service: Service) -> OpenAICall:
     limit = body.get("max_completion_tokens")
     params = _params(body, body.get("max_tokens") if limit is None else limit, service.loaded.context_length)
     logprobs = boolean("logprobs", False if body.get("logprobs") is None else body["logprobs"])
-    return _call(body, [ids], params, service, logprobs)
+    return _call(body, [ids], with_turn_ends(params, service.loaded), service, logprobs)
 
 
 def parse_completion(body: dict[str, Any], service: Service) -> OpenAICall:
@@ -170,23 +168,12 @@ def _render(body: dict[str, Any], messages: list[dict[str, Any]], service: Servi
     last = _flag(body, "continue_final_message")
     options = {"add_generation_prompt": not last, "continue_final_message": last} | extra
     try:
-        given = _call_form(tokenizer, extra).given(messages) if any("tool_calls" in m for m in messages) else messages
+        called = any("tool_calls" in message for message in messages)
+        given = form_of_calls(tokenizer, extra).given(messages) if called else messages
         text = tokenizer.apply_chat_template(given, tools=tools or None, **(options | {"tokenize": False}))
     except TEMPLATE_FAILURES as error:
         raise BadRequestError(f"the chat template refused the messages: {error}") from error
     return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _call_form(tokenizer: Any, variables: dict[str, Any]) -> CallForm:
-    """Finds the form in which the template wants the arguments of tool calls."""
-
-    def render(messages: list[dict[str, Any]]) -> str | None:
-        try:
-            return tokenizer.apply_chat_template(messages, **(variables | {"tokenize": False}))
-        except TEMPLATE_FAILURES:
-            return None
-
-    return call_form(render)
 
 
 def _completion_prompts(value: Any, service: Service) -> list[tuple[int, ...]]:

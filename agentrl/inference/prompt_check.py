@@ -14,10 +14,11 @@ from hashlib import sha256
 from itertools import takewhile
 from typing import Any
 
+from agentrl.core.call_form import names
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
-from agentrl.inference.encoding import TemplateError
-from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, named_in, replaced
+from agentrl.core.template_marks import TemplateError
+from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, replaced
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import FALLBACK, PARSERS, ParsedAnswer, ToolParser
 
@@ -69,12 +70,40 @@ class PromptCheck:
         self._render = render
         self._answer = answer
         self._roles: dict[str, str] | None = None
+        self._takes_both: bool | None = None  # content and reasoning beside a call
         self._failures: dict[bytes, str | None] = {}  # form of a prompt -> why it is refused, whatever its texts are
         self._told: set[str] = set()  # dropped parts that were logged
         self._calls: dict[str, str | None] = {}  # parser -> why its reading of the template's calls is refused
 
     def as_known(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Returns messages with the roles that the template knows: ``system`` for ``developer`` where it must be."""
+        """Returns messages with what the template takes.
+
+        That is ``system`` for ``developer`` where it must be, and content without reasoning beside a call where the
+        template fails with both.
+        """
+        return self._with_one_of_both(self._with_roles(messages))
+
+    def _with_one_of_both(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not any(map(_holds_all, messages)):
+            return messages
+        if self._takes_both is None:
+            self._takes_both = True  # while it is tried
+            call = {**_CALLED[0], "content": "a"}
+            alone, both = (
+                self._rendered([_ASKED, said, _CALLED[1]], [TOOL], generation=True)[0]
+                for said in (call, {**call, "reasoning_content": "a"})
+            )
+            self._takes_both = bool(both) or not alone
+        if self._takes_both:
+            return messages
+        return [
+            {key: value for key, value in message.items() if key != "reasoning_content"}
+            if _holds_all(message)
+            else message
+            for message in messages
+        ]
+
+    def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
         if not any(message.get("role") == "developer" for message in messages):
             return messages
         if self._roles is None:
@@ -266,7 +295,7 @@ class PromptCheck:
 def _form(message: Message) -> list[Any]:
     """Returns the parts of a message, apart from its texts, that templates may treat differently."""
     calls = [
-        [bool(arguments_object(call["function"]["arguments"])), named_in(call.get("id"), call["function"]["name"])]
+        [bool(arguments_object(call["function"]["arguments"])), names(call.get("id"), call["function"]["name"])]
         for call in message.get("tool_calls", ())
     ]
     ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls", ()))]
@@ -279,6 +308,11 @@ def _form(message: Message) -> list[Any]:
         [None if one is None else [len(str(one)), str(one).isalnum()] for one in ids],  # Mistral's templates check them
         reasoned,
     ]
+
+
+def _holds_all(message: Message) -> bool:
+    """Whether a message holds calls, a content and reasoning."""
+    return all(message.get(key) for key in ("tool_calls", "content", "reasoning_content"))
 
 
 def _roles(messages: Sequence[Message]) -> str:

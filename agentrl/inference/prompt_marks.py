@@ -5,11 +5,11 @@ else decides how a template treats them: empty contents, the form of ids, whethe
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.core.call_form import named, names
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import arguments_object
 
@@ -97,16 +97,6 @@ def extended(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Ma
     return marked
 
 
-def named_in(call_id: Any, name: str) -> bool:
-    """Whether the id of a call holds the name of its tool, as Kimi's do (``functions.NAME:0``)."""
-    return isinstance(call_id, str) and _named(name).search(call_id) is not None
-
-
-def _named(name: str) -> re.Pattern[str]:
-    """Finds a name that is no part of a longer word: random ids may hold ``add``."""
-    return re.compile(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])")
-
-
 def _mark_texts(marked: Marked, messages: Sequence[Message], put: Callable[[str, str], str]) -> None:
     """Marks the texts of messages; ``put`` makes the new text of a text and its word."""
     for index, message in enumerate(messages):
@@ -130,8 +120,8 @@ def _mark_texts(marked: Marked, messages: Sequence[Message], put: Callable[[str,
 def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str], ids: dict[Any, str]) -> dict[str, Any]:
     marks[mark] = "a tool call"
     name, call_id = call["function"]["name"], call.get("id")
-    if call_id is not None and named_in(call_id, name):
-        ids[call_id] = _named(name).sub(mark, call_id)
+    if isinstance(call_id, str) and names(call_id, name):
+        ids[call_id] = named(name).sub(mark, call_id)
     arguments = "{}"  # also for text that is no object: whether the template takes that is not decided here
     if arguments_object(call["function"]["arguments"]):
         value = f"value-{mark[::-1]}"  # holds no other mark

@@ -3,7 +3,8 @@
 Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus the ids of the new messages; each
 sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
 conversation that differs from the stored one starts a branch after the last common message. A request that the server
-aborted is continued with the same ids and with random numbers that were not used yet. No two requests of an episode
+aborted is continued with the same ids and with random numbers that were not used yet; a stop text ends it also where it
+began before the abort. No two requests of an episode
 draw the same random numbers. Where the prompt ends in an open thought, everything sampled is reasoning until it closes,
 with tools or without.
 """
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -27,6 +29,7 @@ from agentrl.inference.ledger import Ledger
 from agentrl.inference.messages import before_stop
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.random_streams import request_seed, stream_seed
+from agentrl.inference.resumed import stopped_at_text
 from agentrl.inference.sdk_client import OpenAINames, within
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import TAIL, knows_tags, opens_thought, without_special
@@ -133,7 +136,7 @@ class ChatSession(OpenAINames):
         new, parent = self._ledger.find(messages, key)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
-        if parent is not None and self._template.rewrites(new, tools):
+        if parent is not None and self._template.rewrites(new, tools, has_system=self._has_system(parent)):
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":
@@ -148,6 +151,10 @@ class ChatSession(OpenAINames):
         if tools:
             self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
         return self._ledger.add_prompt(parent, new, ids, key)
+
+    def _has_system(self, node: int) -> bool:
+        """Whether the conversation of a node begins with a system message."""
+        return self._ledger.node(self.trajectory.path(node)[0]).message.get("role") in ("system", "developer")
 
     def drift(self) -> Drift | None:
         """Drift of the latest answer's conversation; ``None`` before the first answer."""
@@ -176,6 +183,9 @@ class ChatSession(OpenAINames):
             params = replace(params, max_new_tokens=budget)
         first = replace(params, seed=request_seed(params.seed, 0))
         part = await self._backend.generate(prompt, first, request_id=token_hex(16))
+        if part.finish_reason != "abort":
+            return part
+        part = stopped_at_text(part, params.stop, 0, partial(self._template.text, special=True))
         return part if part.finish_reason != "abort" else await self._generate_on(prompt, part, params)
 
     def _store_answer(self, parent: int, answer: Generation, params: SamplingParams, options: ChatOptions) -> Sampled:
@@ -254,7 +264,8 @@ class ChatSession(OpenAINames):
                 versions=done.versions + part.versions,
                 finish_reason=part.finish_reason,
             )
-            if part.finish_reason != "abort":
+            done = stopped_at_text(done, params.stop, taken, partial(self._template.text, special=True))
+            if done.finish_reason != "abort":
                 return done
         raise InferenceError(f"{self._backend.url} aborted one request {MAX_RESUMES} times")
 

@@ -15,24 +15,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.core.call_form import CallForm, call_form
+from agentrl.core.dummy_turn import SAID, USER, call_for, tail
 from agentrl.core.episode import Message
 from agentrl.core.message_shape import MessageError
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, tail, tool_result
-from agentrl.inference.encoding import Mark, Marks, TemplateError, TextEncoder, Tokenizer
+from agentrl.core.template_marks import Mark, Marks, TemplateError, Tokenizer
+from agentrl.core.turn_ends import find_turn_ends
+from agentrl.inference.encoding import TextEncoder
 from agentrl.inference.prompt_check import PromptCheck
+from agentrl.inference.rewriting import REWRITES, rewrites_turns
 from agentrl.inference.template_notes import template_notes
 from agentrl.inference.template_source import generation_end_ids, template_text
 from agentrl.inference.token_bytes import TokenBytes
 from agentrl.inference.tool_parsers import FALLBACK, ToolParser, parser_for
-from agentrl.inference.turn_ends import find_turn_ends
 
 log = logging.getLogger(__name__)
 RewritePolicy = Literal["append", "branch"]
 Tools = Sequence[dict[str, Any]]
-_REASONED: tuple[Message, ...] = (  # templates find reasoning in the text, or in a field of its own
-    {"content": f"<think>\nr\n</think>\n\n{SENTINEL}"},
-    {"content": SENTINEL, "reasoning_content": "r", "thinking": "r"},
-)
 FIRSTS = 256  # rendered first prompts that are remembered: all episodes of a group have the same one
 
 
@@ -78,7 +76,7 @@ class ChatTemplate:
         self.encoder = TextEncoder(tokenizer)
         self._variables = dict(variables or {})
         self._closings: dict[bool, str] = {}  # text after the assistant's text, keyed by whether there are tools
-        self._rewrites: dict[tuple[bool, bool], bool] = {}
+        self._rewrites: dict[tuple[bool, bool, bool], bool] = {}
         self.prompts = PromptCheck(self._render_known, self._answer)
         self._first = lru_cache(maxsize=FIRSTS)(self._render_first)
         named = frozenset({tokenizer.eos_token_id, *end_ids})
@@ -88,6 +86,7 @@ class ChatTemplate:
         self.end_ids = named | set(self.stop_ids)
         self.special_ids = self.end_ids | frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
         self._ends = Marks(tokenizer, sorted(self.end_ids))
+        self._added = Marks(tokenizer, sorted(self.special_ids))
         self.notes = template_notes(self)
         for note in self.notes:
             log.warning("%s", note)
@@ -159,6 +158,9 @@ class ChatTemplate:
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
+        inner = self._inner_end(shorter, longer)
+        if inner is not None:
+            return self._after_inner_end(inner, longer, answer_ids)
         mark = self._ends.first(longer)
         if mark is not None and longer[: mark.start].rstrip() == shorter[: mark.start].rstrip():
             return self._after_token("" if is_call else longer[: mark.start], mark, longer, answer_ids)
@@ -194,6 +196,25 @@ class ChatTemplate:
         lead = [*lead[: lead.index(mark.id)], mark.id] if mark.id in lead else [mark.id]
         return lead[lead.index(last) + 1 if last in lead else 0 :] + ids
 
+    def _inner_end(self, shorter: str, longer: str) -> Mark | None:
+        """Finds the token that ends a turn which others follow, if the last turn ends with another.
+
+        gpt-oss ends its last turn with ``<|return|>``, earlier ones with ``<|end|>``. The texts are those after the
+        assistant's text where nothing follows, and where messages follow.
+        """
+        outer, inner = self._ends.first(shorter), self._added.first(longer)
+        if outer is None or inner is None or inner.id in self.end_ids:
+            return None
+        ended = self.render([USER], generation=False).rstrip()  # behind the last turn stands none that begins turns
+        is_end = ended.endswith(self._added.word(inner.id))
+        return inner if is_end and shorter[: outer.start] == longer[: inner.start] else None
+
+    def _after_inner_end(self, inner: Mark, longer: str, answer_ids: Sequence[int]) -> list[int]:
+        """Ids of the text after such a token. An end that was sampled stays in its place."""
+        ids = self.encoder.after(self._added.word(inner.id), longer[inner.end :])
+        is_ended = bool(answer_ids) and answer_ids[-1] in self.end_ids | {inner.id}
+        return ids if is_ended else [inner.id, *ids]
+
     def _after_text(self, longer: str, answer_ids: Sequence[int]) -> list[int]:
         """Ids of the text after an assistant's text where no token ends a turn.
 
@@ -220,28 +241,24 @@ class ChatTemplate:
             parser, lambda messages: self.following(messages, answered=SAID, answer_ids=[self.eos_id])
         )
 
-    def rewrites(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
+    def rewrites(self, messages: Sequence[Message], tools: Tools = (), *, has_system: bool = False) -> bool:
         """Whether the template renders earlier turns differently when messages like these follow.
 
         Args:
             messages: New messages after an answer. Results of tools alone keep a turn going; other messages, also
                 behind results, begin another turn.
             tools: Tools of the conversation; with them an earlier turn may hold calls and results.
+            has_system: Whether the conversation begins with a system message.
         """
         results = [message.get("role") == "tool" for message in messages]
-        kind = all(results), bool(tools) or any(results)
+        kind = all(results), bool(tools) or any(results), has_system
         if kind not in self._rewrites:
-            self._rewrites[kind] = any(self._changes(*case, tools) for case in _continuations(*kind))
+            self._rewrites[kind] = rewrites_turns(self.render, *kind, tools)
         return self._rewrites[kind]
 
     def refuse_rewrite(self) -> TemplateError:
         """The error for a rewriting template without a policy."""
-        return TemplateError(
-            "this chat template rewrites earlier turns when messages are added (it drops their reasoning), so the "
-            "sampled conversation differs from the rendered one. Set inference.history=append (keep the sampled "
-            "ids), inference.history=branch (render again, each turn is its own sequence), or "
-            "model.chat_template=training (a template that keeps reasoning); single-turn workflows are not affected"
-        )
+        return TemplateError(REWRITES)
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
@@ -284,15 +301,6 @@ class ChatTemplate:
             except TemplateError as error:
                 failure = error
         raise TemplateError(f"this chat template does not render tool calls and their results: {failure}")
-
-    def _changes(self, turns: list[Message], after: list[Message], tools: Tools) -> bool:
-        """Whether the beginning of the last of these turns is rendered differently when messages follow."""
-        try:
-            shorter = self.render(turns, generation=False, tools=tools)
-            longer = self.render([*turns, *after], generation=False, tools=tools)
-        except TemplateError:
-            return False  # messages that the template cannot render are refused when an agent sends them
-        return shorter.partition(SENTINEL)[0] != longer.partition(SENTINEL)[0]
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -352,25 +360,3 @@ class ChatTemplate:
     def encode_after(self, before: str, text: str) -> list[int]:
         """Ids of a text where it continues another."""
         return self.encoder.after(before, text)
-
-
-def _continuations(is_result: bool, with_tools: bool) -> list[tuple[list[Message], list[Message]]]:
-    """Dummy turns whose last holds reasoning, and messages that may follow them.
-
-    Args:
-        is_result: Whether results of tools alone follow, rather than a user's message.
-        with_tools: Whether earlier turns may hold calls.
-    """
-    result = tool_result("b")
-    found: list[tuple[list[Message], list[Message]]] = []
-    for reasoned in _REASONED:
-        said: Message = {"role": "assistant", **reasoned}
-        called = {**said, "tool_calls": [call_for(result, {})]}
-        if is_result:
-            found.append(([USER, called], [result]))
-            continue
-        found.append(([USER, said], [USER]))
-        if with_tools:
-            answer: Message = {"role": "assistant", "content": "c"}
-            found += [([USER, called], [result, USER]), ([USER, called], [result, answer, USER])]
-    return found

@@ -7,10 +7,11 @@ whole, this is told with the number of ids and the property of the tokenizer tha
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from agentrl.core.dummy_turn import SAID, SENTINEL, USER
 from agentrl.core.episode import Message
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER
-from agentrl.inference.encoding import TemplateError, TextEncoder, Tokenizer
-from agentrl.inference.turn_ends import TurnEnds
+from agentrl.core.template_marks import Marks, TemplateError, Tokenizer
+from agentrl.core.turn_ends import TurnEnds
+from agentrl.inference.encoding import TextEncoder
 
 _ANSWER: Message = {"role": "assistant", "content": "yes"}  # a word, as most answers end with one
 _NEXT: Message = {"role": "user", "content": "more"}
@@ -104,7 +105,7 @@ def _about_following(template: Template) -> str:
     try:
         whole = template.render([USER, SAID, _NEXT], generation=True)
         closing = template.turn_ends.closing
-        sampled = [] if closing is None else [closing]
+        sampled = [closing] if closing is not None and _is_in(template, closing, whole) else []
         added = template.following([_NEXT], answered=SAID, answer_ids=sampled)
     except TemplateError:
         return ""  # such a conversation is refused when an agent has one
@@ -116,6 +117,11 @@ def _about_following(template: Template) -> str:
         f"{_reason(template)}: where a conversation goes on, {_changed(added, expected)} of each turn's ids differ "
         "from those that the tokenizer gives for the whole conversation, which other programs send"
     )
+
+
+def _is_in(template: Template, closing: int, whole: str) -> bool:
+    """Whether the token stands behind the dummy answer; gpt-oss ends an earlier turn with another one than the last."""
+    return Marks(template.tokenizer, [closing]).first(whole.partition(SENTINEL)[2]) is not None
 
 
 def _place(template: Template, whole: str, ids: list[int]) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.extras import install_hint
-from agentrl.inference.encoding import TemplateError
+from agentrl.core.template_marks import TemplateError
 
 
 def template_text(source: str | None, folder: Path) -> str | None:

@@ -6,7 +6,7 @@ from the template or the answer.
 
 from collections.abc import Sequence, Set
 
-from agentrl.inference.encoding import Tokenizer
+from agentrl.core.template_marks import Tokenizer
 
 TAIL = 32  # ids at the end of a prompt that hold its last tag, also where a tag is written letter by letter
 
@@ -33,7 +33,13 @@ def knows_tags(source: str, thinking: tuple[str, str] | None) -> bool:
         source: The template's Jinja text.
         thinking: Opening and closing tag of the format.
     """
-    return thinking is None or all(tag in source for tag in thinking)
+    return thinking is None or all(tag in source or _is_put_together(tag, source) for tag in thinking)
+
+
+def _is_put_together(tag: str, source: str) -> bool:
+    """Whether a template makes a tag of its name and a suffix, as Hunyuan's: ``'<think{}>'.format(':opensource')``."""
+    name, _, suffix = tag.strip("<>").partition(":")
+    return f"<{name}{{}}>" in source or (suffix != "" and name in source and suffix in source)
 
 
 def without_special(text: str, token_ids: Sequence[int], tokenizer: Tokenizer, special_ids: Set[int]) -> str:

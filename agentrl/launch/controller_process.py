@@ -1,7 +1,7 @@
 """Entry point of the rollout controller: ``python -m agentrl.launch.controller_process``.
 
 Guarantees: what can be found out without servers (the data, the tokenizer, the first prompts) is found out while they
-load, and refused in one line with exit code 2 (:mod:`agentrl.config.refusal`); it writes its URL to ``--ready-file`` as
+load, and refused in one line (:func:`agentrl.host.entry.refuse`); it writes its URL to ``--ready-file`` as
 soon as it listens; it ends by itself with code 0 after the final evaluation, and with a message and another code if the
 trainer's heartbeats stop or the rollouts cannot continue; however it ends, it leaves no server paused.
 """
@@ -22,12 +22,11 @@ from agentrl.config.baseline import check_tags
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
-from agentrl.config.refusal import refuse
 from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.versions import version_metrics
-from agentrl.host.entry import STOPPED, begin, run_arguments
+from agentrl.host.entry import STOPPED, begin, refuse, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
@@ -260,11 +259,11 @@ def main(argv: list[str] | None = None) -> int:
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
+    except UserError as error:
+        code = refuse(error)
     except InferenceError as error:
         print(error, file=sys.stderr)
         code = 1
-    except UserError as error:
-        code = refuse(error)
     end_within(END_SECONDS, code)
     return code
 

@@ -33,7 +33,7 @@ def start_model_check(trainer: TrainerConfig, model: Path, run_dir: Path, superv
     config = json.loads((model / "config.json").read_text())
     if trainer.lora_targets or not is_plain(config):
         command = commands.model_check(model, run_dir)
-        supervisor.start("model-check", command, env=CPU_ENV, niceness=NICENESS, brief=True, refuses=True)
+        supervisor.start("model-check", command, env=CPU_ENV, niceness=NICENESS, brief=True)
 
 
 def is_plain(config: Mapping[str, Any]) -> bool:

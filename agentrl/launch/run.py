@@ -75,8 +75,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
 
     Raises:
-        RunError: The run cannot start.
-        ChildRefused: The same, as one of its processes found while the servers load.
+        RunError: The run cannot start, or one of its processes cannot do what the recipe asks for.
         RunFailed: A process of the run failed.
         RunStopped: Ctrl-C, SIGTERM or SIGUSR1, after all processes have ended.
     """
@@ -106,10 +105,10 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         message = "\n".join(["saved and stopped, as SIGUSR1 asked", *_how_to_continue(recipe, run_dir)])
         console.print(message, highlight=False, markup=False, soft_wrap=True)
         raise RunStopped(message, reached(ExitReason.SAVED)) from None
-    except ChildRefused:
+    except ChildRefused as error:
         if not resume:
             shutil.rmtree(run_dir)  # nothing was made: its name is free again
-        raise
+        raise RunError(str(error)) from error
     except ChildFailed as error:
         raise RunFailed(str(error), reached(ExitReason.FAILED, str(error))) from error
     finally:
@@ -309,10 +308,7 @@ def _train(
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
-        "controller",
-        commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume),
-        env=shared_env,
-        refuses=True,
+        "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)

@@ -1,6 +1,7 @@
 """Starts, watches and stops the child processes of a run.
 
-Guarantees: every child has its own session and log file; when a child fails, the error carries the tail of its log;
+Guarantees: every child has its own session and log file; when a child fails, the error carries the tail of its log, or
+the one line with which it refused what the user asked for;
 :meth:`Supervisor.stop` ends all children and their descendants, and may be called again.
 """
 
@@ -18,9 +19,8 @@ from typing import Any
 
 import psutil
 
-from agentrl.config.errors import UserError
-from agentrl.config.refusal import REFUSED, refusal
 from agentrl.core.valid_text import printable
+from agentrl.host.entry import REFUSED, refusal_in
 
 TAIL_LINES = 30
 POLL_SECONDS = 0.2
@@ -32,8 +32,8 @@ class ChildFailed(RuntimeError):
     """A child ended too early or did not start; the message ends with the tail of its log."""
 
 
-class ChildRefused(UserError):
-    """A child found that what the user gave cannot work; the message is its own."""
+class ChildRefused(ChildFailed):
+    """A child could not do what the user asked for; the message is the child's own, one line."""
 
 
 @dataclass
@@ -46,7 +46,6 @@ class Child:
         log: File with the child's standard output and error.
         peer: Role that several children share: the run continues while one of them lives. Empty if none shares it.
         brief: Whether the child may end before the run does.
-        refuses: Whether exit code 2 means a refusal, see :mod:`agentrl.config.refusal`.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Child:
     log: Path
     peer: str = ""
     brief: bool = False
-    refuses: bool = False
 
     def tail(self) -> str:
         """The last lines of the log, without colors, and with other control characters as escapes."""
@@ -95,7 +93,6 @@ class Supervisor:
         niceness: int = 0,
         peer: str = "",
         brief: bool = False,
-        refuses: bool = False,
     ) -> Child:
         """Start a child.
 
@@ -106,7 +103,6 @@ class Supervisor:
             niceness: Scheduling niceness; 0 leaves the priority unchanged.
             peer: Role shared with other children, see :class:`Child`.
             brief: Whether the child may end before the run does.
-            refuses: Whether the child may refuse what the user gave, see :class:`Child`.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -120,7 +116,7 @@ class Supervisor:
             )
         if niceness:
             lower_priority(process.pid, niceness)
-        child = Child(name, process, log, peer, brief, refuses)
+        child = Child(name, process, log, peer, brief)
         self._children.append(child)
         return child
 
@@ -134,7 +130,7 @@ class Supervisor:
         while not ready_file.is_file():
             self.check()
             if child.process.poll() is not None:
-                raise ChildFailed(f"{child.name} ended before it was ready; the end of {child.log}:\n{child.tail()}")
+                raise self._failure(child, "ended before it was ready")
             if time.monotonic() > deadline:
                 raise ChildFailed(
                     f"{child.name} was not ready within {timeout:g} s; the end of {child.log}:\n{child.tail()}"
@@ -146,30 +142,34 @@ class Supervisor:
         """Raise if any child has ended with an error and no peer of it lives.
 
         Raises:
-            ChildRefused: A child refused what the user gave.
             ChildFailed: A child ended with an error.
         """
         for child in self._children:
-            if child.refuses and child.process.poll() == REFUSED:
-                raise ChildRefused(refusal(child.log.read_text(encoding="utf-8", errors="replace")))
             if child.process.poll() not in (None, 0) and not self._has_living_peer(child):
-                raise ChildFailed(self._end_message(child))
+                raise self._failure(child, self._end(child))
 
     def lost(self) -> list[str]:
         """Returns one message per child that has ended since the last call while a peer of it lives."""
         ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._reported)
         gone = [child for child in ended if self._has_living_peer(child)]
         self._reported.update(child.name for child in gone)
-        return [self._end_message(child) for child in gone]
+        return [self._end_message(child, self._end(child)) for child in gone]
 
     def _has_living_peer(self, child: Child) -> bool:
         peers = [c for c in self._children if child.peer and c.peer == child.peer]
         return any(c.process.poll() is None for c in peers)
 
-    def _end_message(self, child: Child) -> str:
+    def _end(self, child: Child) -> str:
         code = child.process.poll()
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+        return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+
+    def _end_message(self, child: Child, how: str) -> str:
         return f"{child.name} {how}; the end of {child.log}:\n{child.tail()}"
+
+    def _failure(self, child: Child, how: str) -> ChildFailed:
+        """The error for a child that ended: its own words if it refused what the user asked for."""
+        refusal = refusal_in(child.tail()) if child.process.poll() == REFUSED else ""
+        return ChildRefused(refusal) if refusal else ChildFailed(self._end_message(child, how))
 
     def wait(self, children: Sequence[Child], on_poll: Callable[[], None]) -> None:
         """Wait until all of ``children`` have ended without an error, calling ``on_poll`` repeatedly.
@@ -186,7 +186,7 @@ class Supervisor:
                 if child in children or child.brief:
                     continue
                 if child.process.poll() is not None and not self._has_living_peer(child):
-                    raise ChildFailed(f"{child.name} ended too early; the end of {child.log}:\n{child.tail()}")
+                    raise self._failure(child, "ended too early")
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
-from agentrl.host.entry import begin, run_arguments
+from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.observe.sinks import MetricsWriter
@@ -41,8 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         learn(recipe, args.run_dir, args.model, args.ready_file, resume=args.resume)
     except (UserError, TemplateError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        return refuse(error)
     return 0
 
 

@@ -19,7 +19,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
-from agentrl.host.entry import begin, run_arguments
+from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
@@ -202,9 +202,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         trainer = build_trainer(recipe, args.model, args.run_dir, device, client)
     except UserError as error:
-        print(error, file=sys.stderr)
         dist.destroy_process_group()
-        return 1
+        return refuse(error)
     try:
         if args.resume:
             trainer.resume()

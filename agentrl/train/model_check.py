@@ -19,8 +19,7 @@ from transformers.utils import logging
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
-from agentrl.config.refusal import refuse
-from agentrl.host.entry import begin, run_arguments
+from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.models.small_model import random_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.policy import check_layers
@@ -87,7 +86,7 @@ def _try(recipe: Recipe, folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Checks the model of a run, and returns 2 if it is refused."""
+    """Checks the model of a run; the exit code says whether it is refused."""
     args = run_arguments("agentrl.train.model_check").parse_args(argv)
     begin()
     logging.disable_progress_bar()

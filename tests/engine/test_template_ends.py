@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 from transformers import AutoTokenizer
 
+from agentrl.engine.engine import Engine
 from agentrl.inference.backend import SamplingParams
 from agentrl.inference.kinds.embedded import EmbeddedBackend
 from agentrl.inference.session import ChatSession, SessionSettings
@@ -38,6 +39,37 @@ async def test_an_answer_ends_at_the_templates_end_which_is_trained_and_stands_t
             assert added[0] != end, "it is not put in a second time"
     await backend.close()
     assert ended >= 2
+
+
+def chat(client: httpx.Client, **body: object) -> dict:
+    given = {"messages": [USER], "max_tokens": 400, "temperature": 1e6, "return_token_ids": True}
+    response = client.post("/v1/chat/completions", json={**given, **body})
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return choice
+
+
+def test_the_engines_own_chat_stops_there_too(client: httpx.Client, engine: Engine) -> None:
+    """A base model's configuration names another end: its chat answers went on with made-up turns."""
+    tokenizer = engine.runner.loaded.tokenizer
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", "<|endoftext|>")
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    for extra in ({}, {"input_ids": [5, 6]}):
+        found = [chat(client, seed=seed, **extra) for seed in range(8)]
+        assert any(choice["matched_stop"] == end for choice in found)
+        assert all(end not in choice["response_token_ids"][:-1] for choice in found)
+        assert all("<|endoftext|>" not in choice["message"]["content"] for choice in found)
+    free = [chat(client, seed=seed, ignore_eos=True)["response_token_ids"] for seed in range(8)]
+    assert any(end in ids[:-1] for ids in free), "ignore_eos is without any end"
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", "Q").replace("<|im_start|>", "U")
+    said = [chat(client, seed=seed) for seed in range(8)]
+    assert any(choice["matched_stop"] == "Q" for choice in said)
+    assert not any("Q" in choice["message"]["content"] for choice in said)
+
+
+def test_a_template_without_an_assistants_turn_has_no_end(client: httpx.Client, engine: Engine) -> None:
+    engine.runner.loaded.tokenizer.chat_template = "{{ messages[0].content }}"
+    assert chat(client, max_tokens=3)["finish_reason"] in ("length", "stop")
 
 
 async def test_an_answer_ends_at_text_where_no_token_ends_a_turn(client: httpx.Client, tiny: Path) -> None:

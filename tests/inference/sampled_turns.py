@@ -16,7 +16,7 @@ from tests.inference.parser_cases import Calls
 CONTENT, REASONING = "I look it up.", "First the city, then the day."
 _USER: Message = {"role": "user", "content": "Which one?"}
 _TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", str: "string"}
-_THOUGHT_TAGS = re.compile(r"\s*<[^<>]*think[^<>]*>.*\Z", re.DOTALL)
+_THOUGHT_TAGS = re.compile(r"\s*<[^<>]*think[^<>]*>.*\Z", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def rendered(template: ChatTemplate, calls: Calls, ends: Sequence[str], said: Me
     failure: Exception | None = None
     for shape in shapes:
         try:
-            return Turn(_turn(template, {**shape, **_message(template, calls)}, tools, ends), calls, tools)
+            return Turn(_turn(template, {**shape, **_message(calls)}, tools, ends), calls, tools)
         except JinjaError as error:
             failure = error
     raise AssertionError(f"the template renders no call: {failure}")
@@ -88,9 +88,8 @@ def assert_comes_back(template: ChatTemplate, turn: Turn) -> None:
     assert answer.reasoning == (REASONING if REASONING in turn.text else None), turn.text
 
 
-def _message(template: ChatTemplate, calls: Calls) -> Message:
-    is_kimi = parser_for(template.source).name == "kimi"  # its ids are the names
-    ids = [f"functions.{name}:{at}" if is_kimi else f"call0000{at}" for at, (name, _) in enumerate(calls)]
+def _message(calls: Calls) -> Message:
+    ids = [f"call0000{at}" for at in range(len(calls))]
     return {
         "role": "assistant",
         "tool_calls": [

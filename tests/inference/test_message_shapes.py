@@ -90,7 +90,7 @@ async def test_a_turn_has_the_same_ids_in_each_shape(name: str) -> None:
         assert await ids(name, made()) == plain, shape
 
 
-NAMED_CALLS = [name for name in NAMES if not NO_TOOLS.search(name) and name != "kimi_k2"]  # it writes the id alone
+NAMED_CALLS = [name for name in NAMES if not NO_TOOLS.search(name)]
 
 
 @pytest.mark.parametrize("name", NAMED_CALLS)

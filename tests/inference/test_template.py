@@ -60,6 +60,30 @@ def test_a_template_that_drops_reasoning_of_earlier_turns_is_noticed(tiny_model:
     assert with_template(tiny_model, REWRITING).rewrites([USER])
 
 
+MISTRAL_V3 = (  # tools stand before the last user message, and the system message in it if it is the last of all
+    "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools and m == users[-1] %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST]{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }}[/INST]{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function | tojson }}{% endfor %}<|im_end|>"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_tools_and_system_messages_that_move_on_are_noticed(tiny_model: Path) -> None:
+    """Mistral's v3: earlier turns lose them (ggml-org/llama.cpp/pull/10572, ollama/ollama/pull/5803)."""
+    template = with_template(tiny_model, MISTRAL_V3)
+    result = {"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "2"}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    assert template.rewrites([USER], tools) and not template.rewrites([result], tools)
+    assert not template.rewrites([USER])
+    assert template.rewrites([USER], has_system=True) and template.rewrites([result], tools, has_system=True)
+    for plain in (ChatTemplate.from_folder(tiny_model), ChatTemplate.from_folder(tiny_model, source="chatml_tools")):
+        assert not plain.rewrites([USER], has_system=True)
+
+
 def test_a_template_that_leaves_answers_out_is_refused(tiny_model: Path) -> None:
     with pytest.raises(TemplateError, match="leaves out"):
         with_template(tiny_model, "{{ messages[0].content }}<|im_end|>")

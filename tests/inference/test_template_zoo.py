@@ -125,9 +125,10 @@ def conversation(rng: random.Random, template: str) -> list[list[Message]]:
             continue
         count = 1 if single else rng.randint(1, 3)
         names = [rng.choice(("add", "look_up")) for _ in range(count)]
+        made = "functions.{}:{}" if template == "kimi_k2" else "call0000{1}"  # others are replaced
         turns.append(
             [
-                {"role": "tool", "tool_call_id": f"call0000{number}", "name": tool, "content": f"result {number}"}
+                {"role": "tool", "tool_call_id": made.format(tool, number), "name": tool, "content": f"result {number}"}
                 for number, tool in enumerate(names)
             ]
         )
@@ -190,9 +191,33 @@ def test_a_template_without_tool_calls_says_so(name: str) -> None:
 
 def arguments_for(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments, with texts that the template can render."""
+    if name == "minimax_m3":
+        return {key: unambiguous(value) for key, value in arguments.items() if value is not None}
     if not QUOTES_AS_THEY_ARE.match(name):
         return arguments
     return json.loads(json.dumps(arguments).replace("\\\\", "/").replace('\\"', "”").replace("'", "’"))
+
+
+def unambiguous(value: Any) -> Any:
+    """The value without what elements do not tell apart: nothing and an empty text, a number and its text."""
+    if isinstance(value, dict):
+        return {key: unambiguous(part) for key, part in value.items() if not is_ambiguous(part)}
+    return [unambiguous(part) for part in value if not is_ambiguous(part)] if isinstance(value, list) else value
+
+
+def is_ambiguous(value: Any) -> bool:
+    """Whether a value within another one, of which no schema is known, could be read as another one."""
+    if value is None or (isinstance(value, dict | list) and not unambiguous(value)):
+        return True
+    return isinstance(value, str) and reads_as_json(value)
+
+
+def reads_as_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return text.strip() in ("True", "False", "None")
+    return True
 
 
 def test_every_template_with_tool_calls_has_a_parser() -> None:

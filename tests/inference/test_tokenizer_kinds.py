@@ -214,14 +214,10 @@ def test_every_template_of_trl_goes_on_with_the_ids_of_the_whole(kind: str, name
     template = ChatTemplate(tokenizer, policy="append")
     end = closing(template, SAYS)
     follow: Message = {"role": "user", "content": "\nsays more "}
-    try:
-        added = template.following([follow], answered=SAYS, answer_ids=[end])
-    except TemplateError as error:
-        assert name.startswith("gptoss") and "renders the end of a turn differently" in str(error)
-        return
+    added = template.following([follow], answered=SAYS, answer_ids=[end])
     whole = template.encode(template.render([*USERS, SAYS, follow], generation=True))
     assert whole[len(whole) - len(added) :] == added
-    if template.turn_ends.closes:
+    if template.turn_ends.closes and not name.startswith("gptoss"):  # ends an earlier turn with another token
         assert whole[len(whole) - len(added) - 1] == end
     assert not [note for note in template.notes if "where a conversation goes on" in note]
 

@@ -15,13 +15,24 @@ import pytest
 
 from agentrl.inference.tool_parsers import PARSERS, ParsedAnswer, ParsedCall, ToolParser
 from agentrl.inference.tool_parsers.answer import FormatParser
-from tests.inference import test_tool_parsers, test_tool_parsers_gemma_to_muse, test_tool_parsers_kimi_to_hunyuan
+from tests.inference import (
+    test_tool_parsers,
+    test_tool_parsers_gemma_to_muse,
+    test_tool_parsers_kimi_to_hunyuan,
+    test_tool_parsers_m3_to_cohere,
+)
 from tests.inference.test_tool_parsers import TOOLS
 
 ANSWERS = 100_000
 FEW = 200
 EXAMPLES: dict[str, list[str]] = {name: [] for name in PARSERS}
-for module in (test_tool_parsers, test_tool_parsers_gemma_to_muse, test_tool_parsers_kimi_to_hunyuan):
+MODULES = (
+    test_tool_parsers,
+    test_tool_parsers_gemma_to_muse,
+    test_tool_parsers_kimi_to_hunyuan,
+    test_tool_parsers_m3_to_cohere,
+)
+for module in MODULES:
     for row in (*module.WELL_FORMED, *module.MALFORMED):
         if len(row[1]) < 600:
             EXAMPLES[row[0]].append(row[1])

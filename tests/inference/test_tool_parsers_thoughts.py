@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from agentrl.cli.chat_loop import calls_in_thought
 from agentrl.core.episode import Message
 from agentrl.inference.messages import essence
 from agentrl.inference.session import ChatSession
@@ -17,7 +18,12 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.inference.thoughts import opens_thought
 from agentrl.inference.tool_parsers import PARSERS, ToolParser
 from agentrl.inference.tool_parsers.choice import parser_for
-from tests.inference import test_tool_parsers, test_tool_parsers_gemma_to_muse, test_tool_parsers_kimi_to_hunyuan
+from tests.inference import (
+    test_tool_parsers,
+    test_tool_parsers_gemma_to_muse,
+    test_tool_parsers_kimi_to_hunyuan,
+    test_tool_parsers_m3_to_cohere,
+)
 from tests.inference.fakes import FakeBackend, answer
 from tests.inference.test_session import HELLO, TOOL, calling, ids_of, make_session
 from tests.inference.test_template_zoo import FILES, load
@@ -26,7 +32,12 @@ from tests.inference.test_tool_parsers import HERMES, TOOLS, check
 THINKING = {name: parser for name, parser in PARSERS.items() if parser.thinking is not None}
 CALLS = {
     name: text
-    for module in (test_tool_parsers_kimi_to_hunyuan, test_tool_parsers, test_tool_parsers_gemma_to_muse)
+    for module in (
+        test_tool_parsers_kimi_to_hunyuan,
+        test_tool_parsers,
+        test_tool_parsers_gemma_to_muse,
+        test_tool_parsers_m3_to_cohere,
+    )
     for name, text, content, reasoning, calls in module.WELL_FORMED
     if calls and not (content or reasoning)
 }
@@ -126,7 +137,7 @@ def test_only_an_opening_tag_at_the_end_opens_a_thought(tail: str, found: bool) 
 
 OPEN = {"deepseek_r1_distill", "qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "nemotron_3_super",
         "nemotron_3_ultra", "nemotron_3_5_lightning", "deepseekv3", "deepseek_v3_2", "deepseek_v4", "deepseek_v4_1",
-        "ernie_4_5", "glm_4_7", "kimi_k3", "minimax_m2"}  # fmt: skip
+        "command_a", "ernie_4_5", "glm_4_7", "kimi_k3", "minimax_m2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FILES if not name.endswith("_training")))
@@ -173,6 +184,23 @@ async def test_a_session_tells_a_cut_thought_from_an_answer(
     assert (choice.message.content, choice.message.reasoning_content) == ("", DRAFT)
     stored = session.trajectory.nodes[-1].message
     assert (stored["content"], stored["reasoning_content"]) == ("", DRAFT) and "tool_calls" not in stored
+
+
+@pytest.mark.parametrize("open", [False, True])
+async def test_a_call_in_a_thought_that_never_closes_is_not_made_even_where_the_model_ended_its_turn(
+    tiny_model: Path, open: bool
+) -> None:
+    """As docs/prompts.md says; vLLM and SGLang make it for some formats."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    template = thoughtful(tiny_model, open=open)
+    session = make_session(template, calling(template, f"{'' if open else '<think>'}So I add.\n{call}"), context=2000)
+    choice = await said(session, tools=[TOOL])
+    assert choice.finish_reason == "stop" and choice.message.tool_calls is None and choice.message.content == ""
+    assert choice.message.reasoning_content == f"So I add.\n{call}"
+    message = session.trajectory.nodes[-1].message
+    assert calls_in_thought(message, "hermes", [TOOL]) == 1, "`agentrl chat --tokens` says so"
+    assert calls_in_thought({**message, "content": "7"}, "hermes", [TOOL]) == 0
+    assert calls_in_thought({**message, "reasoning_content": "So."}, "hermes", [TOOL]) == 0
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -221,6 +221,8 @@ def test_a_training_run_is_refused_in_one_line_while_its_servers_load(tiny_model
     result = run("recipe", "run", "calculator_grpo", *settings)
     assert result.returncode == 2 and "Traceback" not in result.stdout, result.stdout
     assert "leaves out a tool call" in result.stdout and "chatml_tools" in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if "chatml_tools" in line]
+    assert line.startswith("agentrl: model ") and "controller" not in line
     assert time.monotonic() - begun < 120 and not processes_of(tmp_path)
     assert not (tmp_path / "x").exists(), "its name is free again"
 

@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
-from agentrl.config.refusal import REFUSED, refusal, refuse
+from agentrl.host.entry import REFUSED, refusal_in, refuse
 from agentrl.launch import run as run_module
 from agentrl.launch.controller_process import serve
-from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
+from agentrl.launch.supervisor import ChildRefused
 
 
 async def controller(folder: Path, model: Path, *settings: str) -> None:
@@ -45,25 +44,9 @@ async def test_a_tokenizer_without_an_end_is_refused_before_there_are_servers(ti
         await controller(tmp_path / "x", bare)
 
 
-def child(supervisor: Supervisor, code: str, *, refuses: bool) -> ChildFailed | ChildRefused:
-    """What the launcher says of a child that ends with ``code``."""
-    started = supervisor.start("controller", [sys.executable, "-c", code], refuses=refuses)
-    with pytest.raises((ChildFailed, ChildRefused)) as caught:
-        supervisor.wait_ready(started, Path("/nowhere"), 60.0)
-    supervisor.stop()
-    return caught.value
-
-
-def test_a_refusal_comes_through_as_it_was_said(tmp_path: Path) -> None:
-    said = f"import sys; print('loading'); print('refused: no file x.jsonl', file=sys.stderr); sys.exit({REFUSED})"
-    told = child(Supervisor(tmp_path), said, refuses=True)
-    assert isinstance(told, UserError) and str(told) == "no file x.jsonl"
-    assert isinstance(child(Supervisor(tmp_path / "s"), said, refuses=False), ChildFailed), "a server's flags, say"
-
-
 def test_a_refusal_is_read_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert refuse(UserError("no file x.jsonl")) == REFUSED
-    assert refusal("refused: an older one\n" + capsys.readouterr().err) == "no file x.jsonl"
+    assert refusal_in("refused: an older one\n" + capsys.readouterr().err) == "no file x.jsonl"
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -81,6 +64,6 @@ def test_a_refused_run_leaves_its_name_free_but_a_resumed_one_keeps_its_folder(
     monkeypatch.setattr(run_module, "train_recipe", refused)
     if resume:
         (tmp_path / "x").mkdir()
-    with pytest.raises(ChildRefused, match=r"^no file x\.jsonl$"):
+    with pytest.raises(run_module.RunError, match=r"^no file x\.jsonl$"):
         run_module.run_recipe(recipe, resume=resume, console=Console(file=io.StringIO()))
     assert (tmp_path / "x").exists() == resume

@@ -1,12 +1,15 @@
 """Child processes: readiness, failures with their log, and nothing left."""
 
+import runpy
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.host.entry import REFUSED
+from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 
 PYTHON = sys.executable
 FOREVER = "import threading; threading.Event().wait()"
@@ -67,6 +70,48 @@ def test_a_brief_child_may_end_well_but_not_fail(supervisor: Supervisor) -> None
     refusing.process.wait()
     with pytest.raises(ChildFailed, match=r"(?s)check-2 exited with code 1.*not this model"):
         supervisor.wait([waiting], lambda: None)
+
+
+REFUSES = (
+    "import sys; from agentrl.host.entry import refuse; code = refuse(ValueError('set x=1\\nor y=2')); "
+    "print('said at exit', file=sys.stderr); sys.exit(code)"
+)
+
+
+def test_a_child_that_refuses_what_was_asked_is_its_one_line(supervisor: Supervisor, tmp_path: Path) -> None:
+    refusing = supervisor.start("controller", [PYTHON, "-c", REFUSES])
+    with pytest.raises(ChildRefused) as found:
+        supervisor.wait_ready(refusing, tmp_path / "never.json", 30.0)
+    assert str(found.value) == "set x=1 or y=2"
+
+
+@pytest.mark.parametrize("code", [REFUSED, 1])
+def test_without_such_a_line_a_child_has_failed(supervisor: Supervisor, code: int) -> None:
+    """A program of others may use the same exit code, and a line alone is no refusal."""
+    said = "print('nothing')" if code == REFUSED else "print('refused: x')"
+    supervisor.start("server", [PYTHON, "-c", f"{said}; raise SystemExit({code})"]).process.wait()
+    with pytest.raises(ChildFailed, match=f"server exited with code {code}") as found:
+        supervisor.check()
+    assert not isinstance(found.value, ChildRefused)
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((REFUSED, -15), REFUSED), ((1, -15), 1), ((-9,), 1)])
+def test_torchrun_passes_a_workers_refusal_on(
+    codes: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="none")
+        for rank, code in enumerate(codes)
+    }
+
+    def main() -> None:
+        raise ChildFailedError("worker", failures)
+
+    monkeypatch.setattr("torch.distributed.run.main", main)
+    monkeypatch.setattr("agentrl.host.process.die_with_parent", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("agentrl.launch.torchrun", run_name="__main__")
+    assert ended.value.code == expected
 
 
 def test_stop_ends_children_that_ignore_sigterm_and_their_families(

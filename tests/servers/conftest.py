@@ -1,5 +1,6 @@
 """Inference servers that a contract is held against: ours always, SGLang and vLLM with ``make test-servers``."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from agentrl.rollout.assemble import make_backend
 from tests.tiny import build_tiny_model
 
 REAL = [pytest.param(name, marks=pytest.mark.servers) for name in ("sglang", "vllm")]
+NOT_NEUTRAL = {"do_sample": True, "repetition_penalty": 1.5, "temperature": 0.5, "top_k": 3, "top_p": 0.7, "min_p": 0.1}
+"""Sampling options of the models' own, which no request may get: every answer is held against the plain policy."""
 HIDDEN = 256  # heads of 64: vLLM has no smaller ones on a CPU
 
 
@@ -44,6 +47,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folders = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
     for seed, folder in enumerate(folders):
         build_tiny_model(folder, seed=seed, hidden=HIDDEN)
+        file = folder / "generation_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | NOT_NEUTRAL))
     return folders
 
 

@@ -14,7 +14,10 @@ from transformers import AutoTokenizer
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import SAMPLED, TensorSpec, WeightManifest
 from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.session import ChatSession, SessionSettings
+from agentrl.inference.template import ChatTemplate
 from agentrl.weights.broadcast_publisher import Sender
+from tests.flat import flat_branches
 from tests.servers.conftest import Reference, Server
 
 PROMPT = [261, 5, 40, 7, 99, 31]
@@ -85,6 +88,42 @@ async def test_a_stop_id_ends_the_answer_and_belongs_to_it(backend: Backend) -> 
     answer = await backend.generate(PROMPT, params, request_id="stopped")
     assert answer.finish_reason == "stop"
     assert answer.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+async def test_a_seed_decides_what_is_sampled_and_a_stop_text_ends_it(backend: Backend, server: Server) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(server.first)
+    first, again, other = [
+        await backend.generate(PROMPT, SamplingParams(max_new_tokens=60, seed=seed), request_id=f"s{number}")
+        for number, seed in enumerate((11, 11, 12))
+    ]
+    assert first.token_ids == again.token_ids != other.token_ids
+    texts = [tokenizer.decode(first.token_ids[:count]) for count in range(len(first.token_ids) + 1)]
+    pairs = [texts[-1][at : at + 2] for at in range(8, len(texts[-1]) - 4)]
+    stop = next(pair for pair in pairs if pair.isascii() and pair.isprintable())
+    params = SamplingParams(max_new_tokens=60, seed=11, stop=(stop,))
+    answer = await backend.generate(PROMPT, params, request_id="stop-text")
+    end = next(count for count, text in enumerate(texts) if stop in text)
+    assert (answer.token_ids, answer.finish_reason) == (first.token_ids[:end], "stop")
+    assert len(answer.logprobs) == end and answer.logprobs == pytest.approx(first.logprobs[:end], abs=1e-4)
+
+
+async def test_a_conversation_through_an_openai_client_is_trained_token_by_token(
+    backend: Backend, server: Server, references: References
+) -> None:
+    template = ChatTemplate.from_folder(server.first)
+    settings = SessionSettings(SamplingParams(max_new_tokens=20, seed=3), 480, locked=True, model="m")
+    session = ChatSession(backend, template, settings)
+    messages: list[Any] = []
+    for turn in ("hello", "more"):
+        messages.append({"role": "user", "content": turn})
+        reply = await session.client().chat.completions.create(model="m", messages=messages)
+        messages.append(reply.choices[0].message)
+    (flat,) = flat_branches(session.trajectory)
+    trained = [place for place, mask in enumerate(flat.loss_mask) if mask]
+    expected = references[0].logprobs(flat.token_ids[:1], flat.token_ids[1:], 1.0)[[place - 1 for place in trained]]
+    told = torch.tensor([flat.logprobs[place] for place in trained])
+    assert len(trained) > 4 and (told - expected).abs().max().item() < 1e-3
+    assert {flat.versions[place] for place in trained} == {0}
 
 
 async def test_a_prompt_that_does_not_fit_is_a_context_overflow(backend: Backend) -> None:

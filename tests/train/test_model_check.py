@@ -26,6 +26,7 @@ from transformers import (
 
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
+from agentrl.host import entry
 from agentrl.launch.model_check import PLAIN, is_plain
 from agentrl.launch.resolve import resolve
 from agentrl.train.model_check import check_model
@@ -118,7 +119,7 @@ def test_other_settings_are_tried_too(settings: list[str], tmp_path: Path, mesh:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"), [("qwen3", 0, "can be trained"), ("gpt2", 2, "refused: GPT2LMHeadModel")]
+    ("name", "code", "said"), [("qwen3", 0, "can be trained"), ("gpt2", entry.REFUSED, "refused: GPT2LM")]
 )
 def test_the_process_says_so_in_one_line(name: str, code: int, said: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

@@ -12,17 +12,19 @@ from typing import Any
 
 from agentrl.inference.tool_parsers.answer import FormatParser, ToolParser
 from agentrl.inference.tool_parsers.bare_json import find_json, find_llama
+from agentrl.inference.tool_parsers.cohere import find_cohere
 from agentrl.inference.tool_parsers.deepseek import find_deepseek
 from agentrl.inference.tool_parsers.ernie import find_ernie
 from agentrl.inference.tool_parsers.gemma import find_gemma
 from agentrl.inference.tool_parsers.harmony import HarmonyParser
 from agentrl.inference.tool_parsers.hermes import find_hermes
-from agentrl.inference.tool_parsers.hunyuan import HUNYUAN_V3, find_hunyuan
+from agentrl.inference.tool_parsers.hunyuan import HUNYUAN_V3, find_hunyuan, suffix_in
 from agentrl.inference.tool_parsers.json_blocks import GRANITE, MINIMAX_M1, PHI4_MINI
 from agentrl.inference.tool_parsers.kimi import KIMI
 from agentrl.inference.tool_parsers.kimi_k3 import find_kimi_k3
 from agentrl.inference.tool_parsers.markup import GLM, QWEN_CODER
 from agentrl.inference.tool_parsers.minimax import MINIMAX_M2
+from agentrl.inference.tool_parsers.minimax_m3 import find_minimax_m3
 from agentrl.inference.tool_parsers.mistral import find_mistral
 from agentrl.inference.tool_parsers.muse import MuseParser
 from agentrl.inference.tool_parsers.pythonic import find_pythonic
@@ -40,6 +42,7 @@ _ALL: tuple[ToolParser, ...] = (
     FormatParser("phi4_mini", PHI4_MINI.find),
     FormatParser("minimax_m1", MINIMAX_M1.find),
     FormatParser("minimax_m2", MINIMAX_M2.find),
+    FormatParser("minimax_m3", find_minimax_m3, thinking=("<mm:think>", "</mm:think>")),
     MuseParser(),
     FormatParser("glm", GLM.find),
     FormatParser("kimi", KIMI.find),
@@ -49,6 +52,8 @@ _ALL: tuple[ToolParser, ...] = (
     FormatParser("hunyuan", find_hunyuan),
     FormatParser("hunyuan_v3", HUNYUAN_V3.find),
     FormatParser("hunyuan_v3_opensource", HUNYUAN_V3.find, thinking=("<think:opensource>", "</think:opensource>")),
+    FormatParser("hunyuan_v4", HUNYUAN_V3.find, thinking=("<think:6124c78e>", "</think:6124c78e>")),  # Hy4-preview's
+    FormatParser("cohere", find_cohere, thinking=("<|START_THINKING|>", "<|END_THINKING|>")),
     FormatParser("pythonic", find_pythonic),
     FormatParser("json", find_json),
 )
@@ -57,6 +62,9 @@ PARSERS: Mapping[str, ToolParser] = MappingProxyType({parser.name: parser for pa
 # The first row decides whose markers are all in the template, so of formats that share tags the more specific is first.
 _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|message|>")),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("cohere", ("<|START_THINKING|>",)),
+    ("minimax_m3", ("]<]minimax[>[",)),
     ("deepseek", ("<｜tool▁call▁begin｜>",)),
     ("deepseek", ("｜DSML｜",)),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -65,6 +73,8 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("seed", ("<seed:tool_call>", "<function=", "<parameter=")),
     ("hunyuan_v3_opensource", ("tool_sep", "arg_key", ":opensource")),
     ("hunyuan_v3", ("tool_sep", "arg_key")),
+    ("hunyuan_v4", ("<tool_calls{}>", "<arg_key{}>")),
+    ("hunyuan_v4", ("<tool_calls:", "<arg_key:")),
     ("hunyuan", ("<tool_calls>", "<tool_response>", "<|extra_0|>")),
     ("ernie", ("<tool_call>", "<response>")),
     ("muse", ("<atem:invoke", "<|message|>")),
@@ -89,6 +99,7 @@ _MARKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+_SUFFIXED = ("hunyuan_v3", "hunyuan_v4")
 FALLBACK = "json"  # format of a template without a known marker
 
 
@@ -105,8 +116,14 @@ def parser_for(chat_template: str) -> ToolParser:
     source = _source(chat_template)
     for name, markers in _MARKERS:
         if all(marker in source for marker in markers):
-            return PARSERS[name]
+            return _with_suffix(name, source) if name in _SUFFIXED else PARSERS[name]
     return PARSERS[FALLBACK]
+
+
+def _with_suffix(name: str, source: str) -> ToolParser:
+    """Returns Hunyuan's parser with the thinking tags of the template: weights differ in the suffix of all tags."""
+    suffix = suffix_in(source)
+    return FormatParser(name, HUNYUAN_V3.find, thinking=(f"<think{suffix}>", f"</think{suffix}>"))
 
 
 def _source(chat_template: str) -> str:

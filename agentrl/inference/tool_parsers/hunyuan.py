@@ -1,10 +1,11 @@
 # ruff: noqa: RUF001, RUF002 - the colon after the assistant's name is Hunyuan's own
-"""Hunyuan: a JSON list of calls between ``<tool_calls>`` tags (A13B); a tag for each argument (V3).
+"""Hunyuan: a JSON list of calls between ``<tool_calls>`` tags (A13B); a tag for each argument (V3, V4).
 
 A13B writes ``<tool_calls>[{"name": ..., "arguments": {...}}, ...]</tool_calls>``. After a thinking block its answer
 stands between ``<answer>`` tags, and with tools an answer in words begins with the assistant's name, ``助手：``; these
 are not content. V3 writes ``<tool_calls><tool_call>NAME<tool_sep><arg_key>KEY</arg_key><arg_value>VALUE</arg_value>
-</tool_call></tool_calls>``, and its public weights have ``:opensource`` at the end of each tag.
+</tool_call></tool_calls>``, and its public weights have ``:opensource`` at the end of each tag. V4 writes no
+``<tool_sep>``, and has another suffix, ``:6124c78e`` in its preview.
 
 Guarantees: a tag inside of a JSON string ends no list; a list without its closing tag reaches to the next one or to the
 end of the text, and is valid if its JSON is complete.
@@ -71,3 +72,13 @@ HUNYUAN_V3 = Markup(
     edge=re.compile(rf"(?P<closing>{_CALL_END}|{_tag('/tool_calls')})|{_tag('tool_call')}"),
     layout="<tool_call>NAME<tool_sep><arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>",
 )
+_SUFFIX = re.compile(r"""["'](:\w++)["']|<arg_key(:\w++)>""")
+
+
+def suffix_in(chat_template: str) -> str:
+    """Returns the suffix of V3's and V4's tags in a chat template; empty if they have none.
+
+    Templates name it once (``{% set HYTK = ':opensource' %}``), or write it in each tag.
+    """
+    found = _SUFFIX.search(chat_template)
+    return (found[1] or found[2]) if found else ""

@@ -26,7 +26,7 @@ def typed(text: str, schema: Mapping[str, Any], name: str, read: Callable[[str, 
     Raises:
         Malformed: ``text`` is no value of the argument's types.
     """
-    types = _types(schema, name)
+    types = types_of(schema, name)
     if types == {"string"}:
         return text
     problem = ""
@@ -50,23 +50,39 @@ def _accepts(types: set[str], value: Any) -> bool:
     return found in types or (found == "integer" and "number" in types)
 
 
-def _types(schema: Mapping[str, Any], name: str) -> set[str]:
+def types_of(schema: Mapping[str, Any], name: str) -> set[str]:
     """JSON types that a parameter may have; empty if the schema names none."""
+    types: set[str] = set()
+    for part in schemas_of(schema, name):
+        found = _alternatives(part, schema)[1]
+        if not found:
+            return set()  # one of the alternatives takes anything
+        types |= found
+    return types
+
+
+def schemas_of(schema: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Schemas of a parameter, with references followed: one for each alternative; empty if nothing is known of it.
+
+    Args:
+        schema: JSON schema of an object.
+        name: Name of the parameter.
+    """
     properties = schema.get("properties")
     waiting = [properties.get(name)] if isinstance(properties, Mapping) else []
-    types: set[str] = set()
+    found: list[Mapping[str, Any]] = []
     for _ in range(_MAX_SCHEMAS):
         if not waiting:
-            return types
+            return found
         part = waiting.pop()
         if not isinstance(part, Mapping):
-            return set()
-        more, found = _alternatives(part, schema)
-        if not more and not found:
-            return set()  # one of the alternatives takes anything
-        waiting += more
-        types |= found
-    return set()
+            return []
+        more, _ = _alternatives(part, schema)
+        if more:
+            waiting += more
+        else:
+            found.append(part)
+    return []
 
 
 def _alternatives(part: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[list[Any], set[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.core.episode import Message
-from agentrl.inference.encoding import TemplateError
+from agentrl.core.template_marks import TemplateError
 
 SENTINEL = "agentrl0said0this"  # stands for the assistant's text in a dummy turn; occurs in no template
 USER: Message = {"role": "user", "content": "a"}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.core.dummy_turn import SAID, SENTINEL, USER, call_for, calling, tail, tool_result
 from agentrl.core.episode import Message
-from agentrl.inference.dummy_turn import SAID, SENTINEL, USER, call_for, calling, tail, tool_result
-from agentrl.inference.encoding import Marks, TemplateError, Tokenizer
+from agentrl.core.template_marks import Marks, TemplateError, Tokenizer
 
 Render = Callable[..., str]
 """``render(messages, generation=...)``: the template's text of messages, with or without the generation prompt."""
