@@ -140,7 +140,7 @@ class Trainer:
         )
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         final = self.step + 1 >= config.total_steps or late or batch["last"]
-        passes = {name: batch[name] for name in ("epochs", "epochs_before")}
+        passes = {name: batch[name] for name in ("epochs", "epochs_before", "oldest_version")}
         return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, **passes}
 
     def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
@@ -154,7 +154,9 @@ class Trainer:
         if engine.critic is not None:
             values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
         if batch is not None:
-            made = batch.train_batch(version=self.step, penalties=penalties, values=values)
+            made = batch.train_batch(
+                version=self.step, penalties=penalties, values=values, oldest=plan["oldest_version"]
+            )
         metrics = engine.update(made, plan["learning_rate"])
         if penalties is not None and len(penalties):
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef

@@ -4,6 +4,9 @@ Guarantees: nothing of the engine is imported here; it is a process, started and
 weights are verified by fingerprints of all tensors.
 """
 
+from collections.abc import Coroutine
+from typing import Any
+
 from agentrl.core.weight_manifest import WeightManifest, mismatches
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
@@ -21,6 +24,10 @@ class EmbeddedBackend(SGLangBackend):
             return await super().verify(manifest)
         answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
         return mismatches(manifest.fingerprints, answer["fingerprints"])
+
+    async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for a request: the engine aborts one whose connection is closed at once."""
+        return await request
 
     async def _flush(self) -> None:
         """Does nothing: the engine empties its prefix cache when weights change."""
