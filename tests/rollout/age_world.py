@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -132,6 +131,9 @@ class World(RolloutWorkflow):
             answer = self.pending[number % len(self.pending)]
             if not answer.done():
                 answer.set_result(None)
+        elif event == "newest":  # what was asked for first is slow
+            for answer in self.pending[number:]:
+                answer.set_result(None)
         elif event == "batch" and self.asking is None and self.step not in self.trained and not self.over:
             self.asking = asyncio.create_task(self.controller.next_batch(self.step))
         elif event == "publish" and self.step in self.trained:
@@ -199,8 +201,3 @@ class World(RolloutWorkflow):
     def stale_episodes(self) -> list[dict[str, Any]]:
         return [one for one in self.episodes() if one["stop_reason"] == StopReason.STALE]
 
-
-def shuffled(seed: int, count: int) -> list[tuple[str, int]]:
-    """A schedule without hypothesis."""
-    random_ = random.Random(seed)
-    return [(random_.choice(["answer", "answer", "batch", "publish"]), random_.randrange(100)) for _ in range(count)]
