@@ -55,7 +55,7 @@ class Answers:
         try:
             await answer
         except asyncio.CancelledError:
-            world.aborted += 1
+            world.aborted += not world.over  # at the end of a run all that still runs is cancelled
             raise
         finally:
             world.pending.remove(answer)
@@ -101,6 +101,8 @@ class World(RolloutWorkflow):
         self.step = 0  # step that the trainer asks for next
         self.asking: asyncio.Task[bytes] | None = None
         self.over = False
+        self.ends: list[dict[str, Any]] = []  # the journal at the end
+        self.stale: list[dict[str, Any]] = []  # records of cancelled episodes at the end
         self.error = ""  # why the run ended early
         stream = TaskStream([Task(id=f"t{i}", data={}) for i in range(tasks)], seed, epochs=1)
         self.controller = Controller(
