@@ -92,6 +92,7 @@ class World(RolloutWorkflow):
         self.asked: list[int] = []
         self.aborted = 0
         self.eventful = eventful
+        self.gates: dict[int, asyncio.Event] = {}  # by seed: what an episode waits for before it asks
         self.turns: Callable[[Task, int], int] = lambda task, seed: 1 + seed % 3 if eventful else 1
         self.trained: dict[int, Columns] = {}
         self.facts: dict[str, Any] = {"last": False}
@@ -117,6 +118,8 @@ class World(RolloutWorkflow):
         return EpisodeLLM(lambda role: Answers(self)), lambda: None  # type: ignore[arg-type, return-value]
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+        if seed in self.gates:
+            await self.gates[seed].wait()
         for _ in range(self.turns(task, seed)):
             await llm.session().ask()  # type: ignore[attr-defined]
         if self.eventful and seed % 7 == 0:
@@ -165,6 +168,13 @@ class World(RolloutWorkflow):
         assert await self.controller.ready(1.0)
         await self.controller.publish(manifest, final=self.over)
         self.controller.record(self.step, {}, final=self.over)
+
+    async def step_on(self) -> None:
+        """A step of the run: answers but the oldest one end, a batch is handed out, and the next version is served."""
+        for _ in range(10):
+            await self.act("newest", 1)
+        await self.act("batch", 0)
+        await self.act("publish", 0)
 
     async def drain(self) -> None:
         """Let everything end that can, as a run does that nobody disturbs; fails if it gets stuck."""
