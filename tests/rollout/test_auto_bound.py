@@ -74,6 +74,7 @@ SYSTEMS: dict[str, Callable[[], System]] = {
     "generation takes no time": lambda: System(lambda _: 0.001, train=10.0),
     "as long as a step": lambda: System(lambda _: 9.0, train=10.0),
     "three steps": lambda: System(lambda _: 29.0, train=10.0),
+    "eight steps": lambda: System(lambda _: 78.0, train=10.0),
     "long tails": lambda: System(lambda r: min(r.lognormvariate(2.0, 0.8), 60.0), train=10.0),
 }
 
