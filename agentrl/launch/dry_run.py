@@ -215,7 +215,9 @@ def _limits(recipe: Recipe) -> list[str]:
 
 def _staleness(rollout: RolloutConfig) -> str:
     """Says how old what is trained may be."""
-    bound = "as small as keeps the trainer fed" if rollout.max_staleness == "auto" else f"at most {rollout.max_staleness}"
+    bound = (
+        "as small as keeps the trainer fed" if rollout.max_staleness == "auto" else f"at most {rollout.max_staleness}"
+    )
     what = {"drop": "staleness of an episode", "mask": "staleness of a token", "keep": "mean staleness"}
     return f"{what[rollout.stale]} {bound}"
 

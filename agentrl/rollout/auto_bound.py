@@ -3,7 +3,8 @@
 The trainer is fed while it waits for at most ``HUNGRY`` of its time. While it waits for more, the bound is raised by
 one, as long as that makes it wait less: where generation is slower than training, no bound feeds the trainer. Then, and
 while the trainer hardly waits, a smaller bound is tried; if the trainer then waits longer and is hungry, the bound goes
-back up. Only waiting is compared: evaluations and checkpoints make steps longer, too. A try that failed is made again only after twice as many steps as before.
+back up. Only waiting is compared: evaluations and checkpoints make steps longer, too. A try that failed is made again
+only after twice as many steps as before.
 
 Guarantees: pure: time comes in as seconds, nothing is read or written. The bound stays between 0 and ``MOST``, and
 changes by one.

@@ -1,10 +1,10 @@
 """Buffer of finished groups for the trainer.
 
-Guarantees: the oldest groups leave first, by the policy version of their oldest token, then by draw; a batch has exactly
-the requested number of groups, sorted by draw index, so its order does not depend on which group finished first; each
-group leaves once. A group that the given function refuses leaves at once, also while a batch is waited for. After :meth:`GroupBuffer.close` a batch may have
-fewer groups: what is left is never waited for. After :meth:`GroupBuffer.fail` every waiting and later
-:meth:`GroupBuffer.take` raises the error.
+Guarantees: the oldest groups leave first, by the policy version of their oldest token, then by draw; a batch has
+exactly the requested number of groups, sorted by draw index, so its order does not depend on which group finished
+first; each group leaves once. A group that the given function refuses leaves at once, also while a batch is waited for.
+After :meth:`GroupBuffer.close` a batch may have fewer groups: what is left is never waited for. After
+:meth:`GroupBuffer.fail` every waiting and later :meth:`GroupBuffer.take` raises the error.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ from agentrl.inference.client import Client
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.age_bound import AgeBound
-from agentrl.rollout.auto_bound import AutoBound
+from agentrl.rollout.auto_bound import START, AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
@@ -89,9 +89,8 @@ class Controller:
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
         self._score = score
-        asked = self._config.max_staleness
-        self._auto = AutoBound() if asked == "auto" else None
-        bound = self._auto.bound if asked == "auto" else asked
+        self._auto = AutoBound() if self._config.max_staleness == "auto" else None
+        bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
         self.gate = StalenessGate(
             bound,
             self._config.batch_size,
@@ -273,7 +272,9 @@ class Controller:
         draws = [*self._account.uncounted, *(group.draw for group in groups)]
         oldest = self._bound.oldest if self._bound.policy == "mask" else None
         if groups:
-            self._pending_metrics |= age_metrics(self._bound, columns, self._account.dropped(group.tally for group in groups))
+            self._pending_metrics |= age_metrics(
+                self._bound, columns, self._account.dropped(group.tally for group in groups)
+            )
             counts = self._account.count(group.tally for group in groups)
             seen, baseline = self.recipe.reward, self.recipe.trainer.baseline
             self._pending_metrics |= counts | batch_metrics(groups, step, seen, baseline)

@@ -212,4 +212,3 @@ class World(RolloutWorkflow):
 
     def stale_episodes(self) -> list[dict[str, Any]]:
         return [one for one in self.episodes() if one["stop_reason"] == StopReason.STALE]
-

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.rollout import StalePolicy
-from agentrl.rollout.errors import RolloutError
 from tests.rollout.age_world import World
 
 Schedule = list[tuple[str, int]]
@@ -52,6 +51,7 @@ async def play(world: World, schedule: Schedule) -> None:
 
 def run_world(schedule: Schedule, *options: str, **more: Any) -> World:
     with tempfile.TemporaryDirectory() as folder:
+
         async def whole() -> World:
             world = World(Path(folder), *options, **more)
             await play(world, schedule)
@@ -107,4 +107,4 @@ def test_a_bound_of_0_is_exactly_synchronous(
     for step, columns in world.trained.items():
         assert set(columns.versions.tolist()) == {step}
     assert not world.aborted and not world.stale
-    assert all("stale" != one["outcome"] for one in world.ends)
+    assert all(one["outcome"] != "stale" for one in world.ends)

@@ -158,6 +158,7 @@ async def test_auto_changes_the_bound_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = iter([None, "the trainer waits"])
+
     def observe(self: AutoBound, waited: float, seconds: float) -> str | None:
         assert 0 <= waited <= seconds
         why = next(said, None)

@@ -61,7 +61,7 @@ def test_a_batch_of_cut_episodes_that_are_left_out_has_no_loss(
     trainer, _, _ = make_trainer(tiny_model, tmp_path, masked)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
     cut = Columns.of([one.model_copy(update={"stop_reason": StopReason.TRUNCATED}) for one in episodes])
-    metrics = trainer._update(cut, {"learning_rate": 0.1})
+    metrics = trainer._update(cut, {"learning_rate": 0.1, "oldest_version": None})
     assert metrics["train/tokens"] == 0 and metrics["train/skipped"] == 1 and "train/loss" not in metrics
 
 
