@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agentrl.core.episode import Episode, StopReason, Task
+from agentrl.core.episode import NOT_SAMPLED, Episode, StopReason, Task
 from agentrl.inference.client import Client, EpisodeLLM
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.age_bound import AgeBound
@@ -177,8 +177,8 @@ def _oldest_token(llm: EpisodeLLM) -> int | None:
     found: list[int] = []
     for session in llm.sessions.values():
         for node in session.trajectory.nodes:
-            own = [version for version, mask in zip(node.versions, node.loss_mask, strict=True) if mask]
-            if own:
-                found.append(min(own))
+            sampled = set(node.versions) - {NOT_SAMPLED}
+            if sampled:
+                found.append(min(sampled))
                 break  # later answers of a conversation are younger
     return min(found, default=None)
