@@ -68,9 +68,12 @@ class AgeBound:
         With ``mask`` an episode of which no token may carry a loss still counts in its group's baseline, unless no
         token of the whole group may.
         """
+        young = not len(columns.versions) or int(columns.versions.min()) >= self.oldest
+        if self.policy == "keep" or young:
+            return [False] * len(columns.episodes)
         if self.policy == "mask":
             newest = [version for version in newest_versions(columns) if version is not None]
-            return [bool(newest) and max(newest) < self.oldest] * len(columns.episodes)
+            return [max(newest) < self.oldest] * len(columns.episodes)
         return [self.too_old(version) for version in oldest_versions(columns)]
 
     def advance(self, step: int) -> None:

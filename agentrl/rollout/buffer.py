@@ -31,9 +31,9 @@ class Group:
     tally: Tally
 
     @cached_property
-    def oldest(self) -> int:
-        """Policy version of the oldest token; 0 without tokens."""
-        return int(self.columns.versions.min()) if len(self.columns.versions) else 0
+    def oldest(self) -> int | None:
+        """Policy version of the oldest token; ``None`` without tokens."""
+        return int(self.columns.versions.min()) if len(self.columns.versions) else None
 
 
 class GroupBuffer:
@@ -83,10 +83,11 @@ class GroupBuffer:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                self.sweep()
+                if self._closed or len(self._groups) >= count:
+                    self.sweep()  # just before they leave
                 if self._closed or len(self._groups) >= count:
                     break
                 await self._changed.wait()
-            self._groups.sort(key=lambda group: (group.oldest, group.draw))
+            self._groups.sort(key=lambda group: (group.oldest or 0, group.draw))
             taken, self._groups = self._groups[:count], self._groups[count:]
             return sorted(taken, key=lambda group: group.draw)

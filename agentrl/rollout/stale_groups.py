@@ -30,6 +30,8 @@ def without_stale(
         seen: The trainer's reward transform.
         baseline: The recipe's ``trainer.baseline``.
     """
+    if group.oldest is None or group.oldest >= bound.oldest:
+        return group
     stale = bound.stale(group.columns)
     if not any(stale):
         return group
