@@ -41,8 +41,8 @@ def node(parent: int | None, versions: list[int]) -> Node:
 class Answers:
     """A session whose answers end when the world says so; each has a token of each version that it ran under."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, world: "World", seed: int) -> None:
+        self.world, self.seed = world, seed
         self.trajectory = Trajectory(nodes=[])
         self.last_sampled: int | None = None
 
@@ -51,14 +51,16 @@ class Answers:
         nodes.append(node(len(nodes) - 1 if nodes else None, []))
         asked, answer = world.stamp(), asyncio.get_running_loop().create_future()
         world.asked.append(asked)
-        world.pending.append(answer)
+        if self.seed not in world.slow:
+            world.pending.append(answer)
         try:
             await answer
         except asyncio.CancelledError:
             world.aborted += not world.over  # at the end of a run all that still runs is cancelled
             raise
         finally:
-            world.pending.remove(answer)
+            if answer in world.pending:
+                world.pending.remove(answer)
         nodes.append(node(len(nodes) - 1, list(range(asked, world.stamp() + 1))))
         self.last_sampled = len(nodes) - 1
 
@@ -92,6 +94,7 @@ class World(RolloutWorkflow):
         self.asked: list[int] = []
         self.aborted = 0
         self.eventful = eventful
+        self.slow: set[int] = set()  # seeds of episodes whose answers never end
         self.gates: dict[int, asyncio.Event] = {}  # by seed: what an episode waits for before it asks
         self.turns: Callable[[Task, int], int] = lambda task, seed: 1 + seed % 3 if eventful else 1
         self.trained: dict[int, Columns] = {}
@@ -115,7 +118,7 @@ class World(RolloutWorkflow):
         return {}
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        return EpisodeLLM(lambda role: Answers(self)), lambda: None  # type: ignore[arg-type, return-value]
+        return EpisodeLLM(lambda role: Answers(self, seed)), lambda: None  # type: ignore[arg-type, return-value]
 
     async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
         if seed in self.gates:
@@ -151,6 +154,16 @@ class World(RolloutWorkflow):
             else:
                 self._take(self.asking.result())
             self.asking = None
+        self._check_accounts()
+
+    def _check_accounts(self) -> None:
+        """No capacity leaks: what the gate counts is what runs, waits and was trained."""
+        controller = self.controller
+        running = {int(task.get_name()[6:]) for task in controller._groups if task.get_name().startswith("group-")}
+        trained = sum(len({one.group_id for one in columns.episodes}) for columns in self.trained.values())
+        assert controller.gate.running == len(running)
+        assert controller.gate.accepted == trained + len(controller._buffer)
+        assert set(controller._flight._groups) <= running
 
     def _take(self, batch: bytes) -> None:
         columns, self.facts = Columns.from_bytes(batch)

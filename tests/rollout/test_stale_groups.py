@@ -4,18 +4,21 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
-from agentrl.core.episode import Episode, StopReason, Trajectory
+from agentrl.core.episode import Episode, StopReason, Task, Trajectory
+from agentrl.inference.client import Client
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.group_account import GroupAccount, Tally, judge
+from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.stale_groups import age_metrics, without_stale
 from agentrl.rollout.stop_rules import StopRules
 from tests.rollout.age_world import World, node
@@ -79,6 +82,66 @@ async def test_a_member_that_is_too_old_is_cancelled_alone_where_enough_others_a
     assert "dropped/reward_mean" not in found, "a cancelled episode has no reward"
     assert found["dropped/tokens_mean"] == 0 and found["trained/tokens_mean"] >= 1
     await world.close()
+
+
+async def test_the_young_members_of_a_group_that_is_too_small_are_cancelled_with_the_old_ones(tmp_path: Path) -> None:
+    world = World(tmp_path, *SMALL, eventful=False)
+    old, young = (stream_seed(world.recipe.seed, 0, index) for index in (0, 1))
+    world.slow, world.gates = {old, young}, {young: asyncio.Event()}
+    world.controller.start()
+    await world.settle()
+    for _ in range(2):
+        await world.act("newest", 0)
+        await world.act("batch", 0)
+        if world.step == 0:
+            await world.act("publish", 0)
+            world.gates[young].set()  # it asks for its first answer at version 1
+            await world.settle()
+            assert world.asked[-1] == 1
+    assert {one["index"] for one in world.stale_episodes()} == {0, 1} and world.aborted == 2
+    await world.drain()
+    assert sorted(one["draw"] for one in world.outcomes()) == list(range(8))
+    await world.close()
+
+
+async def test_a_finished_member_that_grew_too_old_before_its_group_ended_is_left_out_once(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollout.batch_size=1", "rollout.group_size=3", "rollout.max_staleness=1", eventful=False)
+    late = [stream_seed(world.recipe.seed, 0, index) for index in (1, 2)]
+    world.gates = {seed: asyncio.Event() for seed in late}
+    world.controller.start()
+    await world.settle()
+    await world.act("newest", 0)  # the first member ends, too, at version 0
+    await world.step_on()
+    await world.step_on()
+    for gate in world.gates.values():
+        gate.set()
+    await world.drain()
+    ((step, columns),) = [(at, one) for at, one in world.trained.items() if one.episodes[0].group_id == "g0"]
+    assert [one.index for one in columns.episodes] == [1, 2] and not world.aborted
+    found = world.written[step + 1]
+    assert found["dropped/episodes"] == 1 and found["dropped/reward_mean"] == stream_seed(world.recipe.seed, 0, 0) % 2
+    await world.close()
+
+
+async def test_an_episode_that_is_cancelled_from_outside_meanwhile_stays_cancelled(tmp_path: Path) -> None:
+    one = AgeBound("drop", 0, 64, 1)
+    flight = InFlight(one, 2, 0, lambda: 0)
+
+    async def forever(client: Client) -> Episode:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    client: Any = None
+    jobs = [
+        asyncio.create_task(flight.run(0, index, Task(id="t", data={}), forever, client)) for index in range(2)
+    ]
+    await asyncio.sleep(0)
+    for member in flight._groups[0].members.values():
+        member.oldest = 0
+    flight.sweep()
+    jobs[0].cancel()
+    await asyncio.wait(jobs)
+    assert jobs[0].cancelled() and jobs[1].result().stop_reason is StopReason.STALE
 
 
 async def test_a_group_that_waits_too_long_leaves_its_place_to_another(tmp_path: Path) -> None:
