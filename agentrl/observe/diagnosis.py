@@ -160,10 +160,10 @@ def _too_old(steps: Sequence[Record]) -> Finding | None:
     return Finding(
         "too_old",
         f"{share:.0%} of the sampled tokens were dropped because their episodes were too old to be trained",
-        "Some episodes run for longer than rollout.max_staleness steps; what is trained is shorter than what is sampled "
-        "(dropped/tokens_mean beside trained/tokens_mean).",
-        "Raise rollout.max_staleness, shorten the longest episodes, or set rollout.stale=mask, which trains the younger "
-        "tokens of such episodes.",
+        "Some episodes run for longer than rollout.max_staleness steps; what is trained is shorter than what is "
+        "sampled (dropped/tokens_mean beside trained/tokens_mean).",
+        "Raise rollout.max_staleness, shorten the longest episodes, or set rollout.stale=mask, which trains the "
+        "younger tokens of such episodes.",
     )
 
 

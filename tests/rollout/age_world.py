@@ -103,6 +103,7 @@ class World(RolloutWorkflow):
         self.journal = Journal(folder, episodes=True)
         self.folder = folder
         self.step = 0  # step that the trainer asks for next
+        self.before = 0  # groups that were trained before a resume
         self.asking: asyncio.Task[bytes] | None = None
         self.over = False
         self.ends: list[dict[str, Any]] = []  # the journal at the end
@@ -162,7 +163,7 @@ class World(RolloutWorkflow):
         running = {int(task.get_name()[6:]) for task in controller._groups if task.get_name().startswith("group-")}
         trained = sum(len({one.group_id for one in columns.episodes}) for columns in self.trained.values())
         assert controller.gate.running == len(running)
-        assert controller.gate.accepted == trained + len(controller._buffer)
+        assert controller.gate.accepted == self.before + trained + len(controller._buffer)
         assert set(controller._flight._groups) <= running
 
     def _take(self, batch: bytes) -> None:
@@ -175,12 +176,21 @@ class World(RolloutWorkflow):
     async def publish(self) -> None:
         self.step += 1
         self.over = self.facts["last"]
-        manifest = WeightManifest(
-            version=self.step, path="/v", transport="disk", dtype="F32", nbytes=0, fingerprints={}
-        )
         assert await self.controller.ready(1.0)
-        await self.controller.publish(manifest, final=self.over)
+        await self.controller.publish(self._manifest(), final=self.over)
         self.controller.record(self.step, {}, final=self.over)
+
+    async def resume(self, step: int, state: dict[str, Any]) -> None:
+        """Start from a checkpoint instead of from the beginning."""
+        self.step = self.version = step
+        self.before = step * self.recipe.rollout.batch_size
+        self.controller.restore(step, json.loads(json.dumps(state)))
+        self.controller.start()
+        await self.controller.publish(self._manifest())
+        await self.settle()
+
+    def _manifest(self) -> WeightManifest:
+        return WeightManifest(version=self.step, path="/v", transport="disk", dtype="F32", nbytes=0, fingerprints={})
 
     async def step_on(self) -> None:
         """A step of the run: answers but the oldest one end, a batch is handed out, and the next version is served."""

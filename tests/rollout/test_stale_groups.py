@@ -19,6 +19,7 @@ from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.group_account import GroupAccount, Tally, judge
 from agentrl.rollout.in_flight import InFlight
+from agentrl.rollout.journal import valid_outcomes
 from agentrl.rollout.stale_groups import age_metrics, without_stale
 from agentrl.rollout.stop_rules import StopRules
 from tests.rollout.age_world import World, node
@@ -132,9 +133,7 @@ async def test_an_episode_that_is_cancelled_from_outside_meanwhile_stays_cancell
         raise AssertionError
 
     client: Any = None
-    jobs = [
-        asyncio.create_task(flight.run(0, index, Task(id="t", data={}), forever, client)) for index in range(2)
-    ]
+    jobs = [asyncio.create_task(flight.run(0, index, Task(id="t", data={}), forever, client)) for index in range(2)]
     await asyncio.sleep(0)
     for member in flight._groups[0].members.values():
         member.oldest = 0
@@ -215,6 +214,28 @@ async def test_the_run_can_be_closed_while_an_episode_is_being_cancelled(tmp_pat
     world.controller._flight.sweep()  # cancelled, and its task has not run since
     await asyncio.wait_for(world.close(), 30)
     assert not world.pending
+
+
+async def test_a_resumed_run_has_the_bound_from_its_first_step(tmp_path: Path) -> None:
+    first = World(tmp_path, *SMALL, eventful=False)
+    first.controller.start()
+    await first.settle()
+    for _ in range(3):
+        await first.step_on()
+    state = first.controller.checkpoint()
+    await first.close()
+    second = World(tmp_path, *SMALL, eventful=False)
+    await second.resume(3, state)
+    assert second.asked and min(second.asked) == 3
+    await second.step_on()
+    await second.step_on()
+    assert second.aborted == 1
+    await second.drain()
+    assert max(second.ages()) == 1
+    ends = valid_outcomes(tmp_path)
+    assert sorted(one["draw"] for one in ends) == list(range(8)), "each draw once"
+    assert sum(one["outcome"] == "stale" for one in ends) == 2, "one in each part"
+    await second.close()
 
 
 async def test_auto_changes_the_bound_and_says_so(
