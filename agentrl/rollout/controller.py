@@ -2,13 +2,12 @@
 
 Guarantees: groups are admitted only while the staleness gate has room; with ``rollout.stale=drop`` no trained episode
 is older than ``rollout.max_staleness`` (:mod:`agentrl.rollout.age_bound`), and what cannot be trained any more is
-cancelled, journaled and replaced; every admitted group is journaled exactly once;
-a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
-many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
-group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
-is left is the last batch, however small. The servers' version does not change during its evaluation: the trainer asks
-(:meth:`Controller.ready`) before it publishes the next version, and a push during an evaluation is refused. No call
-waits for the end of an evaluation.
+cancelled, journaled and replaced; every admitted group is journaled exactly once; a single failed episode never ends a
+run; too many failures do (``rollout.max_failure_rate``), with their reason, too many abandoned episodes that still run,
+and too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it
+again, and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however
+small. The servers' version does not change during its evaluation: the trainer asks (:meth:`Controller.ready`) before it
+publishes the next version, and a push during an evaluation is refused. No call waits for the end of an evaluation.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -257,7 +256,9 @@ class Controller:
             return
         why = self._auto.observe(now - asked, now - before)
         if why is not None:
-            log.info("rollout.max_staleness=auto: %d instead of %d: %s", self._auto.bound, self.gate.max_staleness, why)
+            log.warning(
+                "rollout.max_staleness=auto: %d instead of %d: %s", self._auto.bound, self.gate.max_staleness, why
+            )
             self.gate.max_staleness = self._auto.bound
             self._bound.change(self._auto.bound)
             self._room.set()

@@ -11,7 +11,6 @@ queues requests for longer than the bound makes likely, and then sampling it to 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +33,7 @@ class _Member:
     Attributes:
         job: Task of the episode.
         served: Version that was served at its start.
+        began: Time of its start on the event loop's clock.
         llm: Its model access, once it has one; that of the latest attempt.
         asked: Version that was served when it asked for its first answer, if that is not the served one.
         oldest: Version of its oldest token, once it has one.
@@ -44,13 +44,13 @@ class _Member:
 
     job: "asyncio.Task[object]"
     served: int
+    began: float
     llm: EpisodeLLM | None = None
     asked: int | None = None
     oldest: int | None = None
     ended: bool = False
     usable: bool = True
     cancelled: bool = False
-    began: float = field(default_factory=time.monotonic)
 
     def acquired(self, llm: EpisodeLLM) -> None:
         """Note the model access of a new attempt, which has sampled nothing yet."""
@@ -104,17 +104,19 @@ class InFlight:
             episode: Function of a client that runs the episode.
             client: Client of the run.
         """
-        job = asyncio.current_task()
+        job, now = asyncio.current_task(), asyncio.get_running_loop().time()
         assert job is not None
         group = self._groups.setdefault(draw, _Group(self._bound.step, task))
-        member = group.members[index] = _Member(job, self._served())
+        member = group.members[index] = _Member(job, self._served(), now)
         try:
             found = await episode(_Watched(client, member))
         except asyncio.CancelledError:
             if not member.cancelled or job.uncancel() > 0:
                 raise  # the task was also cancelled by someone else
             found = self._record(draw, index, group.task, member)
-        member.ended, member.usable = True, not found.failed
+        finally:
+            member.ended, member.usable = True, False
+        member.usable = not found.failed
         return found
 
     def next_version(self) -> None:
@@ -130,6 +132,8 @@ class InFlight:
             return
         for group in self._groups.values():
             old = {index for index, one in group.members.items() if self._bound.too_old(one.version())}
+            if not old:
+                continue
             able = sum(one.usable and index not in old for index, one in group.members.items())
             for index, member in group.members.items():
                 if (index in old or able < self._least) and not member.ended and not member.cancelled:
@@ -149,7 +153,7 @@ class InFlight:
             index=index,
             seed=stream_seed(self._seed, draw, index),
             task=task.data,
-            seconds=time.monotonic() - member.began,
+            seconds=asyncio.get_running_loop().time() - member.began,
             version=member.served,
             sampling={} if llm is None else llm.sampling,
             trajectories={} if llm is None else llm.trajectories(),
