@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.rollout import StalePolicy
@@ -62,7 +62,7 @@ def overrides(bound: int, batch: int, group: int, skip: bool) -> list[str]:
     return [*found, f"rollout.skip_uniform_groups={str(skip).lower()}"]
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEDULES, OPTIONS)
 def test_no_trained_episode_is_older_than_the_bound_and_nothing_is_lost(
     schedule: Schedule, options: tuple[int, int, int, bool]
@@ -73,7 +73,7 @@ def test_no_trained_episode_is_older_than_the_bound_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("policy", ["mask", "keep"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEDULES, OPTIONS)
 def test_the_other_policies_cancel_nothing(
     policy: StalePolicy, schedule: Schedule, options: tuple[int, int, int, bool]
@@ -85,7 +85,7 @@ def test_the_other_policies_cancel_nothing(
         assert fresh or policy == "keep", "a batch without a token to train"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEDULES, OPTIONS, st.sampled_from(["drop", "mask", "keep"]))
 def test_a_bound_of_0_is_exactly_synchronous(
     schedule: Schedule, options: tuple[int, int, int, bool], policy: StalePolicy

@@ -71,10 +71,11 @@ def test_a_kl_in_the_reward_is_shown(tiny_model: Path, mesh: DeviceMesh, tmp_pat
     settings = {"kl_coef": 0.5, "kl_in": "reward", "advantage": advantage, "scale_rewards": "none"}
     trainer, _, _ = make_trainer(tiny_model, tmp_path, settings)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
-    first, second = (trainer._update(Columns.of(episodes), {"learning_rate": 1e-2}) for _ in range(2))
+    plan = {"learning_rate": 1e-2, "oldest_version": None}
+    first, second = (trainer._update(Columns.of(episodes), plan) for _ in range(2))
     assert first["train/kl_reference"] == second["train/kl_reference"] == pytest.approx(0, abs=1e-5)
     later = sample(trainer.engine.policy, 2, torch.Generator().manual_seed(1))
-    assert trainer._update(Columns.of(later), {"learning_rate": 0.0})["train/kl_reference"] > 1e-3
+    assert trainer._update(Columns.of(later), plan | {"learning_rate": 0.0})["train/kl_reference"] > 1e-3
 
 
 def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
