@@ -39,7 +39,8 @@ def _key(place: Sequence[str | int]) -> str:
 def _is_value(parts: Sequence[str | int]) -> bool:
     """Whether a place is a key that holds a value, or an item of its list, and not a section or a mapping."""
     field = fields().get(".".join(part for part in parts if isinstance(part, str)))
-    return field is not None and section_of(field) is None and dict not in map(typing.get_origin, choices(field))
+    mapping = field is not None and any(typing.get_origin(choice) is dict for choice in choices(field))
+    return field is not None and section_of(field) is None and not mapping
 
 
 def _problem(item: Mapping[str, Any]) -> str:
