@@ -5,7 +5,7 @@ Guarantees: all problems are reported at once, each with its key, the value, the
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,12 +24,27 @@ _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at 
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Returns one line per problem in ``error``."""
-    return [_problem(dict(item)) for item in error.errors(include_url=False)]
+    """Returns one line per problem in ``error``; a value that fits no type of a union is one problem."""
+    return list(dict.fromkeys(_problem(dict(item)) for item in error.errors(include_url=False)))
+
+
+def _key(place: Sequence[str | int]) -> str:
+    """Returns the key of a problem's place, without the names that pydantic gives the types of a union."""
+    parts = list(place)
+    while len(parts) > 1 and isinstance(parts[-1], str) and _is_value(parts[:-1]):
+        parts.pop()
+    return ".".join(map(str, parts))
+
+
+def _is_value(parts: Sequence[str | int]) -> bool:
+    """Whether a place is a key that holds a value, or an item of its list, and not a section or a mapping."""
+    field = fields().get(".".join(part for part in parts if isinstance(part, str)))
+    mapping = field is not None and any(typing.get_origin(choice) is dict for choice in choices(field))
+    return field is not None and section_of(field) is None and not mapping
 
 
 def _problem(item: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
+    key = _key(item["loc"])
     if item["type"] == "value_error":  # raised by our validators, whose message is complete
         text = str(item["ctx"]["error"])
         return text if key.partition(".")[0] in text else f"{key}: {text}"

@@ -5,7 +5,7 @@ both keys named.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Seconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, le=1)]
+StalePolicy = Literal["drop", "mask", "keep"]
+"""What becomes of an episode that is older than ``rollout.max_staleness``."""
 
 _OTHER_BASELINES = {
     "gae": "takes the critic as baseline",
@@ -58,11 +60,22 @@ class RolloutConfig(Section):
 
     batch_size: Positive = Field(default=8, description="Groups (tasks) per trainer step.")
     group_size: Positive = Field(default=8, description="Episodes per task.")
-    max_staleness: int = Field(
+    max_staleness: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default=1,
-        ge=0,
-        description="Largest mean age of trained groups, in trainer steps since their start; 0: no group starts before "
-        "the batch ahead of it is trained. A slow group may be older than the mean.",
+        description="Bound of an episode's age when it is trained: the step minus the policy version of its oldest "
+        "token. 0: no group starts before the batch ahead of it is trained. auto: the smallest bound that keeps the "
+        "trainer fed, from 0 to 8; it is found and changed while the run goes on.",
+    )
+    stale: StalePolicy = Field(
+        default="drop",
+        description="An episode that is older than max_staleness: `drop` cancels it as soon as it cannot be trained "
+        "any more; `mask` takes the loss of its older tokens away; `keep` trains it, and max_staleness bounds the mean "
+        "age alone.",
+    )
+    max_stale_groups: Positive = Field(
+        default=64,
+        description="Groups in a row that are too old although no step was taken since their start, after which the "
+        "run stops.",
     )
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
     episode_timeout: Seconds = Field(
@@ -116,6 +129,8 @@ def rollout_contradictions(recipe: "Recipe") -> Iterator[str]:
             f"rollout.max_uniform_groups={rollout.max_uniform_groups} does nothing with "
             "rollout.skip_uniform_groups=false"
         )
+    if rollout.stale == "keep" and _changed(rollout, "max_stale_groups"):
+        yield f"rollout.max_stale_groups={rollout.max_stale_groups} does nothing with rollout.stale=keep"
     yield from _curriculum_contradictions(recipe)
 
 

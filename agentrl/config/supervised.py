@@ -23,8 +23,8 @@ NO_ENV = "none"
 
 _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "rollout": (
-        "batch_size", "group_size", "max_staleness", "max_failure_rate", "skip_uniform_groups", "max_uniform_groups",
-        "solved_reward", "curriculum",
+        "batch_size", "group_size", "max_staleness", "stale", "max_stale_groups", "max_failure_rate",
+        "skip_uniform_groups", "max_uniform_groups", "solved_reward", "curriculum",
     ),
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),

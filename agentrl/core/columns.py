@@ -9,6 +9,7 @@ positions; the bytes are a safetensors file, nothing is pickled; a missing rewar
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,6 +129,31 @@ class Columns:
     def sampled_starts(self) -> NDArray[np.int64]:
         """Returns ``[messages + 1]``: index of each message's first sampled token, then the number of them."""
         return _starts(self.sampled_counts())
+
+    def sampled_ranges(self) -> list[tuple[int, int]]:
+        """Returns the range of sampled tokens of each episode."""
+        starts, found = self.sampled_starts(), [0]
+        for record in self.episodes:
+            found.append(found[-1] + sum(record.roles.values()))
+        return [(int(starts[first]), int(starts[end])) for first, end in pairwise(found)]
+
+    def select(self, chosen: Sequence[bool]) -> "Columns":
+        """Returns the columns of some episodes, in the same order.
+
+        Args:
+            chosen: ``[episodes]`` whether to take each episode.
+        """
+        if all(chosen):
+            return self
+        messages = np.repeat(np.array(chosen, bool), [sum(record.roles.values()) for record in self.episodes])
+        tokens, sampled = np.repeat(messages, self.sizes), np.repeat(messages, self.sampled_counts())
+        of_tokens, of_sampled = ("token_ids", "loss_mask"), ("logprobs", "versions", "teacher_logprobs")
+        found: dict[str, NDArray[Any]] = {}
+        for name in COLUMNS:
+            mask = tokens if name in of_tokens else sampled if name in of_sampled else messages
+            values = getattr(self, name)
+            found[name] = values[mask] if len(values) else values
+        return Columns(tuple(one for one, own in zip(self.episodes, chosen, strict=True) if own), **found)
 
     def to_episodes(self) -> list[Episode]:
         """Converts the columns back to episodes, with empty messages."""

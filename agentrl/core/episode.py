@@ -32,6 +32,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"  # reset, step or the reward function raised
     AGENT_ERROR = "agent_error"  # the agent raised
     INFERENCE_ERROR = "inference_error"  # the server refused, or could not be reached
+    STALE = "stale"  # cancelled while it ran: it had become too old to be trained (rollout.max_staleness)
 
 
 FAILURES = frozenset(
@@ -40,6 +41,7 @@ FAILURES = frozenset(
         StopReason.ENVIRONMENT_ERROR,
         StopReason.AGENT_ERROR,
         StopReason.INFERENCE_ERROR,
+        StopReason.STALE,
     }
 )
 """Stop reasons after which an episode has no reward and is never trained on."""

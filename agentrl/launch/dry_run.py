@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.supervised import SUPERVISED, evaluates
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch.model_shape import ModelShape, model_shape
@@ -215,6 +216,15 @@ def _limits(recipe: Recipe) -> list[str]:
     return limits
 
 
+def _staleness(rollout: RolloutConfig) -> str:
+    """Says how old what is trained may be."""
+    bound = (
+        "as small as keeps the trainer fed" if rollout.max_staleness == "auto" else f"at most {rollout.max_staleness}"
+    )
+    what = {"drop": "staleness of an episode", "mask": "staleness of a token", "keep": "mean staleness"}
+    return f"{what[rollout.stale]} {bound}"
+
+
 def _tokens(recipe: Recipe) -> list[str]:
     rollout, sampling, trainer = recipe.rollout, recipe.sampling, recipe.trainer
     if trainer.type in SUPERVISED:
@@ -229,8 +239,7 @@ def _tokens(recipe: Recipe) -> list[str]:
         f"step       {rollout.batch_size} tasks x {rollout.group_size} episodes = {episodes} episodes, at most "
         f"{episodes * sampling.max_new_tokens:,} sampled tokens per turn, "
         f"{episodes * recipe.inference.context_length:,} in all",
-        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, mean staleness at most "
-        f"{rollout.max_staleness}",
+        f"update     micro-batches of {trainer.tokens_per_microbatch:,} tokens, {_staleness(rollout)}",
         f"length     {' or '.join(_limits(recipe))}",
         f"{evaluation}, {every}before and after",
     ]

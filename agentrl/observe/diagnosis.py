@@ -13,6 +13,7 @@ from agentrl.observe.learning_rules import collapse, creep, entropy, proxy, sign
 KL_OF_ANOTHER_POLICY = 0.03  # measured in healthy runs: 1e-10 in float32, 1e-3 in bfloat16
 RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4 to 1.3 in bfloat16
 MANY_FILTERED = 0.8
+MANY_DROPPED = 0.1  # share of the sampled tokens that were too old to be trained
 MUCH_CLIPPED, MUCH_OVERHEAD = 0.5, 0.3
 MANY_INVALID = 0.2  # share of an evaluation's episodes
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
@@ -152,6 +153,20 @@ def _filtered(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _too_old(steps: Sequence[Record]) -> Finding | None:
+    share = recent(steps, "dropped/tokens_share")
+    if share is None or share <= MANY_DROPPED:
+        return None
+    return Finding(
+        "too_old",
+        f"{share:.0%} of the sampled tokens were dropped because their episodes were too old to be trained",
+        "Some episodes run for longer than rollout.max_staleness steps; what is trained is shorter than what is "
+        "sampled (dropped/tokens_mean beside trained/tokens_mean).",
+        "Raise rollout.max_staleness, shorten the longest episodes, or set rollout.stale=mask, which trains the "
+        "younger tokens of such episodes.",
+    )
+
+
 def _truncation(steps: Sequence[Record]) -> Finding | None:
     return None if _all_cut(steps) is not None else truncation(steps)  # whose remedy is another
 
@@ -260,7 +275,7 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered, entropy,
-    _truncation, _overflow, creep, collapse,
+    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered, _too_old,
+    entropy, _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _critic,
 )  # fmt: skip

@@ -204,6 +204,8 @@ def step_line(record: Mapping[str, float], total: int) -> str:
         parts.append(f"failed {record['rollout/failed']:.0f}/{record['rollout/episodes_drawn']:.0f}")
     if record.get("rollout/groups_filtered"):
         parts.append(f"filtered {record['rollout/groups_filtered']:.0f}/{record['rollout/groups_drawn']:.0f}")
+    if record.get("dropped/episodes"):
+        parts.append(f"too old {record['dropped/episodes']:.0f}")
     if "curriculum/pool" in record:
         retired = f", retired {record['curriculum/retired']:.0f}" if "curriculum/retired" in record else ""
         parts.append(f"pool {record['curriculum/pool']:.0f}{retired}")

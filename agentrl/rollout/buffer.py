@@ -1,14 +1,16 @@
 """Buffer of finished groups for the trainer.
 
-Guarantees: first in, first out; a batch has exactly the requested number of groups, sorted by draw index, so its order
-does not depend on which group finished first; each group leaves once. After :meth:`GroupBuffer.close` a batch may have
-fewer groups: what is left is never waited for. After :meth:`GroupBuffer.fail` every waiting and later
-:meth:`GroupBuffer.take` raises the error.
+Guarantees: the oldest groups leave first, by the policy version of their oldest token, then by draw; a batch has
+exactly the requested number of groups, sorted by draw index, so its order does not depend on which group finished
+first; each group leaves once. A group that the given function refuses leaves at once, also while a batch is waited for.
+After :meth:`GroupBuffer.close` a batch may have fewer groups: what is left is never waited for. After
+:meth:`GroupBuffer.fail` every waiting and later :meth:`GroupBuffer.take` raises the error.
 """
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from agentrl.core.columns import Columns
 from agentrl.rollout.group_account import Tally
@@ -28,12 +30,23 @@ class Group:
     columns: Columns
     tally: Tally
 
+    @cached_property
+    def oldest(self) -> int | None:
+        """Policy version of the oldest token; ``None`` without tokens."""
+        return int(self.columns.versions.min()) if len(self.columns.versions) else None
+
 
 class GroupBuffer:
-    """Queue of finished groups, taken batch by batch."""
+    """Queue of finished groups, taken batch by batch.
 
-    def __init__(self) -> None:
-        self._groups: deque[Group] = deque()
+    Args:
+        fit: Function of a group that returns what of it can still be trained; ``None`` if nothing can. It takes care of
+            what it leaves out.
+    """
+
+    def __init__(self, fit: Callable[[Group], Group | None] = lambda group: group) -> None:
+        self._fit = fit
+        self._groups: list[Group] = []
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
         self._closed = False
@@ -46,6 +59,11 @@ class GroupBuffer:
         async with self._changed:
             self._groups.append(group)
             self._changed.notify_all()
+
+    def sweep(self) -> None:
+        """Let go of what can no longer be trained."""
+        fitted = [self._fit(group) for group in self._groups]
+        self._groups = [group for group in fitted if group is not None]
 
     async def close(self) -> None:
         """Note that no more groups will come: the last batch is what is left, and every later one is empty."""
@@ -62,10 +80,14 @@ class GroupBuffer:
     async def take(self, count: int) -> list[Group]:
         """Wait for ``count`` groups and return the oldest ones, sorted by draw index; fewer once closed."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._failure is not None or self._closed or len(self._groups) >= count
-            )
-            if self._failure is not None:
-                raise self._failure
-            taken = [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                if self._closed or len(self._groups) >= count:
+                    self.sweep()  # just before they leave
+                if self._closed or len(self._groups) >= count:
+                    break
+                await self._changed.wait()
+            self._groups.sort(key=lambda group: (group.oldest or 0, group.draw))
+            taken, self._groups = self._groups[:count], self._groups[count:]
             return sorted(taken, key=lambda group: group.draw)

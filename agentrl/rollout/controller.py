@@ -1,12 +1,14 @@
 """The controller: admits tasks, runs episodes, serves batches, pushes weights and runs evaluations.
 
-Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
-a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
-many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
-group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
-is left is the last batch, however small. The trainer asks (:meth:`Controller.ready`) before it publishes a version;
-unless ``eval.on_push`` lets an evaluation go on beside training, the servers' version does not change during it, and a
-push is refused. One evaluation runs at a time, the final one with no push beside it; no call waits for its end.
+Guarantees: groups are admitted only while the staleness gate has room; with ``rollout.stale=drop`` no trained episode
+is older than ``rollout.max_staleness`` (:mod:`agentrl.rollout.age_bound`), and what cannot be trained any more is
+cancelled, journaled and replaced; every admitted group is journaled exactly once; a single failed episode never ends a
+run; too many failures do (``rollout.max_failure_rate``), with their reason, too many abandoned episodes that still run,
+and too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it
+again, and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however
+small. The trainer asks (:meth:`Controller.ready`) before it publishes a version; unless ``eval.on_push`` lets an
+evaluation go on beside training, the servers' version does not change during it, and a push is refused. One evaluation
+runs at a time, the final one with no push beside it; no call waits for its end.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -16,6 +18,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl.config.recipe import Recipe
@@ -26,13 +29,17 @@ from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.age_bound import AgeBound
+from agentrl.rollout.auto_bound import START, AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
-from agentrl.rollout.group_account import GroupAccount, judge
+from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
+from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics
+from agentrl.rollout.stale_groups import age_metrics, without_stale
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.step_records import Evaluate, StepRecords, Write
 from agentrl.rollout.stop_rules import StopRules, too_many
@@ -82,12 +89,18 @@ class Controller:
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
         self._score = score
+        self._auto = AutoBound() if self._config.max_staleness == "auto" else None
+        bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
         self.gate = StalenessGate(
-            self._config.max_staleness,
+            bound,
             self._config.batch_size,
             max(1, self._config.max_concurrent // self._config.group_size),
         )
-        self._buffer = GroupBuffer()
+        self._bound = AgeBound.of(self._config, bound)
+        self._flight = InFlight(self._bound, least_members(self._config), recipe.seed, lambda: self.gate.version)
+        self._buffer = GroupBuffer(self._fit)
+        self._handing = asyncio.Lock()
+        self._handed: float | None = None  # time at which the latest batch was handed out
         self._room = asyncio.Event()
         self._served = asyncio.Event()  # the servers hold the version that training continues from
         self._served.set()
@@ -122,6 +135,7 @@ class Controller:
         """
         self._tasks.restore(state["tasks"])
         self._next_step, self._told_epochs = step, state["epochs"]
+        self._bound.advance(step)
         self._owed = None if recorded else state["unwritten"]
         self.gate.recover(step)
         self._journal.resumed(step)
@@ -130,7 +144,7 @@ class Controller:
     async def _admit(self) -> None:
         await self._served.wait()
         while True:
-            while self.gate.capacity() > 0 and not self._over and not self._tasks.exhausted:
+            while self._has_room() and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
@@ -141,6 +155,10 @@ class Controller:
                 return
             self._room.clear()
             await self._room.wait()
+
+    def _has_room(self) -> bool:
+        """Whether a group may be started now, and could be trained."""
+        return self.gate.capacity() > 0 and self._bound.may_start(self.gate.version)
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
@@ -164,29 +182,49 @@ class Controller:
 
     async def _run_group(self, draw: int, task: Task) -> None:
         episodes = await asyncio.gather(
-            *(self._run_episode(draw, task, index) for index in range(self._config.group_size))
+            *(
+                self._flight.run(draw, index, task, partial(self._run_episode, draw, task, index), self._client)
+                for index in range(self._config.group_size)
+            )
         )
         episodes = [self._journal.episode(episode) for episode in episodes]
-        tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline)
+        columns = Columns.of([episode for episode in episodes if not episode.failed])
+        stale = self._bound.stale(columns)
+        tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline, stale)
         if tally.solve_rate is not None:
             self._tasks.observe(draw, tally.solve_rate)
         if tally.outcome == "kept":
-            await self._buffer.put(Group(draw, Columns.of([e for e in episodes if not e.failed]), tally))
+            await self._buffer.put(Group(draw, columns.select([not old for old in stale]), tally))
         else:
-            self._account.leave_out(draw, tally)
-            self._journal.group(tally.outcome, draw=draw, task=task.id, step=self._next_step, reason=tally.reason)
+            self._leave_out(draw, tally, task.id)
         self.gate.finish(accepted=tally.outcome == "kept")  # after the put: no group that runs, none that comes
-        reason = self._rules.check(episodes, tally) or too_many(len(self._left), self._config)
+        starved = self._flight.ended(draw, tally)
+        reason = self._rules.check(episodes, tally) or too_many(len(self._left), self._config) or starved
         if reason is not None:
             self._over = True
             await self._buffer.fail(RolloutError(reason))
         self._room.set()
 
-    async def _run_episode(self, draw: int, task: Task, index: int) -> Episode:
+    def _leave_out(self, draw: int, tally: Tally, task: str) -> None:
+        assert tally.outcome != "kept"
+        self._account.leave_out(draw, tally)
+        self._journal.group(tally.outcome, draw=draw, task=task, step=self._next_step, reason=tally.reason)
+
+    def _fit(self, group: Group) -> Group | None:
+        """Returns what of a waiting group can still be trained; a group that cannot be leaves room for another."""
+        fitted = without_stale(group, self._bound, self._config, self.recipe.reward, self.recipe.trainer.baseline)
+        if fitted.tally.outcome == "kept":
+            return fitted
+        self._leave_out(group.draw, fitted.tally, group.columns.episodes[0].task_id)
+        self.gate.withdraw()
+        self._room.set()
+        return None
+
+    async def _run_episode(self, draw: int, task: Task, index: int, client: Client) -> Episode:
         episode = await run_episode(
             self._workflow,
             task,
-            self._client,
+            client,
             group_id=f"g{draw}",
             index=index,
             seed=stream_seed(self.recipe.seed, draw, index),
@@ -202,13 +240,31 @@ class Controller:
         Raises:
             RolloutError: Too many episodes failed, or the controller is stopping.
         """
-        if step not in self._consumed:
-            groups = await self._buffer.take(self._config.batch_size)
-            facts = self._count(step, groups)
-            self._consumed = {step: concatenate([group.columns for group in groups]).to_bytes(**facts)}
-        return self._consumed[step]
+        async with self._handing:  # the same step may be asked for again while it is waited for
+            if step not in self._consumed:
+                asked = asyncio.get_running_loop().time()
+                groups = await self._buffer.take(self._config.batch_size)
+                columns = concatenate([group.columns for group in groups])
+                self._consumed = {step: columns.to_bytes(**self._count(step, groups, columns))}
+                self._adapt(asked)
+            return self._consumed[step]
 
-    def _count(self, step: int, groups: list[Group]) -> dict[str, Any]:
+    def _adapt(self, asked: float) -> None:
+        """Note how long the trainer waited, since ``asked``; with ``max_staleness=auto`` the bound follows."""
+        now, before = asyncio.get_running_loop().time(), self._handed
+        self._handed = now
+        if self._auto is None or before is None:
+            return
+        why = self._auto.observe(now - asked, now - before)
+        if why is not None:
+            log.warning(
+                "rollout.max_staleness=auto: %d instead of %d: %s", self._auto.bound, self.gate.max_staleness, why
+            )
+            self.gate.max_staleness = self._auto.bound
+            self._bound.change(self._auto.bound)
+            self._room.set()
+
+    def _count(self, step: int, groups: list[Group], columns: Columns) -> dict[str, Any]:
         """Counts the groups of a step, and those that were left out before it; returns what the trainer is told.
 
         Raises:
@@ -216,10 +272,14 @@ class Controller:
         """
         done = self._tasks.done
         draws = [*self._account.uncounted, *(group.draw for group in groups)]
+        oldest = self._bound.oldest if self._bound.policy == "mask" else None
         if groups:
+            self._pending_metrics |= age_metrics(
+                self._bound, columns, self._account.dropped(group.tally for group in groups)
+            )
             counts = self._account.count(group.tally for group in groups)
             seen, baseline = self.recipe.reward, self.recipe.trainer.baseline
-            self._pending_metrics |= counts | batch_metrics(groups, self.gate.version, seen, baseline)
+            self._pending_metrics |= counts | batch_metrics(groups, step, seen, baseline)
             if self._tasks.curriculum is not None:
                 self._pending_metrics |= self._tasks.curriculum.metrics()
             self._settle(step, groups, draws)
@@ -234,7 +294,8 @@ class Controller:
             log.warning("the tasks are exhausted: no group is left")
         before, self._told_epochs = self._told_epochs, self._tasks.ended_epochs
         last = self._tasks.exhausted and self.gate.running == 0 and not len(self._buffer)
-        return {"last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}
+        facts = {"last": last, "done": done, "epochs": self._told_epochs, "epochs_before": before}
+        return facts | {"oldest_version": oldest}
 
     def _settle(self, step: int, groups: list[Group], draws: list[int]) -> None:
         """Marks the draws that a step counts, and journals the groups that it trains."""
@@ -244,6 +305,9 @@ class Controller:
         for draw in draws:
             self._tasks.settle(draw)
         self._next_step = step + 1
+        self._bound.advance(step + 1)
+        self._buffer.sweep()
+        self._flight.sweep()
 
     async def ready(self, seconds: float, *, version: int | None = None, final: bool = False) -> bool:
         """Wait up to ``seconds`` until a new version may be published; returns whether it may.
@@ -287,7 +351,9 @@ class Controller:
         self._pending_metrics |= await self._weights.push(manifest)
         if final:
             await self._stop_rollouts()  # before the gate has room for groups that would never be trained on
+        self._flight.next_version()
         self.gate.version = manifest.version
+        self._flight.sweep()
         self._served.set()
         self._room.set()
         owed, self._owed = self._owed, None

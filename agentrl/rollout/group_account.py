@@ -1,14 +1,14 @@
-"""Judges ended groups and counts them: kept, filtered or failed, and the metrics of each step's groups.
+"""Judges ended groups and counts them: kept, filtered, stale or failed, and the metrics of each step's groups.
 
-Guarantees: pure, no I/O. Every group is counted in exactly one step: a kept one in the step that trains it, one that
-was filtered or failed in the next step after its end. ``rollout/groups_drawn`` is the sum of kept, filtered and failed
-groups. A mean is over all groups of the step, or says ``kept``; failed episodes are counted and in no mean; a mean over
-no values is left out, not 0.
+Guarantees: pure, no I/O. Every group is counted in exactly one step: a kept one in the step that trains it, any other
+in the next step after its end. ``rollout/groups_drawn`` is the sum of kept, filtered, stale and failed groups. A mean
+is over all groups of the step, or says ``kept``, which is of the trained episodes alone; failed and cancelled episodes
+are counted and in no mean; a mean over no values is left out, not 0.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.columns import EpisodeRecord
+from agentrl.core.columns import Columns, EpisodeRecord
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
+from agentrl.rollout.episode_size import EpisodeSize, sizes_of
 
-Outcome = Literal["kept", "filtered", "failed"]
+Outcome = Literal["kept", "filtered", "stale", "failed"]
 Compared = dict[tuple[str, ...], set[float]]
 ENDED = frozenset({StopReason.TERMINATED, StopReason.LENGTH})  # stop reasons of episodes that the environment ended
 NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got no reward
@@ -33,7 +34,7 @@ class Tally:
     """Counts of one group.
 
     Attributes:
-        outcome: Whether the group is trained on, was filtered, or failed as a whole.
+        outcome: Whether the group is trained on, was filtered, is too old, or failed as a whole.
         reason: Reason for an outcome other than kept.
         episodes: Number of episodes, failed ones included.
         failures: Kind of failure -> number of episodes.
@@ -44,6 +45,8 @@ class Tally:
         cut: Whether each of them was cut (:mod:`agentrl.core.ending`).
         solve_rate: Share of the episodes that did not fail and solved the task; ``None`` if all failed.
         abandoned: Number of episodes whose teardown was given up at its limit.
+        stale: Whether each of the episodes that did not fail is too old to be trained; empty if none is.
+        dropped: Sizes of the episodes that are not trained because of their age, cancelled ones included.
     """
 
     outcome: Outcome
@@ -57,9 +60,33 @@ class Tally:
     cut: tuple[bool, ...] = ()
     solve_rate: float | None = None
     abandoned: int = 0
+    stale: tuple[bool, ...] = ()
+    dropped: tuple[EpisodeSize, ...] = ()
+
+    def of_trained(self) -> "Tally":
+        """Returns the counts without the episodes that are too old."""
+        if not any(self.stale):
+            return self
+
+        def rest(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(value for value, old in zip(values, self.stale, strict=True) if not old)
+
+        names = ("rewards", "role_rewards", "metrics", "cut")
+        return replace(self, stale=(), **{name: rest(getattr(self, name)) for name in names})
 
 
-def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig, baseline: Baseline = "role") -> Tally:
+def least_members(config: RolloutConfig) -> int:
+    """Returns how many episodes a group needs to be trained on."""
+    return min(2, config.group_size)
+
+
+def judge(
+    episodes: Sequence[Episode],
+    config: RolloutConfig,
+    seen: RewardConfig,
+    baseline: Baseline = "role",
+    stale: Sequence[bool] = (),
+) -> Tally:
     """Decides whether a group is trained on, and counts its episodes.
 
     Args:
@@ -67,14 +94,14 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         config: The recipe's rollout section.
         seen: The trainer's reward transform.
         baseline: The recipe's ``trainer.baseline``.
+        stale: For each episode that did not fail, whether it is too old to be trained; empty if none is.
     """
     good = [episode for episode in episodes if not episode.failed]
-    outcome: Outcome = "kept"
-    reason = ""
-    if len(good) < min(2, config.group_size):
-        outcome, reason = "failed", f"{len(good)} of {config.group_size} episodes usable"
-    elif config.skip_uniform_groups and is_uniform(good, seen, baseline):
-        outcome, reason = "filtered", "uniform rewards"
+    old = [one for one, too_old in zip(good, stale, strict=True) if too_old] if stale else []
+    cancelled = [episode for episode in episodes if episode.stop_reason is StopReason.STALE]
+    failed = [episode for episode in episodes if episode.failed and episode.stop_reason is not StopReason.STALE]
+    usable = [one for one, too_old in zip(good, stale, strict=True) if not too_old] if stale else good
+    outcome, reason = verdict(usable, len(old) + len(cancelled), config, seen, baseline)
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
     solves = [
@@ -85,7 +112,7 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         outcome,
         reason,
         episodes=len(episodes),
-        failures=dict(Counter(failure_kind(episode) for episode in episodes if episode.failed)),
+        failures=dict(Counter(failure_kind(episode) for episode in failed)),
         rewards=tuple(episode.reward for episode in good if episode.reward is not None),
         role_rewards=tuple({role: one.reward_of(role) for role in [*one.roles, *one.role_rewards]} for one in good),
         own_roles=frozenset(role for one in good for role in one.role_rewards),
@@ -93,7 +120,36 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         cut=cut,
         solve_rate=fmean(solves) if solves else None,
         abandoned=sum(episode.abandoned for episode in episodes),
+        stale=tuple(stale) if old else (),
+        dropped=tuple(sizes_of(Columns.of([*old, *cancelled]))) if old or cancelled else (),
     )
+
+
+def verdict(
+    usable: Sequence[Episode | EpisodeRecord],
+    stale: int,
+    config: RolloutConfig,
+    seen: RewardConfig,
+    baseline: Baseline,
+) -> tuple[Outcome, str]:
+    """Decides whether a group is trained on; returns the outcome, and the reason for any other than ``kept``.
+
+    Args:
+        usable: Episodes that neither failed nor are too old.
+        stale: Number of episodes that are too old.
+        config: The recipe's rollout section.
+        seen: The trainer's reward transform.
+        baseline: The recipe's ``trainer.baseline``.
+    """
+    least = least_members(config)
+    if len(usable) + stale < least:
+        return "failed", f"{len(usable)} of {config.group_size} episodes usable"
+    old = f"{stale} of {config.group_size} episodes are too old"
+    if len(usable) < least:
+        return "stale", old
+    if config.skip_uniform_groups and is_uniform(usable, seen, baseline):
+        return ("stale", f"{old}, uniform rewards without them") if stale else ("filtered", "uniform rewards")
+    return "kept", ""
 
 
 def is_uniform(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, baseline: Baseline = "role") -> bool:
@@ -148,21 +204,26 @@ class GroupAccount:
     """Keeps the tallies of the groups that no step has counted yet."""
 
     def __init__(self) -> None:
-        self._left_out: dict[int, Tally] = {}  # draw -> tally of a filtered or failed group
+        self._left_out: dict[int, Tally] = {}  # draw -> tally of a group that is not kept
 
     def leave_out(self, draw: int, tally: Tally) -> None:
-        """Note a group that was filtered or failed, for the next step."""
+        """Note a group that was filtered, is too old or failed, for the next step."""
         self._left_out[draw] = tally
 
     @property
     def uncounted(self) -> list[int]:
-        """Draws of the filtered and failed groups that no step has counted yet."""
+        """Draws of the filtered, stale and failed groups that no step has counted yet."""
         return sorted(self._left_out)
 
     def outcomes(self) -> str:
         """Says how many of the uncounted groups were left out for each reason."""
         reasons = Counter(f"{tally.outcome}: {tally.reason}" for tally in self._left_out.values())
         return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
+    def dropped(self, kept: Iterable[Tally]) -> list[EpisodeSize]:
+        """Returns the sizes of the episodes that a step which trains the ``kept`` groups drops because of their age."""
+        tallies = [*kept, *self._left_out.values()]
+        return [size for tally in tallies for size in tally.dropped]
 
     def count(self, kept: Iterable[Tally]) -> dict[str, float]:
         """Returns the metrics of a step that trains the ``kept`` groups, and start the next step's count."""
@@ -172,15 +233,17 @@ class GroupAccount:
 
 def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
     """Computes the metrics of all groups that a step counts."""
-    kept = [tally for tally in tallies if tally.outcome == "kept"]
+    kept = [tally.of_trained() for tally in tallies if tally.outcome == "kept"]
     filtered = [tally for tally in tallies if tally.outcome == "filtered"]
+    outcomes = Counter(tally.outcome for tally in tallies)
     failures: Counter[str] = Counter()
     for tally in tallies:
         failures.update(tally.failures)
     metrics: dict[str, float] = {
         "rollout/groups_drawn": float(len(tallies)),
         "rollout/groups_kept": float(len(kept)),
-        "rollout/groups_failed": float(len(tallies) - len(kept) - len(filtered)),
+        "rollout/groups_failed": float(outcomes["failed"]),
+        "rollout/groups_stale": float(outcomes["stale"]),
         "rollout/groups_filtered": float(len(filtered)),
         "rollout/filtered_all_solved": float(sum(tally.solve_rate == 1 for tally in filtered)),
         "rollout/filtered_none_solved": float(sum(tally.solve_rate == 0 for tally in filtered)),

@@ -21,7 +21,7 @@ from agentrl.core.episode import Episode, StopReason
 FILE = "journal.jsonl"
 log = logging.getLogger(__name__)
 _LINE_ENDS = {one: f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # that JSON allows inside a text
-GroupOutcome = Literal["trained", "filtered", "failed", "cancelled"]
+GroupOutcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
 
 
 class Journal:

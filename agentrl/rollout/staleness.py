@@ -1,5 +1,7 @@
 """Limits how many groups are started, so that the mean age of trained groups stays small.
 
+The bound for a single episode is that of :mod:`agentrl.rollout.age_bound`.
+
 Guarantees: pure arithmetic, no clock and no I/O. The age of a trained group is the number of steps between its start
 and its training. With staleness bound ``eta`` and ``B`` groups per step, at most ``eta * B`` groups are under way
 (running, or waiting to be trained) after a step, so the mean age of all groups trained so far is at most ``eta``. It is
@@ -44,6 +46,10 @@ class StalenessGate:
         """Count a finished group; one that is not accepted leaves room for another."""
         self.running -= 1
         self.accepted += int(accepted)
+
+    def withdraw(self) -> None:
+        """Take back an accepted group that will not be trained: it leaves room for another."""
+        self.accepted -= 1
 
     def recover(self, version: int) -> None:
         """Continue after a restart at ``version``: all batches before it count as accepted, no group runs."""

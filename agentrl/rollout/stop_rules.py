@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.episode import EpisodeBase
+from agentrl.core.episode import EpisodeBase, StopReason
 from agentrl.core.valid_text import printable
 from agentrl.rollout.group_account import Tally
 
@@ -39,7 +39,7 @@ class StopRules:
 
     def _failing(self, episodes: Sequence[EpisodeBase]) -> str | None:
         """Returns the reason if too many of the latest episodes (as many as a batch has) failed."""
-        for episode in episodes:
+        for episode in (one for one in episodes if one.stop_reason is not StopReason.STALE):
             self._recent.append(episode.failed)
             if episode.failed:
                 self._note(episode)

@@ -22,6 +22,7 @@ from agentrl.train.advantages import Advantage, token_credit, whitened
 from agentrl.train.branches import Branch, TokenColumns, branches_of
 from agentrl.train.loss import normalizer, skips_zero_advantages, token_weight
 from agentrl.train.returns import Scored, Turn
+from agentrl.train.stale_tokens import fresh_tokens, masked, with_loss
 from agentrl.train.turn_order import TurnOrder
 
 Floats = NDArray[np.floating]
@@ -98,7 +99,12 @@ class Batch:
         return [self._asked(branch) for branch in self.branches]
 
     def train_batch(
-        self, *, version: int = 0, penalties: Floats | None = None, values: Floats | None = None
+        self,
+        *,
+        version: int = 0,
+        penalties: Floats | None = None,
+        values: Floats | None = None,
+        oldest: int | None = None,
     ) -> TrainBatch:
         """Computes the advantages of every role of every episode.
 
@@ -111,6 +117,8 @@ class Batch:
                 takes token penalties, else from its episode's reward.
             values: ``[sampled + branches]`` the critic's value before each sampled token, then the bootstrap value of
                 each branch that :meth:`asked_values` gave a position for one.
+            oldest: Oldest policy version whose tokens carry a loss (:mod:`agentrl.train.stale_tokens`); ``None`` for
+                all tokens.
 
         Raises:
             ValueError: The advantage function did not give finite numbers for each entry, or a sampled message has no
@@ -122,31 +130,33 @@ class Batch:
             advantages[self._sampled(number)] = credit
         plain = advantages.copy() if values is not None else advantages
         kept = [number for number, one in entries if not (config.mask_truncated and not one.terminated)]
+        fresh = fresh_tokens(self._columns.versions, oldest)
         chosen = np.zeros(self.tokens.total, bool)
         for number in kept:
-            chosen[self._sampled(number)] = True
+            chosen[self._sampled(number)] = fresh[self._sampled(number)]
         if config.distill_coef > 0:
             advantages = advantages - config.distill_coef * self._teacher_gaps(kept)
         if config.whiten == "batch":
             advantages[chosen] = whitened(advantages[chosen])
-        counts = {number: sum(turn.tokens for turn in one.turns) for number, one in entries}
+        counts = {number: int(fresh[self._sampled(number)].sum()) for number, _ in entries}
         among = set(kept)
         branches = [
             replace(branch, weight=token_weight(counts[branch.trajectory], config))
-            for branch in self.branches
+            for branch in with_loss(self.branches, self.tokens, fresh)
             if branch.trajectory in among
         ]
         sampled = self.tokens.sampled | {"advantages": advantages.astype(np.float32)}
         if values is not None:
             sampled["values"] = values[: self.tokens.total].astype(np.float32)
             sampled["returns"] = (sampled["values"] + plain).astype(np.float32)
-        signals = [self._any(advantages, branch) for branch in branches]
+        with_signal = np.where(fresh, advantages, 0.0)
+        signals = [self._any(with_signal, branch) for branch in branches]
         useful = [branch for branch, signal in zip(branches, signals, strict=True) if signal]
         idle = [branch for branch, signal in zip(branches, signals, strict=True) if not signal]
         skips = skips_zero_advantages(config)
         return TrainBatch(
             branches=useful if skips else branches,
-            tokens=replace(self.tokens, sampled=sampled),
+            tokens=masked(replace(self.tokens, sampled=sampled), fresh),
             normalizer=normalizer([counts[number] for number in kept], config),
             signal=len(useful) / max(len(branches), 1),
             version=version,

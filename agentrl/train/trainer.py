@@ -95,7 +95,7 @@ class Trainer:
                 self._end_here(self._elapsed_before + waited + began - start)
                 break
             final, self._out_of_time = plan["final"], plan["late"]
-            metrics = self.update(columns, plan["learning_rate"])
+            metrics = self.update(columns, plan["learning_rate"], oldest=plan["oldest_version"])
             self._first_mismatch.check(metrics, self.engine.measured)
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
@@ -155,16 +155,17 @@ class Trainer:
         )
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         final = self.step + 1 >= config.total_steps or late or batch["last"]
-        passes = {name: batch[name] for name in ("epochs", "epochs_before")}
+        passes = {name: batch[name] for name in ("epochs", "epochs_before", "oldest_version")}
         stop = (self.run_dir / "processes" / STOP_FILE).exists()
         return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, "stop": stop, **passes}
 
-    def update(self, columns: Columns | None, learning_rate: float) -> dict[str, float]:
+    def update(self, columns: Columns | None, learning_rate: float, *, oldest: int | None = None) -> dict[str, float]:
         """Runs the update of a step, a collective; returns its metrics.
 
         Args:
             columns: Episodes of the step on rank 0, which sends the other ranks their shares.
             learning_rate: Learning rate of the step.
+            oldest: Oldest version whose tokens carry a loss; ``None``: all do.
         """
         engine, config = self.engine, self.config
         batch = None if columns is None else Batch(columns, config, self.recipe.reward)
@@ -175,7 +176,7 @@ class Trainer:
         if engine.critic is not None:
             values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
         if batch is not None:
-            made = batch.train_batch(version=self.step, penalties=penalties, values=values)
+            made = batch.train_batch(version=self.step, penalties=penalties, values=values, oldest=oldest)
         metrics = engine.update(made, learning_rate)
         if penalties is not None and len(penalties):
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef

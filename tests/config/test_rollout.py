@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 
@@ -51,6 +52,7 @@ def test_skipped_uniform_groups_are_refused_without_rewards_and_in_groups_of_one
     ("rollout", "trainer", "message"),
     [
         ({"max_uniform_groups": 9}, {}, r"max_uniform_groups=9 does nothing with rollout\.skip_uniform_groups=false"),
+        ({"stale": "keep", "max_stale_groups": 9}, {}, r"max_stale_groups=9 does nothing with rollout\.stale=keep"),
         ({"curriculum": {"retire_after": 3}}, {}, r"curriculum\.retire_after does .* rollout\.curriculum\.retire_at="),
         (
             {"curriculum": {"retire_at": 0.9, "window": 3}},
@@ -73,6 +75,17 @@ def test_a_run_reads_its_own_configuration_again() -> None:
     """There every key is set, also those that could not act if a user had set them."""
     for one in (recipe(), recipe(rollout={"curriculum": {"column": "n", "pools": ["a", 1, 0.5]}})):
         assert Recipe.model_validate(one.model_dump(mode="json")) == one
+
+
+@pytest.mark.parametrize("value", ["-1", "some", "1.5"])
+def test_a_staleness_bound_is_a_number_or_auto_and_a_wrong_one_is_one_problem(value: str) -> None:
+    found = [load_recipe("arithmetic_grpo", [f"rollout.max_staleness={one}"], device="cpu") for one in ("0", "auto")]
+    assert [one.rollout.max_staleness for one in found] == [0, "auto"]
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("arithmetic_grpo", [f"rollout.max_staleness={value}"], device="cpu")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("rollout.max_staleness was ")
+    assert "but must be a whole number or auto, at least 0" in line
 
 
 def test_a_curriculum_is_set_on_the_command_line() -> None:

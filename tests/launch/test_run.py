@@ -19,7 +19,7 @@ from agentrl.launch import run as run_module
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
-from agentrl.launch.supervisor import ChildRefused, Supervisor
+from agentrl.launch.supervisor import Supervisor
 from tests.train.noisy_models import write_model
 
 
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_
     write_json(run_dir / "config.json", chosen.model_dump(mode="json"))
     view = types.SimpleNamespace(state=lambda text: None)
     try:
-        with pytest.raises(ChildRefused, match=r"^GPT2LMHeadModel cannot be"):
+        with pytest.raises(RunError, match=r"^GPT2LMHeadModel cannot be"):
             run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
     finally:
         supervisor.stop()

@@ -35,6 +35,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
         {"rollout/groups_drawn": 40.0, "rollout/groups_filtered": 36.0, "rollout/filtered_all_solved": 27.0},
         "90% of the groups were dropped for equal rewards (75% of them all solved",
     ),
+    ("too_old", {"dropped/tokens_share": 0.3}, "30% of the sampled tokens were dropped"),
     ("drift", {"drift/special": 0.25}, "25.0%"),
     ("weights", {"weights/unchanged": 0.9}, "90%"),
     ("skipped", {"train/nonfinite": 1.0}, "not finite"),

@@ -126,11 +126,11 @@ def test_a_step_table_leaves_out_the_least_important_columns(width: int):
 
 def test_a_step_says_how_many_episodes_failed_and_groups_were_filtered_of_all_that_were_drawn():
     counts = {"rollout/failed": 3.0, "rollout/episodes_drawn": 40.0, "rollout/episodes": 16.0}
-    groups = {"rollout/groups_filtered": 2.0, "rollout/groups_drawn": 5.0}
+    groups = {"rollout/groups_filtered": 2.0, "rollout/groups_drawn": 5.0, "dropped/episodes": 6.0}
     shown, out = view(terminal=False)
     with shown:
         shown.update({**STEP, **counts, **groups, "curriculum/pool": 2.0, "curriculum/retired": 7.0})
-    assert "failed 3/40  filtered 2/5  pool 2, retired 7" in out.getvalue()
+    assert "failed 3/40  filtered 2/5  too old 6  pool 2, retired 7" in out.getvalue()
     assert "retired" not in step_line({**STEP, "curriculum/pool": 2.0}, 9), "no task can retire"
 
 

@@ -52,6 +52,7 @@ def test_every_group_and_episode_of_a_step_is_counted_by_kind() -> None:
         "rollout/groups_kept": 1.0,
         "rollout/groups_filtered": 2.0,
         "rollout/groups_failed": 1.0,
+        "rollout/groups_stale": 0.0,
         "rollout/filtered_all_solved": 1.0,
         "rollout/filtered_none_solved": 1.0,
         "rollout/episodes_drawn": 16.0,

@@ -39,7 +39,7 @@ def served(engine: Any, version: int, wrong: Callable[[Tensor, Tensor], Tensor] 
 
 
 def trainer_of(model: Path, folder: Path, *batches: list[Episode], **settings: Any) -> tuple[Trainer, Batches]:
-    plain = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0}
+    plain = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0, "oldest_version": None}
     facts = [plain] * (len(batches) - 1) + [plain | {"last": True}]
     client = Batches(*(Columns.of(one).to_bytes(**more) for one, more in zip(batches, facts, strict=True)))
     section = {"trainer": {"save_seconds": None, **settings}}

@@ -43,7 +43,7 @@ def make_trainer(
     """A trainer with one batch for each of ``facts``, an empty one where they say so; saves and exports are noted."""
     engine = make_engine(model, settings)
     full = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0)))
-    plain = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0}
+    plain = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0, "oldest_version": None}
     batches = [(Columns.of([]) if one.pop("empty", False) else full).to_bytes(**plain | one) for one in facts]
     trainer_section = {"save_seconds": None, **settings}
     recipe = Recipe.model_validate({"model": {"name": "x"}, "env": {"id": "arithmetic"}, "trainer": trainer_section})
@@ -135,7 +135,7 @@ def test_the_learning_rate_follows_the_share_of_the_epochs_that_is_done(
 ) -> None:
     settings = {"schedule": "linear", "min_learning_rate_ratio": 0.0, "warmup_steps": 0, "total_steps": 10_000}
     trainer, _, _ = make_trainer(tiny_model, tmp_path, settings, {})
-    plain = {"last": False, "epochs": 0, "epochs_before": 0}
+    plain = {"last": False, "epochs": 0, "epochs_before": 0, "oldest_version": None}
     rates = [trainer._decide({**plain, "done": done}, 0.0)["learning_rate"] for done in (0.0, 0.25, 0.75)]
     assert rates == pytest.approx([1e-6, 0.75e-6, 0.25e-6])
 

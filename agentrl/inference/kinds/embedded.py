@@ -8,6 +8,8 @@ resumes by itself when this process does not renew it, and no other process ends
 import os
 import socket
 import uuid
+from collections.abc import Coroutine
+from typing import Any
 
 from agentrl.core.weight_manifest import WeightManifest, mismatches
 from agentrl.host.cpu_env import CPU_ENV
@@ -49,6 +51,10 @@ class EmbeddedBackend(SGLangBackend):
             return await super().verify(manifest)
         answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
         return mismatches(manifest.fingerprints, answer["fingerprints"])
+
+    async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for a request: the engine aborts one whose connection is closed at once."""
+        return await request
 
     async def _flush(self) -> None:
         """Does nothing: the engine empties its prefix cache when weights change."""

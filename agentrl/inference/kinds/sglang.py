@@ -1,10 +1,13 @@
 """The kind ``sglang``: client of SGLang's native HTTP API, which the embedded engine has too, and its command line.
 
 Guarantees: requests and answers are token ids; policy versions come from the answer (``weight_versions`` spans), never
-from the time of its arrival; only idempotent requests and those that never reached the server are repeated.
+from the time of its arrival; only idempotent requests and those that never reached the server are repeated. A request
+whose caller is cancelled is aborted on the server by its id, before its connection is closed.
 """
 
+import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 
 from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest
@@ -13,6 +16,7 @@ from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
+ABORT_SECONDS = 1.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -30,6 +34,7 @@ class SGLangBackend(Backend):
         self.url = url.rstrip("/")
         self._http = ServerHttp(self.url, timeout, TOO_LONG)
         self._mode: PauseMode = "abort"  # of the latest pause
+        self._aborting: set[asyncio.Task[None]] = set()
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation through ``/generate``."""
@@ -49,8 +54,34 @@ class SGLangBackend(Backend):
         if params.json_schema is not None:
             sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
-        answer = await self._http.post("/generate", body)
+        answer = await self._or_abort(request_id, self._http.post("/generate", body))
         return self._generation(answer)
+
+    async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for a request; if the caller is cancelled meanwhile, have the server abort it, and wait for nothing.
+
+        SGLang looks for closed connections every few seconds, and for some requests it never does: they would run on
+        (sglang issues 1755, 37833).
+        """
+        sent = asyncio.ensure_future(request)
+        try:
+            return await asyncio.shield(sent)
+        except asyncio.CancelledError:
+            if not sent.done():
+                aborting = asyncio.create_task(self._abort(request_id, sent))
+                self._aborting.add(aborting)
+                aborting.add_done_callback(self._aborting.discard)
+            raise
+
+    async def _abort(self, request_id: str, sent: "asyncio.Future[Any]") -> None:
+        """Tell the server to abort a request, then give its connection up."""
+        try:
+            with contextlib.suppress(InferenceError, TimeoutError):  # a server that is gone runs nothing
+                async with asyncio.timeout(ALIVE_SECONDS):
+                    await self._http.post("/abort_request", {"rid": request_id}, expect_json=False, repeatable=True)
+        finally:
+            sent.cancel()
+            await asyncio.gather(sent, return_exceptions=True)
 
     def _generation(self, answer: Any) -> Generation:
         try:
@@ -238,7 +269,12 @@ class SGLangBackend(Backend):
             raise InferenceError(f"{self.url}{path} refused: {answer.get('message')}")
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close connections, after requests that are being aborted had a moment to be."""
+        if self._aborting:
+            await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
+        for aborting in self._aborting:
+            aborting.cancel()
+        await asyncio.gather(*self._aborting, return_exceptions=True)
         await self._http.close()
 
 

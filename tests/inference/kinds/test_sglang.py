@@ -1,11 +1,13 @@
 """The SGLang backend against a scripted server on a real socket: requests, spans, errors."""
 
+import asyncio
 import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
@@ -114,6 +116,55 @@ async def test_a_generation_is_never_sent_twice_and_a_read_may_be() -> None:
         with pytest.raises(ServerUnreachable):
             await server.version()
         assert seen[0] == "/generate" and set(seen[1:]) == {"/model_info"} and len(seen) > 2
+
+
+async def test_a_cancelled_request_is_aborted_by_its_id_before_its_connection_is_closed() -> None:
+    events: list[str] = []
+    asked, aborted = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        if request.path == "/generate":
+            events.append(f"generate {body['rid']}")
+            asked.set()
+            await aborted.wait()
+            assert request.transport is not None
+            events.append("closed" if request.transport.is_closing() else "open")
+            return web.json_response({"meta_info": meta()})
+        events.append(f"abort {body['rid']}")
+        aborted.set()
+        await asyncio.sleep(0)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        client = SGLangBackend(str(server.make_url("")), 5.0)
+        request = asyncio.create_task(client.generate([1], PARAMS, request_id="r7"))
+        await asked.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await client.close()
+    assert events[:3] == ["generate r7", "abort r7", "open"]
+
+
+async def test_a_request_that_is_cancelled_when_its_server_is_gone_ends_all_the_same() -> None:
+    client = SGLangBackend("http://127.0.0.1:9", 5.0)
+    client._http.post = never_answers  # type: ignore[method-assign, assignment]
+    request = asyncio.create_task(client.generate([1], PARAMS, request_id="r"))
+    await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    (aborting,) = client._aborting
+    aborting.cancel()
+    await asyncio.gather(aborting, return_exceptions=True)
+    assert not client._aborting
+
+
+async def never_answers(path: str, body: object, **more: object) -> None:
+    await asyncio.Event().wait()
 
 
 async def test_a_control_call_that_may_be_carried_out_twice_is_repeated_when_the_connection_breaks() -> None:
