@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl.core.agent import Agent
     from agentrl.core.environment import Environment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
+    from agentrl.core.infrastructure import InfrastructureError
     from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
     from agentrl.envkit.language import LanguageEnvironment, SingleTurnEnvironment
     from agentrl.envkit.make import make
@@ -28,6 +29,7 @@ _HOME = {
     "LanguageEnvironment": "agentrl.envkit.language",
     "SingleTurnEnvironment": "agentrl.envkit.language",
     "Episode": "agentrl.core.episode",
+    "InfrastructureError": "agentrl.core.infrastructure",
     "Message": "agentrl.core.episode",
     "StopReason": "agentrl.core.episode",
     "Task": "agentrl.core.episode",
@@ -46,6 +48,7 @@ __all__ = [
     "Agent",
     "Environment",
     "Episode",
+    "InfrastructureError",
     "LanguageEnvironment",
     "Message",
     "Outcome",

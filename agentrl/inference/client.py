@@ -88,6 +88,7 @@ class EpisodeLLM:
         self.sessions: dict[str, Session] = {}
         self._credited: dict[str, float] = {}  # role -> sum of its own rewards
         self._latest: dict[str, tuple[int, int]] = {}  # role -> node of its latest reward, number of nodes then
+        self.out_of_time = False  # set when the episode is cancelled at its deadline and may still be judged
 
     def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""

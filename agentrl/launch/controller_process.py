@@ -36,6 +36,7 @@ from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
+from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
@@ -72,6 +73,7 @@ async def serve(
     router = client.router
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
+    failed = FailedEpisodes(run_dir)
     evaluator = Evaluator(recipe, workflow, client, journal)
     weights = WeightTransaction(
         router, Committed(0, str(model)), recipe.weights.pause_mode, recipe.weights.lease_seconds
@@ -94,6 +96,7 @@ async def serve(
         writer.write,
         evaluate,
         teacher.score if teacher is not None else None,
+        failed,
     )
     server_pool = ServerPool(router, weights, lambda url: make_backend(recipe, url))
     router.rejoin = weights.join
@@ -142,6 +145,7 @@ async def serve(
         if teacher is not None:
             await teacher.close()
         journal.close()
+        failed.close()
         writer.close()
 
 

@@ -21,10 +21,12 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import EpisodeRecord
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
+from agentrl.rollout.group_run import Oversampled
 
 Outcome = Literal["kept", "filtered", "failed"]
 Compared = dict[tuple[str, ...], set[float]]
 ENDED = frozenset({StopReason.TERMINATED, StopReason.LENGTH})  # stop reasons of episodes that the environment ended
+UNIFORM = "uniform rewards"  # reason of a group that was filtered for its rewards
 NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got no reward
 
 
@@ -44,6 +46,8 @@ class Tally:
         cut: Whether each of them was cut (:mod:`agentrl.core.ending`).
         solve_rate: Share of the episodes that did not fail and solved the task; ``None`` if all failed.
         abandoned: Number of episodes whose teardown was given up at its limit.
+        retried: Number of attempts that failed and were tried again; they are in no other count.
+        short: Whether the group has fewer usable episodes than ``rollout.group_size``.
     """
 
     outcome: Outcome
@@ -57,6 +61,15 @@ class Tally:
     cut: tuple[bool, ...] = ()
     solve_rate: float | None = None
     abandoned: int = 0
+    retried: int = 0
+    short: bool = False
+
+
+def least_members(config: RolloutConfig) -> int:
+    """Returns how many episodes that did not fail a group needs to be trained on."""
+    if config.on_failure == "drop":
+        return config.group_size
+    return min(config.min_group, config.group_size)
 
 
 def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig, baseline: Baseline = "role") -> Tally:
@@ -71,10 +84,10 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
     good = [episode for episode in episodes if not episode.failed]
     outcome: Outcome = "kept"
     reason = ""
-    if len(good) < min(2, config.group_size):
+    if len(good) < least_members(config):
         outcome, reason = "failed", f"{len(good)} of {config.group_size} episodes usable"
     elif config.skip_uniform_groups and is_uniform(good, seen, baseline):
-        outcome, reason = "filtered", "uniform rewards"
+        outcome, reason = "filtered", UNIFORM
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
     solves = [
@@ -93,6 +106,7 @@ def judge(episodes: Sequence[Episode], config: RolloutConfig, seen: RewardConfig
         cut=cut,
         solve_rate=fmean(solves) if solves else None,
         abandoned=sum(episode.abandoned for episode in episodes),
+        short=len(good) < config.group_size,
     )
 
 
@@ -149,10 +163,16 @@ class GroupAccount:
 
     def __init__(self) -> None:
         self._left_out: dict[int, Tally] = {}  # draw -> tally of a filtered or failed group
+        self._oversampled: list[Oversampled] = []
 
     def leave_out(self, draw: int, tally: Tally) -> None:
         """Note a group that was filtered or failed, for the next step."""
         self._left_out[draw] = tally
+
+    def oversampled(self, lengths: Oversampled | None) -> None:
+        """Note the lengths of a group whose stragglers were cancelled, for the next step."""
+        if lengths is not None:
+            self._oversampled.append(lengths)
 
     @property
     def uncounted(self) -> list[int]:
@@ -167,7 +187,8 @@ class GroupAccount:
     def count(self, kept: Iterable[Tally]) -> dict[str, float]:
         """Returns the metrics of a step that trains the ``kept`` groups, and start the next step's count."""
         left_out, self._left_out = list(self._left_out.values()), {}
-        return step_metrics([*kept, *left_out])
+        lengths, self._oversampled = self._oversampled, []
+        return step_metrics([*kept, *left_out]) | oversampling_metrics(lengths)
 
 
 def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
@@ -187,6 +208,8 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
         "rollout/episodes_drawn": float(sum(tally.episodes for tally in tallies)),
         "rollout/failed": float(failures.total()),
         "rollout/abandoned": float(sum(tally.abandoned for tally in tallies)),
+        "rollout/retried": float(sum(tally.retried for tally in tallies)),
+        "rollout/groups_short": float(sum(tally.short for tally in kept)),
     }
     metrics |= {f"rollout/failed_{kind}": float(count) for kind, count in sorted(failures.items())}
     rates = [tally.solve_rate for tally in tallies if tally.solve_rate is not None]
@@ -199,6 +222,28 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
             own = [rewards[role] for tally in of for rewards in tally.role_rewards if role in rewards]
             add_mean(metrics, f"reward/{role}/mean_{end}", own)
     return metrics | _reported("metrics", tallies) | _reported("metrics_kept", kept)
+
+
+def oversampling_metrics(groups: Sequence[Oversampled]) -> dict[str, float]:
+    """Computes how many members were cancelled because their group was complete, and the bias that this makes.
+
+    A ratio is that of the trained episodes' mean to the mean of all that were started, in the groups that had
+    stragglers. It is below 1 where the trained ones are shorter, and an upper limit: a straggler counts with what it
+    had until it was cancelled.
+    """
+    cancelled = sum(len(group.cancelled_seconds) for group in groups)
+    if not cancelled:
+        return {}
+    found = {
+        "rollout/stragglers": float(cancelled),
+        "rollout/straggler_tokens": float(sum(sum(group.cancelled_tokens) for group in groups)),
+    }
+    for name in ("seconds", "tokens"):
+        kept = [value for group in groups for value in getattr(group, f"kept_{name}")]
+        every = kept + [value for group in groups for value in getattr(group, f"cancelled_{name}")]
+        if kept and sum(every) > 0:
+            found[f"rollout/extra_{name}_ratio"] = fmean(kept) / fmean(every)
+    return found
 
 
 def _reported(prefix: str, tallies: Sequence[Tally]) -> dict[str, float]:

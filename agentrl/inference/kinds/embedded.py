@@ -22,6 +22,9 @@ class EmbeddedBackend(SGLangBackend):
         answer = await self._http.post("/weights_checker", {"action": "fingerprint"}, repeatable=True)
         return mismatches(manifest.fingerprints, answer["fingerprints"])
 
+    def _give_up(self, request_id: str) -> None:
+        """Does nothing: the engine aborts a request as soon as its client disconnects."""
+
     async def _flush(self) -> None:
         """Does nothing: the engine empties its prefix cache when weights change."""
 

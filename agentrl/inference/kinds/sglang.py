@@ -1,18 +1,29 @@
 """The kind ``sglang``: client of SGLang's native HTTP API, which the embedded engine has too, and its command line.
 
 Guarantees: requests and answers are token ids; policy versions come from the answer (``weight_versions`` spans), never
-from the time of its arrival; only idempotent requests and those that never reached the server are repeated.
+from the time of its arrival; only idempotent requests and those that never reached the server are repeated. The server
+is told to abort a request whose caller is cancelled, or that it did not answer in time.
 """
 
+import asyncio
 import contextlib
 from typing import Any
 
 from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest
-from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import (
+    NEUTRAL,
+    Backend,
+    Generation,
+    InferenceError,
+    PauseMode,
+    SamplingParams,
+    ServerUnreachable,
+)
 from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
+ABORT_SECONDS = 5.0  # for a call that aborts a request
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -30,6 +41,7 @@ class SGLangBackend(Backend):
         self.url = url.rstrip("/")
         self._http = ServerHttp(self.url, timeout, TOO_LONG)
         self._mode: PauseMode = "abort"  # of the latest pause
+        self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation through ``/generate``."""
@@ -49,8 +61,30 @@ class SGLangBackend(Backend):
         if params.json_schema is not None:
             sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
-        answer = await self._http.post("/generate", body)
+        try:
+            answer = await self._http.post("/generate", body)
+        except asyncio.CancelledError:
+            self._give_up(request_id)
+            raise
+        except ServerUnreachable as error:
+            if error.timed_out:
+                self._give_up(request_id)
+            raise
         return self._generation(answer)
+
+    def _give_up(self, request_id: str) -> None:
+        """Has the server abort a request whose answer nobody waits for.
+
+        SGLang looks only every few seconds whether the client of a request is still there.
+        """
+        job = asyncio.get_running_loop().create_task(self._abort(request_id))
+        self._aborts.add(job)
+        job.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        with contextlib.suppress(InferenceError, TimeoutError):  # it is gone, or notices by itself
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._http.post("/abort_request", {"rid": request_id}, expect_json=False)
 
     def _generation(self, answer: Any) -> Generation:
         try:
@@ -222,7 +256,8 @@ class SGLangBackend(Backend):
             raise InferenceError(f"{self.url}{path} refused: {answer.get('message')}")
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close connections, after the aborts that are on their way."""
+        await asyncio.gather(*self._aborts, return_exceptions=True)
         await self._http.close()
 
 
