@@ -92,7 +92,11 @@ class AgentEnvWorkflow(RolloutWorkflow):
             if trouble:
                 error.add_note(trouble)
             raise
-        trouble, cut = await self._closed(env)
+        try:
+            trouble, cut = await self._closed(env)
+        except asyncio.CancelledError:  # in the middle of it: it is called once more, so that nothing is left
+            await self._closed(env)
+            raise
         return replace(outcome, close_error=trouble or None, abandoned=cut)
 
     async def _closed(self, env: Environment[list[Message], Message]) -> tuple[str, bool]:

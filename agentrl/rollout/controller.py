@@ -175,14 +175,16 @@ class Controller:
 
     async def _run_group(self, draw: int, task: Task) -> None:
         run = self.runs[draw] = GroupRun(self._config, partial(self._run_episode, draw, task), self._attempt_ended)
+        kept = False
         try:
-            episodes = await run.run()
-            kept = await self._group_ended_as(draw, task, run, episodes)
-            self._account.oversampled(await run.close())
+            try:
+                kept = await self._group_ended_as(draw, task, run, await run.run())
+            finally:
+                self._account.oversampled(await run.close())
         finally:
             del self.runs[draw]
-        self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
-        self._room.set()
+            self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
+            self._room.set()
 
     async def _group_ended_as(self, draw: int, task: Task, run: GroupRun, episodes: list[Episode]) -> bool:
         """Judges a group and hands it on; returns whether it is kept."""

@@ -11,7 +11,6 @@ recorded stop reason tells whether the last answer was cut (:mod:`agentrl.core.e
 
 import asyncio
 import math
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -65,7 +64,8 @@ async def run_episode(
     """
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
-    start = time.monotonic()
+    now = asyncio.get_running_loop().time
+    start = now()
     base: dict[str, Any] = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "task": task.data}
     base |= {"started": started, "version": version, "attempt": attempt, "sampling": llm.sampling}
     base |= {"retried": False, "abandoned": False, "seconds": 0.0}
@@ -78,11 +78,11 @@ async def run_episode(
     except asyncio.CancelledError:
         if cancelled is not None:
             end = _failed(StopReason.CANCELLED, "cancelled before its end")
-            cancelled(_record(base | {"seconds": time.monotonic() - start}, task, llm, end, drift=False))
+            cancelled(_record(base | {"seconds": now() - start}, task, llm, end, drift=False))
         raise
     finally:
         release()
-    base |= {"seconds": time.monotonic() - start, "abandoned": end.abandoned}
+    base |= {"seconds": now() - start, "abandoned": end.abandoned}
     drift = index == 0 and not evaluation  # one per group: it renders a whole chat
     try:
         return _record(base, task, llm, end, drift=drift)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from agentrl.core.episode import Episode
+from agentrl.core.episode import Episode, StopReason
 from agentrl.rollout.failure_kinds import kind_of
 
 FILE = "failed-episodes.jsonl"
@@ -33,8 +33,8 @@ class FailedEpisodes:
             self._counts.update(dict(failure_counts(self._path)))
 
     def add(self, episode: Episode) -> None:
-        """Write a failed episode; nothing of one that did not fail."""
-        if self._path is None or not episode.failed:
+        """Write a failed episode; nothing of one that did not fail, or was cancelled."""
+        if self._path is None or not episode.failed or episode.stop_reason is StopReason.CANCELLED:
             return
         kind = kind_of(episode)
         kind = kind if kind in self._counts or len(self._counts) < MOST_KINDS else "further kinds"

@@ -9,7 +9,6 @@ recorded once.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +76,6 @@ class GroupRun:
         self._record = record
         self._retries = config.retries if config.on_failure == "retry" else 0
         self._jobs: dict[int, asyncio.Task[Episode]] = {}
-        self._started: dict[int, float] = {}
         self._pauses: dict[int, asyncio.TimerHandle] = {}  # before the next attempt of a member
         self._news: list[int] = []  # members that ended, in this order
         self._woken: asyncio.Future[None] | None = None
@@ -103,6 +101,7 @@ class GroupRun:
             await self._all_over()
             for job in self._jobs.values():
                 take_error(job)
+            self._jobs.clear()
             raise
         self._stop()
         return sorted([*self._good, *self._failed], key=lambda episode: episode.index)
@@ -138,8 +137,7 @@ class GroupRun:
 
     def _start(self, index: int, attempt: int) -> None:
         self._pauses.pop(index, None)
-        job = asyncio.create_task(self._play(index, attempt, self._late))
-        self._jobs[index], self._started[index] = job, time.monotonic()
+        job = self._jobs[index] = asyncio.create_task(self._play(index, attempt, self._late))
         job.add_done_callback(lambda _: self._ended(index))
 
     def _ended(self, index: int) -> None:
@@ -180,7 +178,9 @@ class GroupRun:
                 (self._failed if episode.failed else self._good).append(episode)
 
     def _late(self, episode: Episode) -> None:
-        """Takes the record of a member that the group does not need."""
+        """Takes the record of a member that the group does not need; none if the whole run ends."""
+        if not self._complete:
+            return
         if episode.stop_reason is not StopReason.CANCELLED:
             left_out = {"reward": None, "stop_reason": StopReason.CANCELLED, "error": TOO_LATE}
             episode = episode.model_copy(update=left_out)
@@ -197,9 +197,14 @@ class GroupRun:
                 job.cancel()
 
     async def _all_over(self) -> None:
-        """Waits for the members that were cancelled; each has a limit of its own."""
-        if self._jobs:
+        """Waits for the members that were cancelled; each has a limit of its own, so the end of the run waits too."""
+        if not self._jobs:
+            return
+        try:
             await asyncio.wait(self._jobs.values())
+        except asyncio.CancelledError:
+            await asyncio.wait(self._jobs.values())
+            raise
 
 
 def tokens_of(episode: Episode) -> int:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.episode import INFRASTRUCTURE, EpisodeBase, StopReason
+from agentrl.core.episode import INFRASTRUCTURE, Episode, EpisodeBase, StopReason
 from agentrl.rollout.failed_episodes import FILE
 from agentrl.rollout.failure_kinds import kind_of, reason_of
 from agentrl.rollout.group_account import UNIFORM, Tally
@@ -45,6 +45,8 @@ class StopRules:
         """Returns the reason if too many of the latest episodes (as many as a batch has) failed."""
         for episode in episodes:
             self._recent.append(episode.failed)
+            if episode.failed:
+                self._failures[self._known(episode)] += 1
         window = self._config.batch_size * self._config.group_size
         del self._recent[:-window]
         share = sum(self._recent) / window
@@ -57,7 +59,7 @@ class StopRules:
             f"{self._first[kind]}"
         )
 
-    def note(self, episode: EpisodeBase) -> str | None:
+    def note(self, episode: Episode) -> str | None:
         """Takes an attempt that ended into account, retried ones too.
 
         Returns:
@@ -66,13 +68,13 @@ class StopRules:
         """
         if episode.stop_reason is StopReason.CANCELLED:
             return None
-        if episode.failed:
-            self._count(episode)
         if episode.stop_reason not in INFRASTRUCTURE:
             if episode.stop_reason is not StopReason.TIMEOUT:
                 self._row.clear()
             return None
-        self._row[kind_of(episode)] += 1
+        kind = self._known(episode)
+        self._row[kind] += 1
+        self._failures[kind] += episode.retried
         most = most_in_a_row(self._config)
         if self._row.total() != most:  # said once: the attempts that still run do not matter
             return None
@@ -84,17 +86,17 @@ class StopRules:
             f"or hosts are gone or refuse. Each is also in {FILE}:\n{kinds}"
         )
 
-    def _count(self, episode: EpisodeBase) -> None:
-        """Counts the reason of a failed attempt, and logs it if it is the first of its kind."""
+    def _known(self, episode: EpisodeBase) -> str:
+        """Returns the kind of a failed episode; the reason of the first of its kind is logged and kept."""
         reason, kind = reason_of(episode), kind_of(episode)
         if kind not in self._first:
             if len(self._first) < MOST_KINDS:
                 log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason)
+            if len(self._failures) >= MOST_REASONS:
+                self._failures = Counter(dict(self._failures.most_common(MOST_REASONS // 2)))
+                self._first = {one: why for one, why in self._first.items() if one in self._failures | self._row}
             self._first[kind] = reason
-        self._failures[kind] += 1
-        if len(self._failures) > MOST_REASONS:
-            self._failures = Counter(dict(self._failures.most_common(MOST_REASONS // 2)))
-            self._first = {one: self._first[one] for one in self._first if one in self._failures or one in self._row}
+        return kind
 
     def _without_signal(self, tally: Tally) -> str | None:
         """Returns the reason if too many groups in a row were filtered; failed ones do not count."""

@@ -143,8 +143,8 @@ async def test_a_record_that_cannot_be_written_costs_one_episode(tiny_model: Pat
     harness = Harness(tmp_path, tiny_model, "rollout.max_failure_rate=1.0")
     run = harness.controller._run_episode
 
-    async def spoilt(draw: int, task: Task, index: int) -> Episode:
-        episode = await run(draw, task, index)
+    async def spoilt(draw: int, task: Task, index: int, *rest: Any) -> Episode:
+        episode = await run(draw, task, index, *rest)
         if index == 1:
             trajectory = episode.trajectories["assistant"]
             trajectory.nodes[0] = Node(parent=None, message={"role": "user", "content": object()})
