@@ -1,11 +1,13 @@
 """The SGLang backend against a scripted server on a real socket: requests, spans, errors."""
 
+import asyncio
 import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.weight_manifest import BroadcastPlan, TensorSpec, WeightManifest
@@ -256,3 +258,34 @@ async def test_another_version_is_named() -> None:
     manifest = WeightManifest(version=2, path="/x", transport="disk", dtype="F32", nbytes=8, fingerprints={"a": "1"})
     async with backend(lambda path, body: web.json_response({"weight_version": "1"})) as other:
         assert await other.verify(manifest) == ["weight_version"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+async def test_a_request_that_nobody_waits_for_is_aborted_on_the_server(how: str) -> None:
+    """SGLang looks every four seconds whether a client is still there; a cancelled straggler frees its place at once."""
+    asked, aborted = asyncio.Event(), asyncio.Event()
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        seen.append((request.path, body.get("rid")))
+        if request.path == "/abort_request":
+            aborted.set()
+            return web.Response()
+        asked.set()
+        await aborted.wait()
+        return web.json_response({"output_ids": [], "meta_info": meta()})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with TestServer(app) as listening:
+        server = SGLangBackend(str(listening.make_url("")), 60.0 if how == "cancelled" else 0.2)
+        request = asyncio.create_task(server.generate([1], PARAMS, request_id="mine"))
+        await asked.wait()
+        if how == "cancelled":
+            request.cancel()
+        with pytest.raises((asyncio.CancelledError, ServerUnreachable)):
+            await request
+        await server.close()  # waits for the abort
+        assert aborted.is_set()
+    assert seen == [("/generate", "mine"), ("/abort_request", "mine")]
