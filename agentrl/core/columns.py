@@ -214,7 +214,11 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    return EpisodeRecord(**episode.model_dump(include=set(EpisodeBase.model_fields)), roles=episode.roles)
+    own = {name: getattr(episode, name) for name in _OF_EPISODE}
+    return EpisodeRecord.model_construct(**own, roles=episode.roles)  # the episode's values were checked
+
+
+_OF_EPISODE = tuple(EpisodeBase.model_fields)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -8,7 +8,6 @@ sampled with it or after it. When an episode is over, a task that it left gets n
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from agentrl.core.contract import finite
@@ -248,6 +247,7 @@ class ChatClient:
         self.router = router
         self._template = template
         self._settings = {False: training, True: evaluation}
+        self._records = {of: settings.as_record() for of, settings in self._settings.items()}  # made once
 
     @property
     def template(self) -> ChatTemplate:
@@ -262,7 +262,6 @@ class ChatClient:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease()
         settings = self._settings[evaluation]
-        settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         door = EpisodeDoor()
         sampler = _EpisodeSampler(lease, door)
 
@@ -270,8 +269,11 @@ class ChatClient:
             door.open = False
             lease.release()
 
-        make_session = partial(ChatSession, sampler, self._template, settings)
-        return EpisodeLLM(make_session, door, settings.as_record()), release
+        def make_session(role: str) -> ChatSession:
+            seeded = replace(settings, sampling=replace(settings.sampling, seed=seed))
+            return ChatSession(sampler, self._template, seeded, role)
+
+        return EpisodeLLM(make_session, door, self._records[evaluation]), release
 
 
 class _EpisodeSampler:
