@@ -214,11 +214,10 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    own = {name: getattr(episode, name) for name in _OF_EPISODE}
-    return EpisodeRecord.model_construct(**own, roles=episode.roles)  # the episode's values were checked
-
-
-_OF_EPISODE = tuple(EpisodeBase.model_fields)
+    values = vars(episode)
+    own = {name: values[name] for name in EpisodeBase.model_fields}
+    own["roles"] = episode.roles
+    return EpisodeRecord.of_checked(own)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -60,6 +60,20 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @classmethod
+    def of_checked(cls, values: dict[str, Any]) -> Self:
+        """Makes a record of values that were checked before; ``model_construct`` in a tenth of the time.
+
+        Args:
+            values: Values of all fields, by name; the record keeps this dict.
+        """
+        made = cls.__new__(cls)
+        object.__setattr__(made, "__dict__", values)
+        object.__setattr__(made, "__pydantic_fields_set__", set(values))
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        return made
+
 
 class Node(Record):
     """One message in a trajectory, with its tokens.

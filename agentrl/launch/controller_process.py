@@ -7,6 +7,7 @@ evaluation, and with a message and another code if the trainer's heartbeats stop
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -133,6 +134,7 @@ async def serve(
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
+    gc.freeze()  # what stands by now stays: each collection looks at the run's objects alone
     try:
         controller.start()
         return await _until_over(controller, recipe, stopping)
