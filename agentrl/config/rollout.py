@@ -69,7 +69,9 @@ class RolloutConfig(Section):
         description="A failed episode: `retry` tries it again if the infrastructure failed it, then does as `keep`; "
         "`keep` trains the group without it; `drop` leaves the group out.",
     )
-    retries: int = Field(default=8, ge=0, description="Most retries in a group.")
+    retries: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Most retries in a group; null: as many as group_size."
+    )
     min_group: Positive = Field(
         default=2, description="Fewest episodes without a failure of a group that is trained on; at most group_size."
     )

@@ -74,7 +74,8 @@ class GroupRun:
         self._config = config
         self._play = play
         self._record = record
-        self._retries = config.retries if config.on_failure == "retry" else 0
+        budget = config.group_size if config.retries is None else config.retries
+        self._retries = budget if config.on_failure == "retry" else 0
         self._jobs: dict[int, asyncio.Task[Episode]] = {}
         self._pauses: dict[int, asyncio.TimerHandle] = {}  # before the next attempt of a member
         self._news: list[int] = []  # members that ended, in this order
