@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentrl.core.agent import Agent
     from agentrl.core.environment import Environment
     from agentrl.core.episode import Episode, Message, StopReason, Task, Trajectory
+    from agentrl.core.infrastructure import InfrastructureError
     from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
     from agentrl.envkit.language import LanguageEnvironment, SingleTurnEnvironment
     from agentrl.envkit.make import make
@@ -33,6 +34,7 @@ _HOME = {
     "LanguageEnvironment": "agentrl.envkit.language",
     "SingleTurnEnvironment": "agentrl.envkit.language",
     "Episode": "agentrl.core.episode",
+    "InfrastructureError": "agentrl.core.infrastructure",
     "Message": "agentrl.core.episode",
     "StopReason": "agentrl.core.episode",
     "Task": "agentrl.core.episode",
@@ -63,6 +65,7 @@ __all__ = [
     "EvalResult",
     "Evaluation",
     "ExitReason",
+    "InfrastructureError",
     "LanguageEnvironment",
     "Message",
     "Outcome",

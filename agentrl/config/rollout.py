@@ -60,6 +60,23 @@ class RolloutConfig(Section):
 
     batch_size: Positive = Field(default=8, description="Groups (tasks) per trainer step.")
     group_size: Positive = Field(default=8, description="Episodes per task.")
+    group_extra: int = Field(
+        default=0,
+        ge=0,
+        description="Episodes per task that are started beside group_size: the first group_size that end without a "
+        "failure make the group, and the others are cancelled. Faster, and biased towards short episodes.",
+    )
+    on_failure: Literal["retry", "keep", "drop"] = Field(
+        default="retry",
+        description="A failed episode: `retry` tries it again if the infrastructure failed it, then does as `keep`; "
+        "`keep` trains the group without it; `drop` leaves the group out.",
+    )
+    retries: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Most retries in a group; null: as many as group_size."
+    )
+    min_group: Positive = Field(
+        default=2, description="Fewest episodes without a failure of a group that is trained on; at most group_size."
+    )
     max_staleness: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default=1,
         description="Bound of an episode's age when it is trained: the step minus the policy version of its oldest "
@@ -78,8 +95,11 @@ class RolloutConfig(Section):
         "run stops.",
     )
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
-    episode_timeout: Seconds = Field(
-        default=300.0, description="Seconds after which an episode is cancelled; it counts as failed."
+    episode_timeout: Seconds = Field(default=300.0, description="Seconds after which an episode is cancelled.")
+    on_timeout: Literal["judge", "fail"] = Field(
+        default="judge",
+        description="An episode that is cancelled at its limit: `judge` has the environment judge what there is, and "
+        "it counts as cut; where nothing was sampled, or in the middle of a step, it fails. `fail`: it always fails.",
     )
     close_timeout: Seconds = Field(
         default=30.0,
@@ -88,6 +108,11 @@ class RolloutConfig(Section):
     )
     max_failure_rate: float = Field(
         default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
+    )
+    max_failures_in_a_row: Positive | None = Field(
+        default=None,
+        description="Failures of the infrastructure in a row, retried ones too, after which the run stops; null: twice "
+        "max_concurrent.",
     )
     skip_uniform_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal, and sample more."
@@ -131,6 +156,13 @@ def rollout_contradictions(recipe: "Recipe") -> Iterator[str]:
         )
     if rollout.stale == "keep" and _changed(rollout, "max_stale_groups"):
         yield f"rollout.max_stale_groups={rollout.max_stale_groups} does nothing with rollout.stale=keep"
+    if rollout.on_failure != "retry" and _changed(rollout, "retries"):
+        yield f"rollout.retries={rollout.retries} does nothing with rollout.on_failure={rollout.on_failure}"
+    if _changed(rollout, "min_group"):
+        if rollout.on_failure == "drop":
+            yield f"rollout.min_group={rollout.min_group} does nothing with rollout.on_failure=drop"
+        if rollout.min_group > rollout.group_size:
+            yield f"rollout.min_group={rollout.min_group} is more than rollout.group_size={rollout.group_size}"
     yield from _curriculum_contradictions(recipe)
 
 

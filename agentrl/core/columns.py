@@ -240,7 +240,10 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    return EpisodeRecord(**episode.model_dump(include=set(EpisodeBase.model_fields)), roles=episode.roles)
+    values = vars(episode)
+    own = {name: values[name] for name in EpisodeBase.model_fields}
+    own["roles"] = episode.roles
+    return EpisodeRecord.of_checked(own)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -77,9 +77,10 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     async def judge_unfinished(self) -> tuple[float | None, Info]:
         """Judges the episode as it stands, when the run ends it before the environment does.
 
-        Called in place of a further ``step`` if the policy ran out of context, or took as many turns as the workflow
-        allows. The next call is ``reset``. The default gives 0.0: the episode has earned what its steps earned, and
-        in accuracy it counts as wrong. Override it if unfinished work is worth something, or costs something.
+        Called in place of a further ``step`` if the policy ran out of context or of time, or took as many turns as the
+        workflow allows. The next call is ``reset``. The default gives 0.0: the episode has earned what its steps
+        earned, and in accuracy it counts as wrong. Override it if unfinished work is worth something, or costs
+        something.
 
         Returns:
             Reward in addition to the steps' (``None``: it could not be determined, and the episode has no reward),

@@ -41,11 +41,20 @@ def frames_of(task: "asyncio.Task[Any]") -> list[FrameType]:
 
 def place(frames: Sequence[FrameType]) -> str:
     """Returns ``function (file.py:12)`` of the innermost frame of a user's code, or else of the innermost frame."""
-    own = [f for f in frames if not f.f_code.co_filename.startswith((_OURS, *_PYTHON, "<frozen"))]
     if not frames:
         return "an unknown place"
-    frame = (own or frames)[-1]
-    return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+    return innermost_place([(f.f_code.co_filename, f.f_lineno, f.f_code.co_qualname) for f in frames])
+
+
+def innermost_place(frames: Sequence[tuple[str, int, str]]) -> str:
+    """Returns ``function (file.py:12)`` as :func:`place` does.
+
+    Args:
+        frames: File, line and function of each frame, innermost last; at least one.
+    """
+    own = [frame for frame in frames if not frame[0].startswith((_OURS, *_PYTHON, "<frozen"))]
+    file, line, name = (own or frames)[-1]
+    return f"{name} ({Path(file).name}:{line})"
 
 
 def written(frames: Sequence[FrameType]) -> str:

@@ -49,6 +49,15 @@ class LLM(Chat, Protocol):
         """Whether the policy has sampled a message in this episode."""
         ...
 
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the episode was cancelled because its time is over, and what there is may still be judged.
+
+        A workflow that catches this cancellation may return an outcome with the stop reason ``timeout``; it has the
+        time of a teardown. Without a reward, the episode has failed.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Outcome:

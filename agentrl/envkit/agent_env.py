@@ -4,7 +4,8 @@ Guarantees: each step's reward is credited to the message that the agent returne
 within a time limit, in the task that made it, and a ``close`` that raises or hangs costs no reward; a reward that is
 not a finite number raises an error that names the environment; if a reward is missing (``None``), the episode has no
 reward, never 0. An episode that the run ends, because the policy ran out of context or of turns, keeps what its steps
-earned, and the environment judges it as it stands.
+earned, and the environment judges it as it stands. So does one whose time is over while the agent thinks
+(``rollout.on_timeout=judge``), if the policy has sampled anything; in the middle of a step nothing can be judged.
 """
 
 import asyncio
@@ -91,7 +92,11 @@ class AgentEnvWorkflow(RolloutWorkflow):
             if trouble:
                 error.add_note(trouble)
             raise
-        trouble, cut = await self._closed(env)
+        try:
+            trouble, cut = await self._closed(env)
+        except asyncio.CancelledError:  # in the middle of it: it is called once more, so that nothing is left
+            await self._closed(env)
+            raise
         return replace(outcome, close_error=trouble or None, abandoned=cut)
 
     async def _closed(self, env: Environment[list[Message], Message]) -> tuple[str, bool]:
@@ -120,6 +125,13 @@ class AgentEnvWorkflow(RolloutWorkflow):
         while reason is None and len(rewards) < self.max_turns:
             try:
                 action = valid_data(await agent.step(observation, info))
+            except asyncio.CancelledError:
+                job = asyncio.current_task()
+                if job is None or not (llm.out_of_time and llm.sampled):
+                    raise
+                job.uncancel()  # the judgement has the time of a teardown
+                reason = StopReason.TIMEOUT
+                break
             except Exception as error:  # only looked at: that of an SDK may have been raised from ours
                 if not isinstance(inference_error(error), ContextOverflow) or not llm.sampled:
                     raise  # where nothing was sampled, the task itself does not fit: no policy could do better
@@ -131,7 +143,7 @@ class AgentEnvWorkflow(RolloutWorkflow):
             metrics.update(info.get("metrics", {}))
             said += [action, *observation]
             reason = StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else None
-        if reason in (None, StopReason.CONTEXT_OVERFLOW):
+        if reason in (None, StopReason.CONTEXT_OVERFLOW, StopReason.TIMEOUT):
             reward, info = checked_unfinished(await env.judge_unfinished(), env)
             _note(llm, rewards, None if reward is None else checked_reward(reward, env, "judge_unfinished"))
             metrics.update(info.get("metrics", {}))

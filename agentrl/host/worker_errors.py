@@ -18,7 +18,10 @@ class WorkerCrashedError(RuntimeError):
 
     Attributes:
         exit_code: Exit status of the process; minus the signal number after a signal, ``None`` if unknown.
+        infrastructure: Marks it for :func:`~agentrl.core.infrastructure.infrastructure_failure`.
     """
+
+    infrastructure = True
 
     def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)

@@ -8,7 +8,6 @@ sampled with it or after it. When an episode is over, a task that it left gets n
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from agentrl.core.contract import finite
@@ -93,6 +92,7 @@ class EpisodeLLM(OpenAINames):
         self._credited: dict[str, float] = {}  # role -> sum of its own rewards
         self._shared: list[float] = []  # parts of the shared reward
         self._latest: dict[str, tuple[int, int]] = {}  # role -> node of its latest reward, number of nodes then
+        self.out_of_time = False  # set when the episode is cancelled at its deadline and may still be judged
 
     def session(self, role: str = ASSISTANT) -> Session:
         """The session of ``role`` in this episode."""
@@ -271,6 +271,7 @@ class ChatClient:
         self._template = template
         self._settings = {False: training, True: evaluation}
         self.traffic: TrafficLog | None = None
+        self._records = {of: settings.as_record() for of, settings in self._settings.items()}  # made once
 
     @property
     def template(self) -> ChatTemplate:
@@ -285,7 +286,6 @@ class ChatClient:
         """Returns a handle with a lease on one server, and the function that ends the lease."""
         lease = self.router.lease(evaluation=evaluation)
         settings = self._settings[evaluation]
-        settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         door = EpisodeDoor()
         log = None if self.traffic is None else self.traffic.episode(seed, evaluation=evaluation)
         sampler = _EpisodeSampler(lease, door, log)
@@ -294,8 +294,11 @@ class ChatClient:
             door.open = False
             lease.release()
 
-        make_session = partial(ChatSession, sampler, self._template, settings)
-        return EpisodeLLM(make_session, door, settings.as_record()), release
+        def make_session(role: str) -> ChatSession:
+            seeded = replace(settings, sampling=replace(settings.sampling, seed=seed))
+            return ChatSession(sampler, self._template, seeded, role)
+
+        return EpisodeLLM(make_session, door, self._records[evaluation]), release
 
 
 class _EpisodeSampler:

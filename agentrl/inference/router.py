@@ -1,7 +1,8 @@
 """Routes episodes to servers: sticky sessions, least load, and servers that join and leave.
 
 Guarantees: an episode stays on its server (prefix cache) while that server lives and is not removed; a server that dies
-or hangs is noticed by a probe or a failed request and taken out, and its requests are sent to another server; no
+or hangs is noticed by a probe or a failed request and taken out, and its requests are sent to another server; a request
+that was not answered in time is sent once more, to the least loaded server; no
 request waits for a server longer than ``patience`` seconds. A server gets traffic only after the caller of
 :meth:`Router.admit` has given it the current weights. Reserved servers serve evaluation alone, and evaluation is served
 by them alone, while there are servers of both sorts.
@@ -18,6 +19,7 @@ from agentrl.inference.backend import Backend, Generation, InferenceError, Sampl
 
 T = TypeVar("T")
 MISSED_PROBES = 3  # in a row, after which a server is taken out
+TIMED_OUT_RETRIES = 1  # of one request: it may be what takes the time
 log = logging.getLogger(__name__)
 
 
@@ -244,17 +246,20 @@ class Lease:
         return await self._ask(lambda backend, _: backend.score(token_ids, start), uuid.uuid4().hex)
 
     async def _ask(self, question: Callable[[Backend, str], Awaitable[T]], request_id: str) -> T:
-        broken = False
+        broken, timeouts = False, 0
         while True:
             server = await self._place()
             try:
                 return await _while_it_lives(server, question, request_id)
             except ServerUnreachable as error:
-                if error.timed_out:
+                timeouts += error.timed_out
+                if timeouts > TIMED_OUT_RETRIES:
                     raise
                 if not server.gone.is_set():
                     if not await server.backend.alive():
                         self._router.take_out(server.backend, str(error))
+                    elif error.timed_out:
+                        self.release()  # it lives, and may be overloaded: the least loaded one is asked next
                     elif broken:
                         raise  # the server lives and failed twice: the request is the cause
                     broken = True

@@ -8,6 +8,7 @@ trainer's heartbeats stop or the rollouts cannot continue; however it ends, it l
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
+from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
@@ -81,6 +83,7 @@ async def serve(
         client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
+    failed = FailedEpisodes(run_dir)
     evaluator = Evaluator(recipe, workflow, client, journal, held_out)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
@@ -108,6 +111,7 @@ async def serve(
         writer.write,
         evaluate,
         teacher.score if teacher is not None else None,
+        failed,
     )
     router.rejoin = weights.join
     router.start()
@@ -144,6 +148,7 @@ async def serve(
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
+    gc.freeze()  # what stands by now stays: each collection looks at the run's objects alone
     try:
         controller.start()
         controller.last_beat = time.monotonic()
@@ -160,6 +165,7 @@ async def serve(
         journal.close()
         if client.traffic is not None:
             client.traffic.close()
+        failed.close()
         writer.close()
 
 

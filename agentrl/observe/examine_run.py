@@ -17,6 +17,7 @@ from agentrl.observe.diagnosis import diagnose, is_step
 from agentrl.observe.finding import Finding
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
+FAILED_EPISODES = "failed-episodes.jsonl"
 
 
 def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
@@ -35,6 +36,10 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     found = [
         replace(finding, cause=why) if finding.kind == "invalid" and (why := invalid_reason(run_dir)) else finding
         for finding in diagnose(numbers, trainer.get("dtype", "float32"), pause_mode)
+    ]
+    found = [
+        replace(finding, remedy=why) if finding.kind == "failed" and (why := failed_kinds(run_dir)) else finding
+        for finding in found
     ]
     kind = trainer.get("type")
     nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
@@ -66,6 +71,16 @@ def invalid_reason(run_dir: Path) -> str:
             of_step[f"{episode.get('stop_reason')}: {said[-1]:.200}"] += 1
     newest = reasons[max(reasons)].most_common(1) if reasons else []
     return f"The most frequent reason is {newest[0][0]} ({newest[0][1]} times)." if newest else ""
+
+
+def failed_kinds(run_dir: Path) -> str:
+    """Returns the most frequent kinds of failed attempts of a run as a sentence; empty without a record of them."""
+    file = run_dir / FAILED_EPISODES
+    if not file.is_file():
+        return ""
+    kinds = Counter(str(line.get("kind")) for line in lines(file)).most_common(3)
+    said = "; ".join(f"{kind:.200} ({count} times)" for kind, count in kinds)
+    return f"See {FAILED_EPISODES}, which has the first traceback of each kind. The most frequent of the run: {said}."
 
 
 def overlapping_tasks(run_dir: Path) -> tuple[list[str], str]:

@@ -18,6 +18,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
-from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import START, AutoBound
@@ -35,7 +35,9 @@ from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
+from agentrl.rollout.group_run import GroupRun, member_seed
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.rollout_metrics import batch_metrics
@@ -63,6 +65,7 @@ class Controller:
         write_metrics: Called with a step and its metrics.
         evaluate: Evaluates a version and returns its metrics.
         score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
+        failed: Takes the failed episodes; ``None`` writes none.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Controller:
         write_metrics: Write,
         evaluate: Evaluate,
         score: Score | None = None,
+        failed: FailedEpisodes | None = None,
     ) -> None:
         self.recipe = recipe
         self._config = recipe.rollout
@@ -89,12 +93,13 @@ class Controller:
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
         self._score = score
+        self._failed = failed or FailedEpisodes(None)
         self._auto = AutoBound() if self._config.max_staleness == "auto" else None
         bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
         self.gate = StalenessGate(
             bound,
             self._config.batch_size,
-            max(1, self._config.max_concurrent // self._config.group_size),
+            max(1, self._config.max_concurrent // (self._config.group_size + self._config.group_extra)),
         )
         self._bound = AgeBound.of(self._config, bound)
         self._flight = InFlight(self._bound, least_members(self._config), recipe.seed, lambda: self.gate.version)
@@ -105,6 +110,7 @@ class Controller:
         self._served = asyncio.Event()  # the servers hold the version that training continues from
         self._served.set()
         self._groups: set[asyncio.Task[None]] = set()
+        self.runs: dict[int, GroupRun] = {}  # running groups by draw
         self._admission: asyncio.Task[None] | None = None
         self._consumed: dict[int, bytes] = {}
         self._next_step = 0  # step that counts the groups that end now
@@ -113,6 +119,7 @@ class Controller:
         self._account = GroupAccount()
         self._rules = StopRules(self._config)
         self._left = Abandoned()
+        self._limits = Limits.of(self._config)
         self._over = False  # a stop rule ended the run: no more groups are admitted
         self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
@@ -176,34 +183,56 @@ class Controller:
     def _fail(self, error: RolloutError) -> None:
         """Make waiting and later calls of :meth:`next_batch` fail."""
         log.error("%s", error)
+        self._fail_batches(error)
+
+    def _fail_batches(self, error: RolloutError) -> None:
         failing = asyncio.create_task(self._buffer.fail(error))
         self._groups.add(failing)
         failing.add_done_callback(self._groups.discard)
 
     async def _run_group(self, draw: int, task: Task) -> None:
-        episodes = await asyncio.gather(
-            *(
-                self._flight.run(draw, index, task, partial(self._run_episode, draw, task, index), self._client)
-                for index in range(self._config.group_size)
-            )
-        )
-        episodes = [self._journal.episode(episode) for episode in episodes]
+        run = self.runs[draw] = GroupRun(self._config, partial(self._run_episode, draw, task), self._attempt_ended)
+        kept = False
+        try:
+            try:
+                kept = await self._group_ended_as(draw, task, run, await run.run())
+            finally:
+                self._account.oversampled(await run.close())
+        finally:
+            del self.runs[draw]
+            self._flight.forget(draw)
+            self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
+            self._room.set()
+
+    async def _group_ended_as(self, draw: int, task: Task, run: GroupRun, episodes: list[Episode]) -> bool:
+        """Judges a group and hands it on; returns whether it is kept."""
         columns = Columns.of([episode for episode in episodes if not episode.failed])
         stale = self._bound.stale(columns)
         tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline, stale)
+        tally = replace(tally, retried=len(run.retried))
+        if run.reason:
+            tally = replace(tally, outcome="filtered", reason=run.reason)
         if tally.solve_rate is not None:
             self._tasks.observe(draw, tally.solve_rate)
         if tally.outcome == "kept":
             await self._buffer.put(Group(draw, columns.select([not old for old in stale]), tally))
         else:
             self._leave_out(draw, tally, task.id)
-        self.gate.finish(accepted=tally.outcome == "kept")  # after the put: no group that runs, none that comes
         starved = self._flight.ended(draw, tally)
-        reason = self._rules.check(episodes, tally) or too_many(len(self._left), self._config) or starved
+        self._stop_if(self._rules.check(episodes, tally) or too_many(len(self._left), self._config) or starved)
+        return tally.outcome == "kept"
+
+    def _attempt_ended(self, episode: Episode) -> Episode:
+        episode = self._journal.episode(episode)
+        self._failed.add(episode)
+        self._stop_if(self._rules.note(episode))
+        return episode
+
+    def _stop_if(self, reason: str | None) -> None:
+        """Ends the run for a stop rule's reason."""
         if reason is not None:
             self._over = True
-            await self._buffer.fail(RolloutError(reason))
-        self._room.set()
+            self._fail_batches(RolloutError(reason))
 
     def _leave_out(self, draw: int, tally: Tally, task: str) -> None:
         assert tally.outcome != "kept"
@@ -220,17 +249,40 @@ class Controller:
         self._room.set()
         return None
 
-    async def _run_episode(self, draw: int, task: Task, index: int, client: Client) -> Episode:
+    async def _run_episode(
+        self, draw: int, task: Task, index: int, attempt: int, cancelled: Callable[[Episode], None]
+    ) -> Episode:
+        """Runs an attempt at an episode; one that was cancelled for its age ends as a record, not as cancelled."""
+
+        def straggled(episode: Episode) -> None:
+            if not self._flight.is_stale(draw, index):
+                cancelled(episode)
+
+        play = partial(self._attempt, draw, task, index, attempt, straggled)
+        return await self._flight.run(draw, index, task, play, self._client)
+
+    async def _attempt(
+        self,
+        draw: int,
+        task: Task,
+        index: int,
+        attempt: int,
+        cancelled: Callable[[Episode], None],
+        client: Client,
+    ) -> Episode:
         episode = await run_episode(
             self._workflow,
             task,
             client,
             group_id=f"g{draw}",
             index=index,
-            seed=stream_seed(self.recipe.seed, draw, index),
-            limits=Limits.of(self._config),
+            seed=member_seed(self.recipe.seed, draw, index),
+            limits=self._limits,
             left=self._left,
             version=self.gate.version,
+            attempt=attempt,
+            judge_late=self._config.on_timeout == "judge",
+            cancelled=cancelled,
         )
         return episode if self._score is None else await self._score(episode)
 

@@ -60,7 +60,11 @@ class Ended(Generic[T]):
 
 
 async def within(
-    limits: Limits, work: Coroutine[Any, Any, T], left: Abandoned, waited: Callable[[], float] = lambda: 0.0
+    limits: Limits,
+    work: Coroutine[Any, Any, T],
+    left: Abandoned,
+    waited: Callable[[], float] = lambda: 0.0,
+    late: Callable[[], None] = lambda: None,
 ) -> Ended[T]:
     """Run ``work`` as a task of its own, and return how it ended.
 
@@ -69,6 +73,7 @@ async def within(
         work: Coroutine to run.
         left: Takes the task if it has to be abandoned.
         waited: Function that returns the seconds so far that do not count against ``timeout``.
+        late: Called when ``timeout`` has passed, before the coroutine is cancelled.
     """
     job = asyncio.create_task(work)
     try:
@@ -80,6 +85,7 @@ async def within(
             written(frames),
             f"no end within {limits.timeout:g} s (rollout.episode_timeout), in {place(frames)}",
         )
+        late()
         job.cancel()
         stuck = await _torn_down(job, limits)
         if not stuck:
@@ -100,17 +106,35 @@ async def _end_of(job: "asyncio.Task[Any]", timeout: float, waited: Callable[[],
     """Waits until a task is done, or has had ``timeout`` seconds beside those that it waited."""
     now = asyncio.get_running_loop().time
     start = now()
-    await asyncio.wait({job}, timeout=timeout)
+    await _done(job, timeout)
     while not job.done() and (left := start + timeout + waited() - now()) > 0.001:
-        await asyncio.wait({job}, timeout=max(left, SHORTEST_LOOK))
+        await _done(job, max(left, SHORTEST_LOOK))
+
+
+async def _done(job: "asyncio.Task[Any]", seconds: float) -> None:
+    """Waits up to ``seconds`` until a task is done; ``asyncio.wait`` for one task, in half the time."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(seconds, wake)
+    job.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        timer.cancel()
+        job.remove_done_callback(wake)
 
 
 async def _torn_down(job: "asyncio.Task[Any]", limits: Limits) -> str:
     """Waits for the teardown of a cancelled task; returns the place where that hung, empty if it ended in time."""
-    await asyncio.wait({job}, timeout=limits.close_timeout)
+    await _done(job, limits.close_timeout)
     if job.done():
         return ""
     where = f"in {place(frames_of(job))} (rollout.close_timeout)"
     job.cancel()
-    await asyncio.wait({job}, timeout=limits.teardown - limits.close_timeout)
+    await _done(job, limits.teardown - limits.close_timeout)
     return where

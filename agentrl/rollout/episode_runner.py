@@ -1,16 +1,18 @@
 """Runs one episode and returns exactly one record, whatever the workflow does.
 
 Guarantees: an exception, a timeout or a missing reward becomes a failed episode with a typed reason and the traceback,
-never a reward; cancellation of the run itself is not caught. An episode takes no longer than its time limit and that of
-its teardown (:mod:`agentrl.rollout.deadline`); after its record is made, a task that it left gets no answers and
-changes nothing. A ``close`` that raises or hangs costs no reward. Running out of context is no failure unless the very
-first prompt does not fit: the episode keeps the step rewards that it earned. The recorded stop reason tells whether the
-last answer was cut (:mod:`agentrl.core.ending`).
+never a reward; a cancellation from outside goes through, and what there was can be had as a record. An episode takes no
+longer than its time limit and that of its teardown (:mod:`agentrl.rollout.deadline`); after its record is made, a task
+that it left gets no answers and changes nothing. A ``close`` that raises or hangs costs no reward. Running out of
+context is no failure unless the very first prompt does not fit: the episode keeps the step rewards that it earned. One
+whose time is over keeps its reward if its workflow could still judge what there was, where that is asked for. The
+recorded stop reason tells whether the last answer was cut (:mod:`agentrl.core.ending`).
 """
 
 import asyncio
-import time
+import math
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +21,8 @@ from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
 from agentrl.core.contract import checked_metrics, finite, source_of
 from agentrl.core.ending import stop_reason
 from agentrl.core.episode import Episode, StopReason, Task
+from agentrl.core.infrastructure import infrastructure_failure
+from agentrl.core.valid_text import valid_text
 from agentrl.core.workflow import Outcome, RolloutWorkflow
 from agentrl.inference.client import Client, EpisodeLLM
 from agentrl.rollout.abandoned import Abandoned
@@ -37,6 +41,9 @@ async def run_episode(
     left: Abandoned,
     evaluation: bool = False,
     version: int | None = None,
+    attempt: int = 0,
+    judge_late: bool = False,
+    cancelled: Callable[[Episode], None] | None = None,
 ) -> Episode:
     """Run one episode and return its record, failed or not.
 
@@ -51,24 +58,39 @@ async def run_episode(
         left: Takes the episode's task if it has to be abandoned.
         evaluation: Whether to use the sampling parameters of evaluation.
         version: Policy version that is served, for the record.
+        attempt: Number of earlier attempts, for the record.
+        judge_late: Whether a workflow may judge the episode when its time is over.
+        cancelled: Called with a record of what there was, if this call is cancelled.
     """
-    started = datetime.now(UTC).isoformat(timespec="milliseconds")
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
-    start = time.monotonic()
+    now = asyncio.get_running_loop().time
+    start = now()
+    base = {
+        **{"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "task": task.data},
+        **{"version": version, "attempt": attempt, "retried": False, "sampling": llm.sampling, "abandoned": False},
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+
+    def late() -> None:
+        llm.out_of_time = judge_late
+
     try:
-        end = _end(await within(limits, _attempt(workflow, task, llm, seed), left, lambda: llm.waited))
+        end = _end(await within(limits, _attempt(workflow, task, llm, seed), left, lambda: llm.waited, late))
+    except asyncio.CancelledError:
+        if cancelled is not None:
+            end = _failed(StopReason.CANCELLED, "cancelled before its end")
+            base["seconds"] = now() - start
+            cancelled(_record(base, task, llm, end, drift=False))
+        raise
     finally:
         release()
-    base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
-    base |= {"abandoned": end.abandoned, "task": task.data, "started": started, "version": version}
-    base["sampling"] = llm.sampling
+    base["seconds"], base["abandoned"] = now() - start, end.abandoned
     drift = index == 0 and not evaluation  # one per group: it renders a whole chat
     try:
         return _record(base, task, llm, end, drift=drift)
     except ValueError as caught:  # a user's workflow returned an invalid outcome
         text = f"{end.error or ''}\n{caught}".strip()
-        said = llm.trajectories()
-        return Episode(**base, trajectories=said, stop_reason=StopReason.ENVIRONMENT_ERROR, error=text)
+        return _record(base, task, llm, _failed(StopReason.ENVIRONMENT_ERROR, text), drift=False)
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,8 @@ async def _attempt(workflow: RolloutWorkflow, task: Task, llm: EpisodeLLM, seed:
         if known is not None:  # an SDK's exception that was raised for it
             return _refused(known, caught, llm)
         text = traceback.format_exc()
-        return _failed(blame(text), text)
+        of_machines = infrastructure_failure(caught) is not None
+        return _failed(StopReason.INFRASTRUCTURE_ERROR if of_machines else blame(text), text)
     return _End(outcome, outcome.stop_reason, outcome.close_error, outcome.abandoned)
 
 
@@ -118,9 +141,12 @@ def _end(ended: Ended[_End]) -> _End:
         if job.cancelled():
             return _failed(StopReason.ENVIRONMENT_ERROR, "the environment or the agent cancelled the episode's task")
         return job.result()
-    then = "" if not job.done() or job.cancelled() else job.result().error
+    known = None if not job.done() or job.cancelled() else job.result()
+    judged = known is not None and known.reason is StopReason.TIMEOUT and known.outcome.reward is not None
+    then = known.error if known is not None else ""
     text = f"after its cancellation:\n{then}\n{ended.overdue}" if then else ended.overdue
-    return replace(_failed(StopReason.TIMEOUT, text), abandoned=ended.abandoned)
+    end = known if judged and known is not None else _failed(StopReason.TIMEOUT, text)
+    return replace(end, error=text, abandoned=ended.abandoned or end.abandoned)
 
 
 def _failed(reason: StopReason, error: str) -> _End:
@@ -139,17 +165,19 @@ def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, dri
         ValueError: The workflow's outcome does not fit the episode.
     """
     trajectories, tag = llm.trajectories(), task.data.get("tag")
-    return Episode(
+    outcome = end.outcome
+    own = {
         **base,
-        trajectories=trajectories,
-        reward=end.outcome.reward,
-        role_rewards={} if end.outcome.reward is None else llm.role_rewards(end.outcome.rewards),
-        tag=tag if isinstance(tag, str) else None,
-        metrics=end.outcome.metrics,
-        drift=llm.drift() if drift else {},
-        stop_reason=stop_reason(end.reason, trajectories),
-        error=end.error,
-    )
+        "trajectories": trajectories,
+        "reward": outcome.reward,
+        "role_rewards": {} if outcome.reward is None else llm.role_rewards(outcome.rewards),
+        "tag": tag if isinstance(tag, str) else None,
+        "metrics": outcome.metrics,
+        "drift": llm.drift() if drift else {},
+        "stop_reason": stop_reason(end.reason, trajectories),
+        "error": None if end.error is None else valid_text(str(end.error)),
+    }
+    return Episode.of_checked(own)  # every value was checked where it came in
 
 
 def checked_outcome(outcome: object, workflow: RolloutWorkflow) -> Outcome:
@@ -157,15 +185,34 @@ def checked_outcome(outcome: object, workflow: RolloutWorkflow) -> Outcome:
 
     Raises:
         TypeError: It is no outcome, or its reward is not a number.
-        ValueError: The reward is not finite.
+        ValueError: The reward is not finite, or the stop reason is none.
     """
+    if isinstance(outcome, Outcome) and _is_plain(outcome):
+        return outcome
     place = source_of(workflow.arun_episode)
     if not isinstance(outcome, Outcome):
         raise TypeError(f"{place} returned {outcome!r:.200}; want an Outcome")
     reward = None if outcome.reward is None else finite(outcome.reward, place)
     rewards = {role: finite(value, f"{place}, reward of role {role!r},") for role, value in outcome.rewards.items()}
     metrics = checked_metrics(outcome.metrics, f"{place} returned metrics")
-    return replace(outcome, reward=reward, rewards=rewards, metrics=metrics)
+    return replace(
+        outcome, reward=reward, rewards=rewards, metrics=metrics, stop_reason=StopReason(outcome.stop_reason)
+    )
+
+
+def _is_plain(outcome: Outcome) -> bool:
+    """Whether an outcome needs no check: floats that are finite, and names of ASCII characters."""
+    reward, metrics = outcome.reward, outcome.metrics
+    return (
+        (reward is None or (type(reward) is float and math.isfinite(reward)))
+        and not outcome.rewards
+        and type(metrics) is dict
+        and type(outcome.stop_reason) is StopReason
+        and all(
+            type(name) is str and name.isascii() and type(value) is float and math.isfinite(value)
+            for name, value in metrics.items()
+        )
+    )
 
 
 def blame(text: str) -> StopReason:

@@ -22,10 +22,12 @@ from agentrl.core.columns import Columns, EpisodeRecord
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
 from agentrl.rollout.episode_size import EpisodeSize, sizes_of
+from agentrl.rollout.group_run import Oversampled
 
 Outcome = Literal["kept", "filtered", "stale", "failed"]
 Compared = dict[tuple[str, ...], set[float]]
 ENDED = frozenset({StopReason.TERMINATED, StopReason.LENGTH})  # stop reasons of episodes that the environment ended
+UNIFORM = "uniform rewards"  # reason of a group that was filtered for its rewards
 NO_REWARD = "no_reward"  # kind of failure of an episode that ended well and got no reward
 
 
@@ -47,6 +49,8 @@ class Tally:
         abandoned: Number of episodes whose teardown was given up at its limit.
         stale: Whether each of the episodes that did not fail is too old to be trained; empty if none is.
         dropped: Sizes of the episodes that are not trained because of their age, cancelled ones included.
+        retried: Number of attempts that failed and were tried again; they are in no other count.
+        short: Whether the group has fewer usable episodes than ``rollout.group_size``.
     """
 
     outcome: Outcome
@@ -62,6 +66,8 @@ class Tally:
     abandoned: int = 0
     stale: tuple[bool, ...] = ()
     dropped: tuple[EpisodeSize, ...] = ()
+    retried: int = 0
+    short: bool = False
 
     def of_trained(self) -> "Tally":
         """Returns the counts without the episodes that are too old."""
@@ -77,7 +83,9 @@ class Tally:
 
 def least_members(config: RolloutConfig) -> int:
     """Returns how many episodes a group needs to be trained on."""
-    return min(2, config.group_size)
+    if config.on_failure == "drop":
+        return config.group_size
+    return min(config.min_group, config.group_size)
 
 
 def judge(
@@ -122,6 +130,7 @@ def judge(
         abandoned=sum(episode.abandoned for episode in episodes),
         stale=tuple(stale) if old else (),
         dropped=tuple(sizes_of(Columns.of([*old, *cancelled]))) if old or cancelled else (),
+        short=len(good) < config.group_size,
     )
 
 
@@ -148,7 +157,7 @@ def verdict(
     if len(usable) < least:
         return "stale", old
     if config.skip_uniform_groups and is_uniform(usable, seen, baseline):
-        return ("stale", f"{old}, uniform rewards without them") if stale else ("filtered", "uniform rewards")
+        return ("stale", f"{old}, uniform rewards without them") if stale else ("filtered", UNIFORM)
     return "kept", ""
 
 
@@ -205,10 +214,16 @@ class GroupAccount:
 
     def __init__(self) -> None:
         self._left_out: dict[int, Tally] = {}  # draw -> tally of a group that is not kept
+        self._oversampled: list[Oversampled] = []
 
     def leave_out(self, draw: int, tally: Tally) -> None:
         """Note a group that was filtered, is too old or failed, for the next step."""
         self._left_out[draw] = tally
+
+    def oversampled(self, lengths: Oversampled | None) -> None:
+        """Note the lengths of a group whose stragglers were cancelled, for the next step."""
+        if lengths is not None:
+            self._oversampled.append(lengths)
 
     @property
     def uncounted(self) -> list[int]:
@@ -228,7 +243,8 @@ class GroupAccount:
     def count(self, kept: Iterable[Tally]) -> dict[str, float]:
         """Returns the metrics of a step that trains the ``kept`` groups, and start the next step's count."""
         left_out, self._left_out = list(self._left_out.values()), {}
-        return step_metrics([*kept, *left_out])
+        lengths, self._oversampled = self._oversampled, []
+        return step_metrics([*kept, *left_out]) | oversampling_metrics(lengths)
 
 
 def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
@@ -250,6 +266,8 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
         "rollout/episodes_drawn": float(sum(tally.episodes for tally in tallies)),
         "rollout/failed": float(failures.total()),
         "rollout/abandoned": float(sum(tally.abandoned for tally in tallies)),
+        "rollout/retried": float(sum(tally.retried for tally in tallies)),
+        "rollout/groups_short": float(sum(tally.short for tally in kept)),
     }
     metrics |= {f"rollout/failed_{kind}": float(count) for kind, count in sorted(failures.items())}
     rates = [tally.solve_rate for tally in tallies if tally.solve_rate is not None]
@@ -262,6 +280,28 @@ def step_metrics(tallies: Sequence[Tally]) -> dict[str, float]:
             own = [rewards[role] for tally in of for rewards in tally.role_rewards if role in rewards]
             add_mean(metrics, f"reward/{role}/mean_{end}", own)
     return metrics | _reported("metrics", tallies) | _reported("metrics_kept", kept)
+
+
+def oversampling_metrics(groups: Sequence[Oversampled]) -> dict[str, float]:
+    """Computes how many members were cancelled because their group was complete, and the bias that this makes.
+
+    A ratio is that of the trained episodes' mean to the mean of all that were started, in the groups that had
+    stragglers. It is below 1 where the trained ones are shorter, and an upper limit: a straggler counts with what it
+    had until it was cancelled.
+    """
+    cancelled = sum(len(group.cancelled_seconds) for group in groups)
+    if not cancelled:
+        return {}
+    found = {
+        "rollout/stragglers": float(cancelled),
+        "rollout/straggler_tokens": float(sum(sum(group.cancelled_tokens) for group in groups)),
+    }
+    for name in ("seconds", "tokens"):
+        kept = [value for group in groups for value in getattr(group, f"kept_{name}")]
+        every = kept + [value for group in groups for value in getattr(group, f"cancelled_{name}")]
+        if kept and sum(every) > 0:
+            found[f"rollout/extra_{name}_ratio"] = fmean(kept) / fmean(every)
+    return found
 
 
 def _reported(prefix: str, tallies: Sequence[Tally]) -> dict[str, float]:

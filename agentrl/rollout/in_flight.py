@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agentrl.core.episode import NOT_SAMPLED, Episode, StopReason, Task
+from agentrl.core.episode import INFRASTRUCTURE, NOT_SAMPLED, Episode, StopReason, Task
 from agentrl.inference.client import Client, EpisodeLLM
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.age_bound import AgeBound
@@ -116,8 +116,16 @@ class InFlight:
             found = self._record(draw, index, group.task, member)
         finally:
             member.ended, member.usable = True, False
-        member.usable = not found.failed
+        member.usable = not found.failed or found.stop_reason in INFRASTRUCTURE  # it may be tried again
         return found
+
+    def is_stale(self, draw: int, index: int) -> bool:
+        """Whether a running episode was cancelled for its age."""
+        return self._groups[draw].members[index].cancelled
+
+    def forget(self, draw: int) -> None:
+        """Forget a group whose members are all over."""
+        self._groups.pop(draw, None)
 
     def next_version(self) -> None:
         """Note that another version is about to be served; what was asked for until now has the old one, or did."""
@@ -136,13 +144,14 @@ class InFlight:
                 continue
             able = sum(one.usable and index not in old for index, one in group.members.items())
             for index, member in group.members.items():
-                if (index in old or able < self._least) and not member.ended and not member.cancelled:
+                over = member.ended or member.cancelled or member.job.cancelling()
+                if (index in old or able < self._least) and not over:
                     member.cancelled = True
                     member.job.cancel()
 
     def ended(self, draw: int, tally: Tally) -> str | None:
-        """Forget a group that was judged; returns why the run has to stop, ``None`` if it goes on."""
-        group = self._groups.pop(draw, None)
+        """Takes a group that was judged into account; returns why the run has to stop, ``None`` if it goes on."""
+        group = self._groups.get(draw)
         return None if group is None else self._bound.starved(tally, group.started)
 
     def _record(self, draw: int, index: int, task: Task, member: _Member) -> Episode:

@@ -1,5 +1,7 @@
 """Decides when a run has to stop because of its episodes: too many failed or were abandoned, or no learning signal.
 
+Each attempt that ends is noted (:meth:`StopRules.note`), and each group (:meth:`StopRules.check`).
+
 Guarantees: no clock and no files; each kind of failure is logged once; the message that stops a run says how many
 groups or episodes, of what kind, and what to change.
 """
@@ -9,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.episode import EpisodeBase, StopReason
-from agentrl.core.valid_text import printable
-from agentrl.rollout.group_account import Tally
+from agentrl.core.episode import INFRASTRUCTURE, Episode, EpisodeBase, StopReason
+from agentrl.rollout.failed_episodes import FILE
+from agentrl.rollout.failure_kinds import kind_of, reason_of
+from agentrl.rollout.group_account import UNIFORM, Tally
 
 MOST_KINDS = 20  # distinct kinds of failures that are logged
-LONGEST = 3000  # characters of a reason that are shown
 MOST_REASONS = 200  # different reasons that are counted: texts may all differ, and a run may be long
+FIRST_WARNING = 16  # groups without signal in a row that are warned of; then 32, 64, ...
 log = logging.getLogger(__name__)
 
 
@@ -28,8 +31,9 @@ class StopRules:
 
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config
-        self._failures: Counter[str] = Counter()
-        self._kinds: set[str] = set()  # kinds of failures that were logged
+        self._failures: Counter[str] = Counter()  # of each kind, in the whole run
+        self._first: dict[str, str] = {}  # kind -> reason of its first episode
+        self._row: Counter[str] = Counter()  # failures of the infrastructure since the last episode without one
         self._recent: list[bool] = []  # whether each of the latest episodes failed
         self._uniform: list[Tally] = []  # groups filtered since the last kept one
 
@@ -42,44 +46,79 @@ class StopRules:
         for episode in (one for one in episodes if one.stop_reason is not StopReason.STALE):
             self._recent.append(episode.failed)
             if episode.failed:
-                self._note(episode)
+                self._failures[self._known(episode)] += 1
         window = self._config.batch_size * self._config.group_size
         del self._recent[:-window]
         share = sum(self._recent) / window
         if share < self._config.max_failure_rate:
             return None
-        text, count = self._failures.most_common(1)[0]
+        kind, count = self._failures.most_common(1)[0]
         return (
             f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
             f"{self._config.max_failure_rate:g}); the most frequent reason of the run, {count} times:\n"
-            f"{text}"
+            f"{self._first[kind]}"
         )
 
-    def _note(self, episode: EpisodeBase) -> None:
-        """Counts the reason of a failed episode, and logs it if it is the first of its kind."""
-        reason = printable(f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}")
-        kind = f"{episode.stop_reason} {reason.splitlines()[-1]}"
-        reason = reason[-LONGEST:]
-        if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
-            self._kinds.add(kind)
-            log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason)
-        self._failures[reason] += 1
-        if len(self._failures) > MOST_REASONS:
-            self._failures = Counter(dict(self._failures.most_common(MOST_REASONS // 2)))
+    def note(self, episode: Episode) -> str | None:
+        """Takes an attempt that ended into account, retried ones too.
+
+        Returns:
+            Why the run has to stop, if that was the last of too many failures of the infrastructure in a row; else
+            ``None``. A timeout says nothing of the infrastructure: it neither counts nor ends a row.
+        """
+        if episode.stop_reason in (StopReason.CANCELLED, StopReason.STALE):
+            return None
+        if episode.stop_reason not in INFRASTRUCTURE:
+            if episode.stop_reason is not StopReason.TIMEOUT:
+                self._row.clear()
+            return None
+        kind = self._known(episode)
+        self._row[kind] += 1
+        self._failures[kind] += episode.retried
+        most = most_in_a_row(self._config)
+        if self._row.total() != most:  # said once: the attempts that still run do not matter
+            return None
+        kinds = "\n".join(
+            f"{count} times {kind}; the first:\n{self._first[kind]}" for kind, count in self._row.most_common()
+        )
+        return (
+            f"the infrastructure failed {most} attempts in a row (rollout.max_failures_in_a_row): servers, sandboxes "
+            f"or hosts are gone or refuse. Each is also in {FILE}:\n{kinds}"
+        )
+
+    def _known(self, episode: EpisodeBase) -> str:
+        """Returns the kind of a failed episode; the reason of the first of its kind is logged and kept."""
+        reason, kind = reason_of(episode), kind_of(episode)
+        if kind not in self._first:
+            if len(self._first) < MOST_KINDS:
+                log.warning("the first episode that failed so (task %s): %s", episode.task_id, reason)
+            if len(self._failures) >= MOST_REASONS:
+                self._failures = Counter(dict(self._failures.most_common(MOST_REASONS // 2)))
+                self._first = {one: why for one, why in self._first.items() if one in self._failures | self._row}
+            self._first[kind] = reason
+        return kind
 
     def _without_signal(self, tally: Tally) -> str | None:
         """Returns the reason if too many groups in a row were filtered; failed ones do not count."""
         if tally.outcome == "kept":
             self._uniform.clear()
-        if tally.outcome != "filtered":
+        if tally.outcome != "filtered" or tally.reason != UNIFORM:
             return None
         self._uniform.append(tally)
-        if len(self._uniform) != self._config.max_uniform_groups:  # said once: the groups that still run do not matter
+        count = len(self._uniform)
+        if count != self._config.max_uniform_groups:  # said once: the groups that still run do not matter
+            if count >= FIRST_WARNING and count & (count - 1) == 0:
+                log.warning("%d groups in a row had equal rewards: %s", count, diagnosis(self._uniform))
             return None
         return (
-            f"{len(self._uniform)} groups in a row had equal rewards (rollout.max_uniform_groups="
+            f"{count} groups in a row had equal rewards (rollout.max_uniform_groups="
             f"{self._config.max_uniform_groups}, rollout.skip_uniform_groups=true): {diagnosis(self._uniform)}"
         )
+
+
+def most_in_a_row(config: RolloutConfig) -> int:
+    """Returns after how many failures of the infrastructure in a row a run stops."""
+    return config.max_failures_in_a_row or 2 * config.max_concurrent
 
 
 def too_many(abandoned: int, config: RolloutConfig) -> str | None:
@@ -103,19 +142,22 @@ def diagnosis(uniform: Sequence[Tally]) -> str:
     """Says what groups with equal rewards have in common, and what to change."""
     every = sum(tally.solve_rate == 1 for tally in uniform)
     none = sum(tally.solve_rate == 0 for tally in uniform)
+    episodes = sum(len(tally.rewards) for tally in uniform)
     if every == len(uniform):
         return (
-            "all solved. The policy solves every episode of these tasks, so nothing is left to learn from them. Use "
-            "harder tasks, or a reward that still differs between right answers."
+            f"all solved. The policy solves each of the {episodes} episodes of these {every} groups, so nothing is "
+            "left to learn from them. Use harder tasks, or a reward that still differs between right answers."
         )
     if none == len(uniform):
         return (
-            f"none solved, the rewards are around {_mean_reward(uniform):g}. The tasks are too hard for the policy, or "
-            "the reward does not depend on the answer. Try the reward by hand (agentrl env play), use easier tasks or "
-            "a finer-grained reward, more episodes per task (rollout.group_size), or supervised training first."
+            f"none solved, the rewards are around {_mean_reward(uniform):g}. None of the {episodes} episodes of these "
+            f"{none} groups solves its task: the tasks are too hard for the policy, or the reward does not depend on "
+            "the answer. Try the reward by hand (agentrl env play), use easier tasks or a finer-grained reward, more "
+            "episodes per task (rollout.group_size), or supervised training first."
         )
     return (
-        f"{every} groups all solved, {none} none solved. No task is between the two: use tasks of medium difficulty, "
+        f"{every} groups all solved, {none} none solved, {len(uniform) - every - none} solved in part, each with equal "
+        f"rewards. No task is between the two: use tasks of medium difficulty, "
         "more episodes per task (rollout.group_size), or a finer-grained reward."
     )
 

@@ -160,3 +160,41 @@ async def test_a_server_that_waits_for_weights_does_not_hold_up_the_probes_of_th
     assert [status.state for status in router.status()] == ["gone", "gone"]
     backends[1].dead = False
     await router.close()
+
+
+class TimesOut(FakeBackend):
+    """Answers a number of its first requests too late, and lives."""
+
+    def __init__(self, url: str, late: int) -> None:
+        super().__init__(lambda ids, params: answer([7]), url)
+        self.late = late
+
+    async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
+        found = await super().generate(token_ids, params, request_id=request_id)
+        if len(self.requests) <= self.late:
+            raise ServerUnreachable(f"{self.url}: no answer within 600 s", timed_out=True)
+        return found
+
+
+async def test_a_request_that_was_not_answered_in_time_is_sent_once_more_to_the_least_loaded_server() -> None:
+    slow, other = TimesOut("http://0", 1), TimesOut("http://1", 0)
+    router = Router([slow, other])
+    lease, beside = router.lease(), router.lease()
+    assert (await ask(lease)).token_ids == [7] and len(slow.requests) == 2 and not other.requests
+    slow.late = 9
+    router._servers[slow.url].sessions += 1  # another episode
+    assert (await ask(lease)).token_ids == [7] and lease.url == other.url
+    assert [status.state for status in router.status()] == ["serving", "serving"], "a slow server is not gone"
+    lease.release()
+    beside.release()
+    assert [status.sessions for status in router.status()] == [1, 0]
+
+
+async def test_a_request_that_takes_too_long_twice_fails() -> None:
+    slow = TimesOut("http://0", 9)
+    lease = Router([slow]).lease()
+    with pytest.raises(ServerUnreachable, match="no answer within 600 s"):
+        await ask(lease)
+    assert len(slow.requests) == 2
+    once = TimesOut("http://1", 1)
+    assert (await ask(Router([once]).lease())).token_ids == [7] and len(once.requests) == 2

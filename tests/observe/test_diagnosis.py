@@ -364,3 +364,16 @@ def test_an_earlier_evaluation_is_not_the_one_that_is_judged(tmp_path: Path) -> 
     numbers = [{"eval/n": 1.0, "eval/invalid": 9.0}, {**HEALTHY, "eval/n": 9.0, "eval/invalid": 1.0}]
     assert diagnose(numbers) == []
     assert [finding.kind for finding in diagnose(numbers[::-1])] == ["invalid"], "the live view tells it too"
+
+
+def test_failed_episodes_are_named_with_their_most_frequent_kinds(tmp_path: Path) -> None:
+    step = {"step": 1, "rollout/episodes": 8, "rollout/failed": 2, "rollout/failed_agent_error": 2}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    (found,) = [one for one in examine(tmp_path)[0] if one.kind == "failed"]
+    assert "controller.log" in found.remedy
+    kinds = ["agent_error: KeyError in Mine.step (mine.py:3)"] * 2 + [
+        "timeout: no end within N s in Mine.reset (mine.py:9)"
+    ]
+    (tmp_path / "failed-episodes.jsonl").write_text("".join(json.dumps({"kind": kind}) + "\n" for kind in kinds))
+    (found,) = [one for one in examine(tmp_path)[0] if one.kind == "failed"]
+    assert f"{kinds[0]} (2 times); {kinds[2]} (1 times)" in found.remedy

@@ -7,7 +7,7 @@ import pytest
 from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
-from agentrl.rollout.group_account import GroupAccount, Tally, failure_kind, judge, solved
+from agentrl.rollout.group_account import UNIFORM, GroupAccount, Tally, failure_kind, judge, solved
 from agentrl.rollout.stop_rules import MOST_REASONS, StopRules
 
 CONFIG = RolloutConfig(group_size=4, skip_uniform_groups=True)
@@ -58,6 +58,8 @@ def test_every_group_and_episode_of_a_step_is_counted_by_kind() -> None:
         "rollout/episodes_drawn": 16.0,
         "rollout/failed": 5.0,
         "rollout/abandoned": 0.0,
+        "rollout/retried": 0.0,
+        "rollout/groups_short": 1.0,  # the first has three usable episodes of four
         "rollout/failed_timeout": 3.0,
         "rollout/failed_agent_error": 1.0,
         "rollout/failed_no_reward": 1.0,
@@ -115,7 +117,7 @@ def test_a_failure_without_an_error_is_a_missing_reward() -> None:
 
 
 def uniform(rate: float, reward: float) -> Tally:
-    return Tally("filtered", episodes=2, rewards=(reward, reward), solve_rate=rate)
+    return Tally("filtered", UNIFORM, episodes=2, rewards=(reward, reward), solve_rate=rate)
 
 
 def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() -> None:
@@ -123,7 +125,8 @@ def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() 
     often = episode(None, StopReason.AGENT_ERROR, "often")
     found = None
     for number in range(500):
-        one = episode(None, StopReason.AGENT_ERROR, f"{number} " + "x" * 9999) if number % 2 else often
+        differs = f"{chr(97 + number % 26) * (1 + number // 26)} " + "x" * 9999
+        one = episode(None, StopReason.AGENT_ERROR, differs) if number % 2 else often
         found = rules.check([one], judge([one], CONFIG, RewardConfig()))
     assert len(rules._failures) <= MOST_REASONS
     assert found is not None and "250 times" in found and found.endswith("agent_error: often")
@@ -132,9 +135,18 @@ def test_reasons_that_all_differ_do_not_pile_up_and_the_most_frequent_is_said() 
 @pytest.mark.parametrize(
     ("tallies", "said"),
     [
-        ([uniform(1.0, 2.0)] * 3, r"3 groups in a row had equal rewards .*: all solved\. .* harder tasks"),
-        ([uniform(0.0, -0.5)] * 3, r"none solved, the rewards are around -0\.5\. .*too hard"),
-        ([uniform(1.0, 1.0), uniform(0.0, 0.0), uniform(0.0, 0.0)], r"1 groups all solved, 2 none solved"),
+        (
+            [uniform(1.0, 2.0)] * 3,
+            r"3 groups in a row had equal rewards .*: all solved\. .* 6 episodes of these 3 groups.* harder tasks",
+        ),
+        (
+            [uniform(0.0, -0.5)] * 3,
+            r"none solved, the rewards are around -0\.5\. None of the 6 episodes of these 3 groups .*too hard",
+        ),
+        (
+            [uniform(1.0, 1.0), uniform(0.0, 0.0), uniform(0.5, 0.0)],
+            r"1 groups all solved, 1 none solved, 1 solved in part",
+        ),
     ],
 )
 def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: list[Tally], said: str) -> None:
@@ -144,6 +156,7 @@ def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: l
     assert rules.check([], Tally("kept")) is None, "a group with signal starts the count anew"
     assert rules.check([], first) is None and rules.check([], second) is None
     assert rules.check([], Tally("failed")) is None, "a failed group says nothing of the rewards"
+    assert rules.check([], Tally("filtered", "too old")) is None, "nor does one that was filtered for something else"
     reason = rules.check([], third)
     assert reason is not None
     assert re.search(said, reason), reason

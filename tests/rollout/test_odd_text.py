@@ -16,7 +16,6 @@ from agentrl.core.workflow import LLM, Outcome
 from agentrl.data.plain import json_lines
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.evaluate.metrics import summarize
-from agentrl.inference.client import Client
 from agentrl.inference.http import _encoded
 from agentrl.inference.options import ChatOptions
 from agentrl.inference.template import ChatTemplate
@@ -144,8 +143,8 @@ async def test_a_record_that_cannot_be_written_costs_one_episode(tiny_model: Pat
     harness = Harness(tmp_path, tiny_model, "rollout.max_failure_rate=1.0")
     run = harness.controller._run_episode
 
-    async def spoilt(draw: int, task: Task, index: int, client: Client) -> Episode:
-        episode = await run(draw, task, index, client)
+    async def spoilt(draw: int, task: Task, index: int, *rest: Any) -> Episode:
+        episode = await run(draw, task, index, *rest)
         if index == 1:
             trajectory = episode.trajectories["assistant"]
             trajectory.nodes[0] = Node(parent=None, message={"role": "user", "content": object()})

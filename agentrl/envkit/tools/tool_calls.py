@@ -18,6 +18,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
+from agentrl.core.infrastructure import InfrastructureError
 from agentrl.core.registry import nearest
 from agentrl.core.valid_text import valid_text
 from agentrl.envkit.tools.end_episode import EndEpisode
@@ -171,6 +172,8 @@ async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_c
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the episode was cancelled; otherwise a task inside the tool was
+        if isinstance(error, InfrastructureError):
+            raise  # nothing that the policy could mend
         event = call.raised(error)
     content = shortened(valid_text(event.message["content"]), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)

@@ -2,7 +2,8 @@
 
 Guarantees: requests and answers are token ids; policy versions come from the answer (``weight_versions`` spans), never
 from the time of its arrival; only idempotent requests and those that never reached the server are repeated. A request
-whose caller is cancelled is aborted on the server by its id, before its connection is closed.
+whose caller is cancelled, or that was not answered in time, is aborted on the server by its id, before its connection
+is closed.
 """
 
 import asyncio
@@ -11,12 +12,20 @@ from collections.abc import Coroutine
 from typing import Any
 
 from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest
-from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
+from agentrl.inference.backend import (
+    NEUTRAL,
+    Backend,
+    Generation,
+    InferenceError,
+    PauseMode,
+    SamplingParams,
+    ServerUnreachable,
+)
 from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
-ABORT_SECONDS = 1.0  # when a connection is closed, for calls that abort its requests
+ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -58,7 +67,7 @@ class SGLangBackend(Backend):
         return self._generation(answer)
 
     async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for a request; if the caller is cancelled meanwhile, have the server abort it, and wait for nothing.
+        """Wait for a request; if the caller is cancelled or its time is over, have the server abort it.
 
         SGLang looks for closed connections every few seconds, and for some requests it never does: they would run on
         (sglang issues 1755, 37833).
@@ -68,10 +77,17 @@ class SGLangBackend(Backend):
             return await asyncio.shield(sent)
         except asyncio.CancelledError:
             if not sent.done():
-                aborting = asyncio.create_task(self._abort(request_id, sent))
-                self._aborting.add(aborting)
-                aborting.add_done_callback(self._aborting.discard)
+                self._give_up(request_id, sent)
             raise
+        except ServerUnreachable as error:
+            if error.timed_out:
+                self._give_up(request_id, sent)
+            raise
+
+    def _give_up(self, request_id: str, sent: "asyncio.Future[Any]") -> None:
+        aborting = asyncio.create_task(self._abort(request_id, sent))
+        self._aborting.add(aborting)
+        aborting.add_done_callback(self._aborting.discard)
 
     async def _abort(self, request_id: str, sent: "asyncio.Future[Any]") -> None:
         """Tell the server to abort a request, then give its connection up."""

@@ -13,6 +13,8 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Protocol
 
+from agentrl.core.infrastructure import InfrastructureError
+
 MEBIBYTE = 1 << 20
 PAGE_BYTES = 4096  # a temporary file occupies whole pages
 NO_FILES: Mapping[str, str | bytes] = MappingProxyType({})
@@ -92,7 +94,7 @@ class Execution:
     isolation: Isolation
 
 
-class SandboxUnavailableError(RuntimeError):
+class SandboxUnavailableError(InfrastructureError):
     """Raised when this machine cannot provide the requested isolation; the text says why and how to get it."""
 
 

@@ -332,3 +332,34 @@ async def test_an_update_that_a_dead_client_left_open_is_closed_first() -> None:
         sent = WeightManifest(version=4, transport="broadcast", dtype="F32", nbytes=4, fingerprints={}, broadcast=plan)
         await server.receive(sent, plan)
     assert seen[:4] == ["/begin_weight_update", "/end_weight_update", "/begin_weight_update", "/end_weight_update"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+async def test_a_request_that_nobody_waits_for_is_aborted_on_the_server(how: str) -> None:
+    """SGLang looks every four seconds whether a client is still there; a cancelled one frees its place at once."""
+    asked, aborted = asyncio.Event(), asyncio.Event()
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        seen.append((request.path, body.get("rid")))
+        if request.path == "/abort_request":
+            aborted.set()
+            return web.Response()
+        asked.set()
+        await aborted.wait()
+        return web.json_response({"output_ids": [], "meta_info": meta()})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with TestServer(app) as listening:
+        server = SGLangBackend(str(listening.make_url("")), 60.0 if how == "cancelled" else 0.2)
+        request = asyncio.create_task(server.generate([1], PARAMS, request_id="mine"))
+        await asked.wait()
+        if how == "cancelled":
+            request.cancel()
+        with pytest.raises((asyncio.CancelledError, ServerUnreachable)):
+            await request
+        await server.close()  # waits for the abort
+        assert aborted.is_set()
+    assert seen == [("/generate", "mine"), ("/abort_request", "mine")]
