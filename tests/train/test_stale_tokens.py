@@ -13,6 +13,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.train.batch import Batch, TrainBatch
 from agentrl.train.branches import tokens_of
+from tests.train.test_trainer_end import make_trainer
 from tests.train.toy_policy import make_engine, sample
 
 OLDEST = 5
@@ -125,3 +126,14 @@ def test_the_critic_learns_from_young_tokens_alone_and_values_all() -> None:
     for name in ("advantages", "values", "returns"):
         assert batch.tokens.sampled[name].tolist() == whole.tokens.sampled[name][1:].tolist()
     assert len(batch.valued) == 1 and batch.tokens.total == 1
+
+
+def test_the_trainer_masks_what_the_controller_says(tiny_model: Path, mesh: DeviceMesh, tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tiny_model, tmp_path, {"kl_coef": 0.1})  # counts all tokens
+    facts = {"last": False, "done": 0.0, "epochs": 0, "epochs_before": 0}
+    columns = Columns.of(half_old(sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))))
+    counts = []
+    for oldest in (None, OLDEST):
+        plan = trainer._decide({**facts, "oldest_version": oldest}, 0.0)
+        counts.append(trainer._update(columns, plan)["train/tokens"])
+    assert counts == [len(columns.versions), (columns.versions >= OLDEST).sum()] and counts[1] < counts[0]
