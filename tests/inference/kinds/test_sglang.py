@@ -262,7 +262,7 @@ async def test_another_version_is_named() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 async def test_a_request_that_nobody_waits_for_is_aborted_on_the_server(how: str) -> None:
-    """SGLang looks every four seconds whether a client is still there; a cancelled straggler frees its place at once."""
+    """SGLang looks every four seconds whether a client is there; a cancelled straggler frees its place at once."""
     asked, aborted = asyncio.Event(), asyncio.Event()
     seen: list[Any] = []
 
