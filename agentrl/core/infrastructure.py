@@ -35,8 +35,8 @@ def infrastructure_failure(error: BaseException | None) -> BaseException | None:
         error: An exception that user code let through.
     """
     for _ in range(100):  # a chain may be a circle
-        if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        if isinstance(error, BaseExceptionGroup):
+            return next((found for one in error.exceptions if (found := infrastructure_failure(one))), None)
         if error is None:
             return None
         if getattr(error, "infrastructure", False) is True or isinstance(error, ConnectionError | BrokenExecutor):

@@ -11,7 +11,8 @@ from agentrl.core.stack_place import innermost_place
 from agentrl.core.valid_text import printable
 
 LONGEST = 3000  # characters of a reason that are kept; its end says most
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_MARGIN = re.compile(r"^[ |+]*(-+ ?\d* ?-+)?", re.MULTILINE)  # of a group of exceptions in a traceback
+_FRAME = re.compile(r'^File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _TYPE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(: |$)")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
@@ -23,7 +24,7 @@ def reason_of(episode: EpisodeBase) -> str:
 
 def kind_of(episode: EpisodeBase) -> str:
     """Returns the kind of a failed episode as one line: its stop reason, exception type, and place in a user's code."""
-    text = (episode.error or "no reward").strip()
+    text = _MARGIN.sub("", episode.error or "").strip() or "no reward"
     frames = [(found["file"], int(found["line"]), found["name"]) for found in _FRAME.finditer(text)]
     last = text.splitlines()[-1]
     named = _TYPE.match(last)

@@ -54,6 +54,9 @@ def test_skipped_uniform_groups_are_refused_without_rewards_and_in_groups_of_one
         ({"max_uniform_groups": 9}, {}, r"max_uniform_groups=9 does nothing with rollout\.skip_uniform_groups=false"),
         ({"stale": "keep", "max_stale_groups": 9}, {}, r"max_stale_groups=9 does nothing with rollout\.stale=keep"),
         ({"curriculum": {"retire_after": 3}}, {}, r"curriculum\.retire_after does .* rollout\.curriculum\.retire_at="),
+        ({"on_failure": "keep", "retries": 3}, {}, r"retries=3 does nothing with rollout\.on_failure=keep"),
+        ({"on_failure": "drop", "min_group": 3}, {}, r"min_group=3 does nothing with rollout\.on_failure=drop"),
+        ({"min_group": 9}, {}, r"rollout\.min_group=9 is more than rollout\.group_size=8"),
         (
             {"curriculum": {"retire_at": 0.9, "window": 3}},
             {},

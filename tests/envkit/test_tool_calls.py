@@ -1,6 +1,7 @@
 """Tool calls of a message: each is answered once, in order, whatever the model wrote and whatever the tool does."""
 
 import asyncio
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -14,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_validator
 
+from agentrl.core.infrastructure import InfrastructureError, infrastructure_failure
 from agentrl.envkit.tools.tool import Tool, tool
 from agentrl.envkit.tools.tool_calls import ToolEvent, ToolEventKind, run_tool_calls
+from agentrl.host.worker_errors import WorkerCrashedError, WorkerTimeoutError
+from agentrl.rewards.sandbox import SandboxUnavailableError
 
 LONG = 20.0  # seconds until a test that hangs is ended
 
@@ -411,3 +415,34 @@ async def test_half_a_surrogate_pair_is_no_argument_and_is_replaced_in_an_answer
     refused.message["content"].encode()
     event = await run_one(echo, call("echo", '{"text": "a"}'))
     assert event.message["content"] == "a\ufffd"
+
+
+async def test_a_failure_of_the_infrastructure_goes_through_and_a_broken_connection_is_told_to_the_policy() -> None:
+    def gone() -> None:
+        raise InfrastructureError("the sandbox's host is gone")
+
+    def refused() -> None:
+        raise ConnectionRefusedError("shop.example")
+
+    with pytest.raises(ExceptionGroup) as caught:  # calls run side by side
+        await run_one(gone)
+    assert isinstance(infrastructure_failure(caught.value), InfrastructureError)
+    assert (await run_one(refused)).kind is ToolEventKind.RAISED
+
+
+def test_failures_of_the_infrastructure_are_told_from_faults_of_code() -> None:
+    def caused(cause: BaseException) -> RuntimeError:
+        error = RuntimeError("the step failed")
+        error.__cause__ = cause
+        return error
+
+    machines = [
+        InfrastructureError("x"),
+        ConnectionResetError(),
+        WorkerCrashedError("x"),
+        OSError(errno.ENOSPC, "full"),
+    ]
+    for error in [*machines, SandboxUnavailableError("x")]:
+        assert infrastructure_failure(error) is error and infrastructure_failure(caused(error)) is error
+    for error in (TimeoutError(), FileNotFoundError(errno.ENOENT, "x"), WorkerTimeoutError("x"), KeyError("x"), None):
+        assert infrastructure_failure(error) is None

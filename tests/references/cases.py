@@ -191,10 +191,11 @@ def own_rewards() -> Groups:
 
 
 def truncated() -> Groups:
-    """Episodes that the environment or the context ended."""
+    """Episodes that the environment, the context or the clock ended."""
     made = Groups("truncated")
     made.answer("a", 1.0, "xxxx")
     made.answer("a", 0.25, "xxxxx", StopReason.TRUNCATED)
+    made.answer("a", 0.75, "xxxxxx", StopReason.TIMEOUT)
     made.answer("a", 0.0, "xxx", StopReason.CONTEXT_OVERFLOW)
     talk = made.talk("a")
     talk.say(talk.read(talk.say(0, "xx", 0.5), 3), "xxx")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agentrl.core.episode import Episode, StopReason, Trajectory
 
-WITHOUT_REWARD = ("timeout", "environment_error", "agent_error", "inference_error")
+WITHOUT_REWARD = ("environment_error", "agent_error", "inference_error", "infrastructure_error", "cancelled")
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ def _answer(
             seen_nodes.add(index)
         if path.trained:
             paths.append(path)
-    ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW)
+    ended = episode.stop_reason in (StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.TIMEOUT)
     answers = [index for index, node in enumerate(nodes) if index in tokens or node.finish_reason is not None]
     last = [one for one in answers if nodes[one].parent == nodes[answers[-1]].parent]
     last = [one for one in last if not any(one in _upwards(trajectory, other)[:-1] for other in answers)]

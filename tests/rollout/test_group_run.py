@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.inference.backend import InferenceError
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FILE, FailedEpisodes, failure_counts
+from agentrl.rollout.failure_kinds import kind_of
 from agentrl.rollout.group_run import Oversampled
 from agentrl.rollout.journal import read_episodes, valid_outcomes
 from tests.rollout.instant import Instant, run_virtually
@@ -261,6 +263,26 @@ def test_failed_episodes_are_in_a_file_with_the_first_traceback_of_each_kind(tmp
     again.add(next(e for e in records(run) if e.stop_reason is StopReason.ENVIRONMENT_ERROR))
     again.close()
     assert dict(failure_counts(tmp_path / FILE))[key] == first + 1, "a resumed run counts on"
+
+
+def test_the_kind_of_a_group_of_exceptions_is_that_of_the_last_one_in_it() -> None:
+    async def fails() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.wait_for(broken(), 1))
+
+    async def broken() -> None:
+        raise InfrastructureError("no host")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtually(fails())
+    text = "".join(traceback.format_exception(caught.value))
+    one = Episode(
+        group_id="g", task_id="t", index=0, seed=0, stop_reason=StopReason.INFRASTRUCTURE_ERROR, error=text
+    )  # fmt: skip
+    found = kind_of(one)
+    assert (
+        "infrastructure_error: agentrl.core.infrastructure.InfrastructureError in broken (test_group_run.py:" in found
+    )
 
 
 def test_lengths_of_no_straggler_are_no_metric() -> None:
