@@ -189,17 +189,10 @@ class WeightTransaction:
         finally:
             self._lock.release()
 
-    async def rejoin(self, backend: Backend, held: int) -> None:
-        """Give a reserved server training traffic again, with the committed version, which it may still hold.
-
-        Raises:
-            InferenceError: As :meth:`join`.
-        """
+    async def still_committed(self, version: int) -> bool:
+        """Whether ``version`` is the committed one, once no push goes on."""
         async with self._lock:
-            if self.committed.version == held:
-                self._router.release_reserved(backend)
-                return
-        await self.join(backend)
+            return self.committed.version == version
 
     async def _take_over(self, backend: Backend, path: str) -> None:
         """Load the committed version from ``path`` and verify it, in a pause."""
