@@ -19,7 +19,7 @@ def hints(recipe: Recipe) -> list[str]:
     trains = recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED
     if trains and recipe.eval.on_push == "reserve" and (len(recipe.inference.urls) or recipe.inference.servers) == 1:
         found.append(
-            "eval.on_push=reserve with a single server keeps none for the evaluation, which goes on with new weights: set "
-            "inference.servers=2, or eval.on_push=wait for evaluations of one version"
+            "eval.on_push=reserve with a single server keeps none for the evaluation, which goes on with new weights: "
+            "set inference.servers=2, or eval.on_push=wait for evaluations of one version"
         )
     return found
