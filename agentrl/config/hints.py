@@ -16,4 +16,10 @@ def hints(recipe: Recipe) -> list[str]:
             f"eval.samples={recipe.eval.samples} with sampling.eval_temperature=0 repeats one greedy answer of each "
             "task, so pass@k says no more than pass@1: set sampling.eval_temperature=1.0, or eval.samples=1"
         )
+    trains = recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED
+    if trains and recipe.eval.on_push == "reserve" and (len(recipe.inference.urls) or recipe.inference.servers) == 1:
+        found.append(
+            "eval.on_push=reserve with a single server keeps none for the evaluation, which goes on with new weights: "
+            "set inference.servers=2, or eval.on_push=wait for evaluations of one version"
+        )
     return found

@@ -98,6 +98,13 @@ class Router:
         """Let a reserved server serve training again; the caller makes sure that it holds the current weights."""
         self._servers[backend.url].reserved = False
 
+    def bring_back(self, backend: Backend, reason: str) -> None:
+        """Take out a reserved server, and bring it back with the current weights as one that was dead."""
+        server = self._servers[backend.url]
+        if server.reserved and not server.gone.is_set():
+            self.take_out(backend, reason)
+            server.rejoining = asyncio.create_task(self._rejoin(server))
+
     def status(self) -> list[ServerStatus]:
         """State of all servers."""
         return [

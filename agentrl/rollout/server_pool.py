@@ -67,16 +67,18 @@ class ServerPool:
     async def reserved(self) -> AsyncIterator[None]:
         """Context in which a quarter of the servers, at least one of two, keep their version, for an evaluation.
 
-        They are left out of weight pushes and take no training requests; afterwards they get the committed version.
+        They are left out of weight pushes and take no training requests; afterwards they get the committed version, as
+        a server that is back does. The evaluation's end does not wait for that: after a broadcast it takes until the
+        next version.
         """
         version = self._weights.committed.version
         kept = self._router.reserve()
-        yield  # after a cancellation the run is ending: nobody waits for the servers
+        yield  # after a cancellation the run is ending: nobody needs the servers
         for backend in kept:
-            try:
-                await self._weights.rejoin(backend, version)
-            except InferenceError as error:
-                self._router.take_out(backend, f"it kept version {version}, and does not take a newer one: {error}")
+            if not await self._weights.still_committed(version):
+                self._router.bring_back(backend, f"it kept version {version} for an evaluation")
+            else:
+                self._router.release_reserved(backend)
 
     def remove(self, url: str) -> None:
         """Stop sending new requests to a server.

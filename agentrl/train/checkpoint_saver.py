@@ -46,6 +46,7 @@ class CheckpointSaver:
         self._keep = keep
         self._group: dist.ProcessGroup | None = None  # of its own: its collectives run beside those of training
         self._written: Future[None] | None = None
+        self._names = False  # whether this rank makes, names and removes folders
         self.stall: float | None = None  # seconds that the latest save kept the caller, until someone takes them
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
@@ -67,7 +68,8 @@ class CheckpointSaver:
             assert isinstance(made, dist.ProcessGroup)  # an int only for ranks outside of it
             self._group = made
         partial, target = self._folder / f"{PARTIAL}step-{step:06d}", self._folder / f"step-{step:06d}"
-        if dist.get_rank() == 0:
+        self._names = dist.get_rank() == 0
+        if self._names:
             for left in self._folder.glob(f"{PARTIAL}step-*"):  # of a run that was killed
                 shutil.rmtree(left, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -114,7 +116,7 @@ class CheckpointSaver:
         """Make a written checkpoint count; in its own thread, whose end ``written`` tells, with any failure."""
         error = upload.exception()
         try:
-            if error is None and dist.get_rank() == 0:
+            if error is None and self._names:
                 shutil.rmtree(target, ignore_errors=True)
                 partial.rename(target)
                 prune(self._folder, self._keep)

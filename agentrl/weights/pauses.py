@@ -61,15 +61,11 @@ class Pauses:
     async def resume(self, backend: Backend) -> float | None:
         """Let a server continue; returns the seconds since it was paused, ``None`` if this run did not pause it."""
         await backend.resume()
-        pause = self._held.get(backend.url)
-        seconds = None if pause is None else self._clock() - pause.since
-        self.forget(backend)
-        return seconds
-
-    def forget(self, backend: Backend) -> None:
-        """Count a server as not paused: it goes on, or its process ended."""
-        if self._held.pop(backend.url, None) is not None:
-            self._note(list(self._held))
+        pause = self._held.pop(backend.url, None)
+        if pause is None:
+            return None
+        self._note(list(self._held))
+        return self._clock() - pause.since
 
     async def close(self) -> None:
         """Resume all servers that are still paused; those that do not answer in time are left, and logged."""
@@ -87,7 +83,9 @@ class Pauses:
             await self.resume(backend)
 
     async def _renew(self) -> None:
-        while held := [p for p in self._held.values() if p.backend.pause_lease is not None]:
+        while held := [
+            pause for url, pause in self._held.items() if pause.backend.pause_lease is not None and url not in self.lost
+        ]:
             await asyncio.sleep(min(p.backend.pause_lease or 0.0 for p in held) / RENEWALS)
             for pause in held:
                 if self._held.get(pause.backend.url) is pause:

@@ -111,7 +111,7 @@ class WeightTransaction:
                 return await self._swap(self._router.backends, manifest)
             except _NoneLeft as error:
                 if not manifest.path:
-                    self._filed.set() if self.committed.path else self._filed.clear()
+                    self._set_filed()
                     raise WeightPushError(f"version {manifest.version} was not taken: {error}") from error
                 self._commit(manifest)  # no server holds another version
         try:
@@ -122,7 +122,14 @@ class WeightTransaction:
 
     def _commit(self, manifest: WeightManifest) -> None:
         self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest
-        (self._filed.set if self.committed.path else self._filed.clear)()
+        self._set_filed()
+
+    def _set_filed(self) -> None:
+        """Let servers join if the committed version stands in a file."""
+        if self.committed.path is not None:
+            self._filed.set()
+        else:
+            self._filed.clear()
 
     async def _swap(self, servers: list[Backend], manifest: WeightManifest) -> dict[str, float]:
         """Push to ``servers``, of which those that die leave the list.
@@ -145,7 +152,7 @@ class WeightTransaction:
             try:
                 await self._roll_back(servers, reason)
             finally:
-                (self._filed.set if self.committed.path else self._filed.clear)()
+                self._set_filed()
             raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
         seconds = [one for one in await self._resume(servers) if one is not None]
         return {"weights/paused_s": fmean(seconds)} if seconds else {}
@@ -189,17 +196,10 @@ class WeightTransaction:
         finally:
             self._lock.release()
 
-    async def rejoin(self, backend: Backend, held: int) -> None:
-        """Give a reserved server training traffic again, with the committed version, which it may still hold.
-
-        Raises:
-            InferenceError: As :meth:`join`.
-        """
+    async def still_committed(self, version: int) -> bool:
+        """Whether ``version`` is the committed one, once no push goes on."""
         async with self._lock:
-            if self.committed.version == held:
-                self._router.release_reserved(backend)
-                return
-        await self.join(backend)
+            return self.committed.version == version
 
     async def _take_over(self, backend: Backend, path: str) -> None:
         """Load the committed version from ``path`` and verify it, in a pause."""
@@ -266,7 +266,6 @@ class WeightTransaction:
             if not isinstance(outcome, ServerUnreachable) or (late and await backend.alive()):
                 raise outcome
             self._router.take_out(backend, str(outcome))
-            self._pauses.forget(backend)
             servers.remove(backend)
         if not servers:
             states = "; ".join(f"{s.url}: {s.error or s.state}" for s in self._router.status())

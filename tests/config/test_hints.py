@@ -43,3 +43,10 @@ def test_a_run_says_its_hints_once_before_it_starts(tmp_path: Path, monkeypatch:
         recipe = load_recipe("arithmetic_grpo", chosen, device="cpu")
         assert run_recipe(recipe, resume=False, console=Console(file=out, width=400)) == "done"
         assert out.getvalue().count(SAID) == 1
+
+
+def test_reserving_the_only_server_is_told() -> None:
+    single = hints(load_recipe("arithmetic_grpo", ["eval.on_push=reserve"], device="cpu"))
+    assert any("inference.servers=2, or eval.on_push=wait" in hint for hint in single)
+    for more in (["inference.servers=2"], ["inference.urls=[http://a,http://b]"], ["trainer.type=null"]):
+        assert hints(load_recipe("arithmetic_grpo", ["eval.on_push=reserve", *more], device="cpu")) == []

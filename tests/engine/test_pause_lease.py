@@ -1,5 +1,6 @@
 """A pause whose client died ends by itself, at its lease's end and not before; a fake clock decides when."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from agentrl.engine.engine import Engine
 from agentrl.engine.model import load_model
 from agentrl.engine.pause_lease import HeldError
 from agentrl.engine.runner import ModelRunner
+from agentrl.inference.kinds import embedded
+from agentrl.inference.kinds.embedded import EmbeddedBackend
+from agentrl.weights.pauses import Pauses
 from tests.engine.driving import SECONDS, Driver
 
 
@@ -121,3 +125,51 @@ def test_a_lease_of_no_length_is_refused(client: httpx.Client, lease: object) ->
     refused = client.post("/pause_generation", json={"lease_seconds": lease, "holder": "x"})
     assert refused.status_code == 400 and "lease_seconds" in refused.text
     assert not client.get("/server_info").json()["paused"]
+
+
+ASKED = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+
+
+def test_the_clients_of_a_server_whose_run_was_killed_in_a_push_are_answered(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody renews or resumes the pause, as after ``kill -9``; without a lease the request never came back."""
+    monkeypatch.setattr(embedded, "PAUSE_SECONDS", 0.05)
+
+    async def run_until_killed() -> None:
+        backend = EmbeddedBackend(str(client.base_url), SECONDS)
+        await backend.pause("retract")
+        await backend.close()
+
+    asyncio.run(run_until_killed())
+    assert len(client.post("/generate", json=ASKED).json()["output_ids"]) == 3
+
+
+def test_a_push_that_takes_longer_than_a_lease_stays_paused_to_its_end(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewals come from the run: three of them are waited for."""
+    monkeypatch.setattr(embedded, "PAUSE_SECONDS", 2.0)
+    monkeypatch.setattr(EmbeddedBackend, "pause_lease", 0.003)  # how often it is renewed
+
+    async def push() -> tuple[bool | None, bool | None]:
+        backend, renewals = EmbeddedBackend(str(client.base_url), SECONDS), asyncio.Semaphore(0)
+        renew = backend.renew
+
+        async def counted() -> None:
+            await renew()
+            renewals.release()
+
+        backend.renew = counted  # type: ignore[method-assign]
+        pauses = Pauses()
+        await pauses.pause(backend, "retract")
+        for _ in range(3):
+            await renewals.acquire()
+        during = await backend.paused()
+        await pauses.resume(backend)
+        after = await backend.paused()
+        await pauses.close()
+        await backend.close()
+        return during, after
+
+    assert asyncio.run(push()) == (True, False)

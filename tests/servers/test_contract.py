@@ -16,6 +16,7 @@ from agentrl.core.weight_manifest import SAMPLED, TensorSpec, WeightManifest
 from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate
+from agentrl.rollout.assemble import make_backend
 from agentrl.weights.broadcast_publisher import Sender
 from tests.flat import flat_branches
 from tests.servers.conftest import Reference, Server
@@ -129,6 +130,17 @@ async def test_a_conversation_through_an_openai_client_is_trained_token_by_token
 async def test_a_prompt_that_does_not_fit_is_a_context_overflow(backend: Backend) -> None:
     with pytest.raises(ContextOverflow):
         await backend.generate([5] * 600, SamplingParams(max_new_tokens=4), request_id="big")
+
+
+async def test_a_server_tells_that_it_is_paused_and_another_client_may_end_it(backend: Backend, server: Server) -> None:
+    """As the next run does for one that was killed; the embedded engine ends its pause itself when its lease ends."""
+    assert await backend.paused() is False
+    await backend.pause("retract")
+    assert await backend.paused() is True
+    other = make_backend(server.recipe, server.url)
+    await other.resume()
+    assert await backend.paused() is False
+    await other.close()
 
 
 async def test_new_weights_answer_with_their_version_and_are_verified(

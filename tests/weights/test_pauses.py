@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentrl.inference.backend import ServerUnreachable
 from agentrl.inference.router import Router
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.weights import pauses as pauses_module
@@ -192,3 +193,18 @@ async def test_a_lost_renewal_is_logged_with_its_reason(caplog: pytest.LogCaptur
     await backend.renewed.wait()
     assert pauses.lost == {"http://0"} and "could not be renewed: http://0 refuses renew" in caplog.text
     await pauses.close()
+
+
+async def test_a_server_that_is_taken_out_in_a_push_is_resumed_at_the_end_if_it_lives() -> None:
+    """Its connection broke; it may stand paused still, and does not come back before the run ends."""
+    backends = [server("http://0"), server("http://1")]
+    weights = transaction(*backends)
+
+    async def load(path: str, version: int) -> None:
+        raise ServerUnreachable("http://0: ServerDisconnectedError")
+
+    backends[0].load = load  # type: ignore[method-assign]
+    await weights.push(MANIFEST)
+    assert [name for name, _ in backends[0].calls] == ["pause"]
+    await weights.close()
+    assert backends[0].calls[-1] == ("resume", None)
