@@ -10,7 +10,7 @@ export AGENTRL_GSM8K ?= $(abspath ../shared/data/gsm8k)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gsm8k test test-long test-servers sglang vllm lint type format clean
+.PHONY: help venv gsm8k test test-long test-servers sglang vllm lint type format clean test-cluster slurm
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,13 @@ test-long: venv ## Learning runs, kills and soaks
 
 test-servers: venv sglang vllm ## Tests against a real SGLang and a real vLLM on CPU (installs both, 5 GB)
 	$(BIN)/python -m pytest -m servers $(ARGS)
+
+test-cluster: venv slurm ## Runs as jobs of a real Slurm with three virtual nodes on this machine (installs it, as root)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster $(ARGS)
+
+slurm: ## Install Slurm's daemons from Debian's packages, if they are not there
+	@PATH=$$PATH:/usr/sbin; command -v slurmctld slurmd munged sbatch > /dev/null || \
+	  apt-get install --yes --no-install-recommends slurmctld slurmd slurm-client munge
 
 # Each server pins its own torch and transformers: an environment of its own. Runs find it by inference.engine.
 sglang: .venv-sglang/.installed ## Install SGLang for a CPU into .venv-sglang

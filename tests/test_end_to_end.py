@@ -31,10 +31,10 @@ def both(tiny_model: Path, runs: Path) -> Path:
     """Two finished runs that went on at the same time and must not have met: one rank, and the same on two."""
     processes = [
         subprocess.Popen(
-            command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, name, more)),
+            command("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, name, *more)),
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for name, more in (("one", "trainer.save_every=2"), ("two", "trainer.nproc=2"))
+        for name, more in (("one", ["trainer.save_every=2", "logging.record=true"]), ("two", ["trainer.nproc=2"]))
     ]  # fmt: skip
     for process in processes:
         output, _ = process.communicate(timeout=SECONDS)
@@ -71,6 +71,49 @@ def test_three_updates_leave_all_outputs(one_rank: Path) -> None:
     assert [r["step"] for r in records] == [0, 1, 2, 3]
     assert "eval/accuracy" in records[0] and "eval/accuracy" in records[3]
     assert len((one_rank / "episodes.jsonl").read_text().splitlines()) >= 3 * 4 * 4
+
+
+def test_a_replay_gives_the_same_episodes_and_the_same_update(one_rank: Path) -> None:
+    whole = run("replay", str(one_rank))
+    assert whole.returncode == 0, whole.stdout
+    assert whole.stdout.count("16 episodes, 16 the same\n  advantages the same\n") == 3
+    first = json.loads(run("replay", str(one_rank), "--step", "1", "--json").stdout.splitlines()[-1])
+    then, now = first["update"]["train/loss"]["recorded"], first["update"]["train/loss"]["now"]
+    assert first["same"] and then == pytest.approx(now, rel=1e-4) and then != 0
+
+
+def test_a_replay_shows_the_first_token_that_differs(one_rank: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(one_rank, tmp_path / "other", ignore=shutil.ignore_patterns("model", "checkpoints"))
+    config = json.loads((other / "config.json").read_text())
+    config["model"]["chat_template"] = "chatml_tools"
+    (other / "config.json").write_text(json.dumps(config))
+    result = run("replay", str(other), "--step", "2")
+    assert result.returncode == 1, result.stdout
+    assert "16 episodes, 0 the same" in result.stdout and "request 0: token 1 of the prompt" in result.stdout
+    recorded, now = re.findall(r"(?:recorded|now) +(.*)", result.stdout)[:2]
+    assert recorded.startswith("...<|im_start|>[") and now.startswith("...<|im_start|>[") and recorded != now
+    assert "the run has no checkpoint after step 1" in result.stdout
+
+
+def test_two_machines_train_what_two_ranks_of_one_do(two_ranks: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """Two launchers that meet as on two hosts, the other one first; nothing of either remains."""
+    both = ["trainer.nodes=2", "launch.head=127.0.0.1"]
+    settings = overrides(tiny_model, tmp_path, "apart", *both)
+    processes = [
+        subprocess.Popen(
+            command("recipe", "run", "arithmetic_grpo", *settings, f"launch.node_rank={rank}"),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+    for process in processes:
+        output, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, output
+    apart, together = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "apart", two_ranks))
+    for name, tensor in together.items():
+        torch.testing.assert_close(apart[name], tensor, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "apart" / "logs" / "trainer-1.log").is_file()
+    assert processes_of(tmp_path) == []
 
 
 def test_the_export_is_a_model_that_transformers_loads_and_that_has_changed(one_rank: Path, tiny_model: Path) -> None:

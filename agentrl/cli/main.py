@@ -20,6 +20,7 @@ from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.recipe import app as recipe_app
+from agentrl.cli.replay import replay
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.config.errors import UserError
@@ -43,6 +44,7 @@ app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
 app.command(name="doctor")(doctor)
+app.command(name="replay")(replay)
 
 
 def _print_version(wanted: bool) -> None:

@@ -85,34 +85,49 @@ def run(
     """Run a recipe: train, or evaluate with trainer.type=null."""
     from rich.console import Console
 
+    recipe = _load(name, overrides, config)
     if dry_run:
         from agentrl.launch.run import check_names
 
-        recipe = _load(name, overrides, config)
         check_names(recipe)
         _print_plan(recipe)
+        _print_job(recipe)
         return
+    if recipe.launch.type == "slurm":
+        _submit(recipe, resume=resume)
+        return
+    console = Console(highlight=False)
+    if recipe.launch.node_rank > 0:
+        from agentrl.launch.joined_run import join_run
+
+        _end(join_run(recipe, console))
     from agentrl.launch import api
 
-    console = Console(highlight=False)
-    finish(console, lambda: api.run(name, list(overrides or ()), config=config, resume=resume, console=console))
+    named = any(setting.startswith("name=") for setting in overrides or ())
+    finish(console, lambda: api.run(recipe, resume=resume, console=console, numbered=not named))
 
 
 def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> NoReturn:
     """Run ``work`` and end the command with its exit code.
 
-    The code is 0 after success, 1 if a process failed or an episode could not be judged, 130 after Ctrl-C or SIGTERM.
+    The code is 0 after success, 1 if a process failed or an episode could not be judged, 75 after SIGUSR1, 130 after
+    Ctrl-C or SIGTERM.
     """
+    _end(exit_code(console, work))
+
+
+def _end(code: int) -> NoReturn:
     from agentrl.launch.bounded_run import END_SECONDS, end_within
 
-    code = exit_code(console, work)
     end_within(END_SECONDS, code)
     raise typer.Exit(code)
 
 
 def exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> int:
     """Run ``work``, print why it failed, and return the exit code of :func:`finish`."""
-    from agentrl.launch.results import STOP_SIGNAL_CODE, EvalResult, RunFailed, RunStopped
+    from agentrl.host.stop_signals import STOP_SIGNAL_CODE
+    from agentrl.launch.results import EvalResult, ExitReason, RunFailed, RunStopped
+    from agentrl.launch.save_and_stop import SAVED_CODE
 
     try:
         result = work()
@@ -121,13 +136,36 @@ def exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]"
     except RunFailed as failed:
         console.print(str(failed), style="red", markup=False, highlight=False)
         return 1
-    return 1 if isinstance(result, EvalResult) and (result.evaluation.failed or not result.evaluation.n) else 0
+    if isinstance(result, EvalResult):
+        return 1 if result.evaluation.failed or not result.evaluation.n else 0
+    return SAVED_CODE if result.exit_reason is ExitReason.SAVED else 0
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":
     from agentrl.config.load import load_recipe
 
     return load_recipe(name, overrides or (), str(config) if config is not None else None)
+
+
+def _print_job(recipe: "Recipe") -> None:
+    """Prints the script of the job that a run is submitted as."""
+    if recipe.launch.type == "slurm":
+        from agentrl.launch.slurm import script
+
+        typer.echo(f"job\n{script(recipe)}")
+
+
+def _submit(recipe: "Recipe", *, resume: bool) -> None:
+    """Submits a run as a Slurm job."""
+    from agentrl.config.errors import UserError
+    from agentrl.launch.run import check_names
+    from agentrl.launch.slurm import submit
+
+    if resume:
+        raise UserError("a job of launch.type=slurm goes on from its checkpoint by itself: scontrol requeue JOB")
+    check_names(recipe)
+    job, log = submit(recipe)
+    typer.echo(f"job {job} is queued; its output: {log}\nsqueue -j {job} tells where it stands, scancel {job} ends it")
 
 
 def _print_plan(recipe: "Recipe") -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
+from agentrl.config.machines import SlurmConfig, machine_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -153,7 +154,8 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     type: str | None = Field(
         default="grpo", description="grpo, sft, rm, dpo, or a trainer's path; null: only evaluate."
     )
-    nproc: Positive = Field(default=1, description="torchrun ranks.")
+    nproc: Positive = Field(default=1, description="torchrun ranks on each machine.")
+    nodes: Positive = Field(default=1, description="Machines that run trainer ranks, see launch.head.")
     total_steps: Positive = 100
     epochs: Positive | None = Field(
         default=None,
@@ -216,6 +218,11 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
     keep_checkpoints: Positive = 1
     batch_timeout: Seconds = Field(default=1800.0, description="Longest wait for one batch, after which the run stops.")
 
+    @property
+    def ranks(self) -> int:
+        """Number of ranks on all machines."""
+        return self.nodes * self.nproc
+
 
 class WeightsConfig(Section):
     """Weight push: transport of a new policy to the servers."""
@@ -235,11 +242,23 @@ class WeightsConfig(Section):
 class LaunchConfig(Section):
     """The device, the folder and the supervision of a run's processes."""
 
+    type: Literal["local", "slurm"] = Field(
+        default="local", description="local: on this machine, and those that join it; slurm: submit a job that does."
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
     heartbeat_timeout: Seconds = Field(
         default=600.0, description="Seconds without a trainer's heartbeat after which the run stops."
     )
+    head: str | None = Field(
+        default=None,
+        description="With trainer.nodes > 1: address of node 0, as the others reach it. Each machine runs the same "
+        "command with its launch.node_rank, and launch.run_dir on a disk that all see.",
+    )
+    node_rank: int = Field(default=0, ge=0, description="Number of this machine; node 0 also runs all but the ranks.")
+    port: int = Field(default=0, ge=0, le=65535, description="Port of node 0 where ranks meet; 0: any free one.")
+    node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
+    slurm: SlurmConfig = SlurmConfig()
 
 
 class LoggingConfig(Section):
@@ -247,6 +266,10 @@ class LoggingConfig(Section):
 
     tensorboard: bool = True
     episodes: bool = True
+    record: bool = Field(
+        default=False,
+        description="Keep all requests to the servers and their answers in traffic.jsonl, for agentrl replay.",
+    )
     live: bool = Field(default=True, description="Live view in a terminal; one line per step elsewhere.")
 
 
@@ -282,7 +305,7 @@ class Recipe(Section):
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"inference.context_length={self.inference.context_length}"
             )
-        for problem in contradictions(self):
+        for problem in (*contradictions(self), *machine_contradictions(self)):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
@@ -312,6 +335,6 @@ class Recipe(Section):
             raise ValueError(
                 "trainer.type=grpo needs the whole distribution: sampling.top_p must be 1 and sampling.top_k -1"
             )
-        if self.rollout.batch_size * self.rollout.group_size < self.trainer.nproc:
-            raise ValueError("trainer.nproc is larger than rollout.batch_size * rollout.group_size")
+        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks:
+            raise ValueError("trainer.nproc * trainer.nodes is larger than rollout.batch_size * rollout.group_size")
         return self

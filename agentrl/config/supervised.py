@@ -77,8 +77,10 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
     for name in _changed(own, tuple(_FOR_ONE)):
         if _FOR_ONE[name] != kind:
             yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"
-    if own.batch_size % recipe.trainer.nproc:
-        yield f"supervised.batch_size={own.batch_size} is not a multiple of trainer.nproc={recipe.trainer.nproc}"
+    if own.batch_size % recipe.trainer.ranks:
+        ranks = f"trainer.nproc={recipe.trainer.nproc}"
+        ranks += f" * trainer.nodes={recipe.trainer.nodes}" * (recipe.trainer.nodes > 1)
+        yield f"supervised.batch_size={own.batch_size} is not a multiple of {ranks}"
     if evaluates(recipe) and recipe.inference.urls:
         yield (
             f"inference.urls: trainer.type={kind} evaluates the trained model on a server that it starts itself; "

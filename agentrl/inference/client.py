@@ -22,6 +22,7 @@ from agentrl.inference.router import Lease, Router
 from agentrl.inference.sdk_client import OpenAINames
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.inference.traffic import EpisodeTraffic, TrafficLog
 
 ASSISTANT = "assistant"  # the role of a workflow that names none
 REFUSAL_SECONDS = 1.0  # before a late call is refused: an agent that asks again at once must not fill the event loop
@@ -255,6 +256,9 @@ class ChatClient:
         template: The model's chat template.
         training: Settings of training sessions.
         evaluation: Settings of evaluation sessions.
+
+    Attributes:
+        traffic: Log of all requests; ``None``: they are not recorded.
     """
 
     problem = ""  # servers may come back
@@ -266,6 +270,7 @@ class ChatClient:
         self.router = router
         self._template = template
         self._settings = {False: training, True: evaluation}
+        self.traffic: TrafficLog | None = None
 
     @property
     def template(self) -> ChatTemplate:
@@ -282,7 +287,8 @@ class ChatClient:
         settings = self._settings[evaluation]
         settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         door = EpisodeDoor()
-        sampler = _EpisodeSampler(lease, door)
+        log = None if self.traffic is None else self.traffic.episode(seed, evaluation=evaluation)
+        sampler = _EpisodeSampler(lease, door, log)
 
         def release() -> None:
             door.open = False
@@ -295,9 +301,10 @@ class ChatClient:
 class _EpisodeSampler:
     """Sampler of one episode; it gives no answer once the episode is over, also to a call that waits for one."""
 
-    def __init__(self, lease: Lease, door: EpisodeDoor) -> None:
+    def __init__(self, lease: Lease, door: EpisodeDoor, log: EpisodeTraffic | None) -> None:
         self._lease = lease
         self._door = door
+        self._log = log
 
     @property
     def url(self) -> str:
@@ -307,6 +314,13 @@ class _EpisodeSampler:
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation."""
         await self._door.check()
-        answer = await self._lease.generate(token_ids, params, request_id=request_id)
+        try:
+            answer = await self._lease.generate(token_ids, params, request_id=request_id)
+        except InferenceError as error:
+            if self._log is not None:
+                self._log.add(token_ids, params, error)
+            raise
+        if self._log is not None:
+            self._log.add(token_ids, params, answer)
         await self._door.check()
         return answer

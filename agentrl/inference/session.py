@@ -204,14 +204,40 @@ class ChatSession(OpenAINames):
         in_thought = opens_thought(self._template.text(prompt[-TAIL:], special=True), parser.thinking)
         if options.parses_calls:
             text = before_stop(self._template.text(ids, special=True), stops)
-            return _with_calls(parser.parse(text, options.tools, in_thought=in_thought))
+            return self._with_calls(parser.parse(text, options.tools, in_thought=in_thought))
         if in_thought or knows_tags(self._template.source, parser.thinking):
             text = before_stop(self._template.text(ids, special=True), stops)
             parsed = parser.without_calls(text, in_thought=in_thought)
             if parsed is not None:
                 content = without_special(parsed.content, ids, self._template.tokenizer, self._template.special_ids)
-                return _with_calls(replace(parsed, content=content.strip()))
+                return self._with_calls(replace(parsed, content=content.strip()))
         return {"role": "assistant", "content": before_stop(self._template.text(ids), stops)}
+
+    def _with_calls(self, parsed: ParsedAnswer) -> Message:
+        """An assistant message with its tool calls; a malformed call keeps the model's text and gets an ``error``."""
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning is not None:
+            message["reasoning_content"] = parsed.reasoning
+        calls = []
+        written = Counter(call.id for call in parsed.calls)
+        for index, call in enumerate(parsed.calls):
+            function = {"name": call.name, "arguments": call.arguments}
+            call_id = call.id if call.id and written[call.id] == 1 else self._call_id(index)
+            entry: dict[str, Any] = {"id": call_id, "type": "function", "function": function}
+            if call.error is not None:
+                entry["error"] = call.error
+            calls.append(entry)
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _call_id(self, index: int) -> str:
+        """An id for call ``index`` of the next message, the same in each run: templates may repeat it in a prompt.
+
+        Nine letters and digits, as Mistral's templates want them.
+        """
+        seed = self._settings.sampling.seed
+        return f"c{stream_seed('call', seed, self._role, len(self.trajectory.nodes), index):08x}"
 
     async def _generate_on(self, prompt: list[int], done: Generation, params: SamplingParams) -> Generation:
         """Continue an aborted generation until it ends by itself or the token budget is used up."""
@@ -247,22 +273,3 @@ async def _all_or_none(samples: Sequence[Coroutine[Any, Any, Generation]]) -> li
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Returns sampling options as JSON has them."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-
-
-def _with_calls(parsed: ParsedAnswer) -> Message:
-    """An assistant message with its tool calls; a malformed call keeps the model's text and gets an ``error``."""
-    message: Message = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    calls = []
-    written = Counter(call.id for call in parsed.calls)
-    for call in parsed.calls:
-        function = {"name": call.name, "arguments": call.arguments}
-        call_id = call.id if call.id and written[call.id] == 1 else token_hex(5)[:9]  # templates may repeat the model's
-        entry: dict[str, Any] = {"id": call_id, "type": "function", "function": function}
-        if call.error is not None:
-            entry["error"] = call.error
-        calls.append(entry)
-    if calls:
-        message["tool_calls"] = calls
-    return message

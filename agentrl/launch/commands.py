@@ -7,9 +7,27 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.config.recipe import Recipe
 from agentrl.inference.kinds.kind import ServerKind, ServerStart
+
+
+class Meeting(NamedTuple):
+    """Place where the ranks of several machines meet.
+
+    Attributes:
+        address: Address of the head.
+        port: Port of the ranks' store there.
+        node_rank: Number of this machine.
+    """
+
+    address: str
+    port: int
+    node_rank: int
+
+
+ALONE = Meeting("", 0, 0)  # all ranks are on this machine
 
 
 def server(kind: ServerKind, start: ServerStart, args: Iterable[str | int | float]) -> list[str]:
@@ -42,21 +60,32 @@ def model_check(model: Path, run_dir: Path) -> list[str]:
     return [sys.executable, "-m", "agentrl.train.model_check", "--run-dir", str(run_dir), "--model", str(model)]
 
 
-def trainer(recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool) -> list[str]:
-    """Command of a trainer that learns from episodes, with all its ranks."""
-    return _torchrun(recipe, "agentrl.train", model, run_dir, resume, "--controller", controller_url)
+def trainer(
+    recipe: Recipe, model: Path, run_dir: Path, controller_url: str, resume: bool, meeting: Meeting = ALONE
+) -> list[str]:
+    """Command of a trainer that learns from episodes, with this machine's ranks."""
+    return _torchrun(recipe, "agentrl.train", model, run_dir, resume, meeting, "--controller", controller_url)
 
 
-def examples_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool) -> list[str]:
-    """Command of a trainer that learns from examples, with all its ranks."""
-    return _torchrun(recipe, "agentrl.supervised", model, run_dir, resume, "--ready-file", str(ready_file))
+def examples_trainer(
+    recipe: Recipe, model: Path, run_dir: Path, ready_file: Path, resume: bool, meeting: Meeting = ALONE
+) -> list[str]:
+    """Command of a trainer that learns from examples, with this machine's ranks."""
+    return _torchrun(recipe, "agentrl.supervised", model, run_dir, resume, meeting, "--ready-file", str(ready_file))
 
 
-def _torchrun(recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, *more: str) -> list[str]:
-    """Command of torchrun; ``--standalone`` picks a free port for the rendezvous."""
+def _torchrun(
+    recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, meeting: Meeting, *more: str
+) -> list[str]:
+    """Command of torchrun: alone it picks a free port for its ranks; with others it meets them at the head."""
+    where = ["--standalone"]
+    if meeting is not ALONE:
+        where = ["--nnodes", str(recipe.trainer.nodes), "--node-rank", str(meeting.node_rank)]
+        where += ["--master-addr", meeting.address, "--master-port", str(meeting.port)]
     command = [
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
-        *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),
+        *where,
+        *("--nproc-per-node", str(recipe.trainer.nproc)),
         *("--module", module),
         *("--run-dir", str(run_dir)),
         *("--model", str(model)),

@@ -28,6 +28,8 @@ from agentrl.host.entry import STOPPED, begin, run_arguments
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
+from agentrl.inference.traffic import FILE as TRAFFIC_FILE
+from agentrl.inference.traffic import TrafficLog
 from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
@@ -70,6 +72,8 @@ async def serve(
     urls, teacher_urls = servers["servers"], servers["teacher"]
     client = make_client(recipe, model, [] if external else urls)
     router = client.router
+    if recipe.logging.record:
+        client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
@@ -142,6 +146,8 @@ async def serve(
         if teacher is not None:
             await teacher.close()
         journal.close()
+        if client.traffic is not None:
+            client.traffic.close()
         writer.close()
 
 

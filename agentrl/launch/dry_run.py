@@ -54,11 +54,11 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     width = BYTES[trainer.dtype]
     if trainer.type in SUPERVISED:
         return items + _supervised_memory(recipe, shape, width)
-    share = -(-shape.parameters // trainer.nproc)
+    share = -(-shape.parameters // trainer.ranks)
     if trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
     else:
-        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.nproc)
+        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.ranks)
         items.append(MemoryItem("trainer rank", "frozen parameters in float32", 4 * share))
         items.append(MemoryItem("trainer rank", "adapters at most, gradients, two Adam moments", 16 * adapters))
     if width != 4:
@@ -98,7 +98,7 @@ def _supervised_memory(recipe: Recipe, shape: ModelShape, width: int) -> list[Me
     items = [MemoryItem(who, "parameters, gradients, two Adam moments in float32", 16 * parameters)]
     if width != 4:
         items.append(MemoryItem(who, "parameters in bfloat16 for compute", 2 * parameters))
-    if recipe.trainer.nproc > 1:
+    if recipe.trainer.ranks > 1:
         items.append(MemoryItem(who, "buffers of gradients for the other ranks", 4 * parameters))
     if recipe.trainer.type == "dpo":
         items.append(MemoryItem(who, "reference model", 4 * parameters))
@@ -168,17 +168,20 @@ def _processes(recipe: Recipe) -> list[str]:
     if trainer.type is None:
         found.append("no trainer: evaluation only")
     else:
-        found.append(
-            f"{trainer.nproc} x trainer rank, {trainer.type}, {where}, computes in {trainer.dtype} on float32 "
-            "parameters"
-        )
+        found.append(f"{_ranks(recipe)}, {trainer.type}, {where}, computes in {trainer.dtype} on float32 parameters")
     return found
+
+
+def _ranks(recipe: Recipe) -> str:
+    """Says how many ranks there are, and on how many machines."""
+    trainer = recipe.trainer
+    return f"{trainer.nproc} x trainer rank" + f" on each of {trainer.nodes} machines" * (trainer.nodes > 1)
 
 
 def _supervised_processes(recipe: Recipe, where: str) -> list[str]:
     trainer, inference = recipe.trainer, recipe.inference
     computes = f"computes in {trainer.dtype} on float32 parameters"
-    text = f"{trainer.nproc} x trainer rank, {trainer.type} (TRL), {where}, {computes}"
+    text = f"{_ranks(recipe)}, {trainer.type} (TRL), {where}, {computes}"
     if not evaluates(recipe):
         return [text]
     server = f"{inference.servers} x inference server, {inference.engine}, {where}, {inference.dtype}"

@@ -29,6 +29,7 @@ from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
 from agentrl.launch.evaluation import evaluate_recipe
+from agentrl.launch.machines import HEAD_FILE, announce, meet
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
@@ -42,6 +43,7 @@ from agentrl.launch.results import (
     end_of,
     read_training,
 )
+from agentrl.launch.save_and_stop import SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -79,7 +81,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
-    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    alone = recipe.trainer.nodes == 1  # other machines look for a run by its name
+    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
     for hint in hints(recipe):
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     trains, started = recipe.trainer.type is not None, time.monotonic()
@@ -89,7 +92,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         return read_training(run_dir, reason, seconds=seconds, error=error) if trains else None
 
     try:
-        with interruptible():
+        with interruptible(on_request(run_dir)):
             if not trains:
                 return evaluate_recipe(recipe, run_dir, console, resume=resume)
             return train_recipe(recipe, run_dir, console, resume=resume)
@@ -97,6 +100,9 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         message = "\n".join(["stopped", *_how_to_continue(recipe, run_dir)])
         console.print(f"\n{message}", highlight=False, markup=False, soft_wrap=True)
         raise RunStopped(message, reached(ExitReason.STOPPED)) from None
+    except SavedAndStopped:
+        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
+        return read_training(run_dir, ExitReason.SAVED, seconds=time.monotonic() - started)
     except ChildFailed as error:
         raise RunFailed(str(error), reached(ExitReason.FAILED, str(error))) from error
     finally:
@@ -138,6 +144,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
                 _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
     finally:
         supervisor.stop()
+        (run_dir / "processes" / HEAD_FILE).unlink(missing_ok=True)  # no other machine comes any more
         sweep_stale()
         if (run_dir / "metrics.jsonl").is_file():
             draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
@@ -288,6 +295,7 @@ def _train(
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
+    head = announce(recipe, model, run_dir, resume=resume)
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
@@ -301,10 +309,11 @@ def _train(
     view.state("starting the controller")
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
+    meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
     trainer = supervisor.start(
         "trainer",
-        commands.trainer(recipe, model, run_dir, announced["url"], resume),
-        env={**shared_env, **CPU_ENV, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
+        commands.trainer(recipe, model, run_dir, announced["url"], resume, meeting),
+        env={**shared_env, **CPU_ENV, **meeting_env, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
     )
     follow = MetricsTail(run_dir / "metrics.jsonl")
 
@@ -313,6 +322,7 @@ def _train(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
+        check_saved(run_dir)
 
     supervisor.wait([controller, trainer], poll)
     poll()

@@ -24,6 +24,7 @@ from agentrl.inference.router import Router
 from agentrl.launch import commands
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
+from agentrl.launch.machines import announce, meet
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
@@ -54,6 +55,7 @@ def train_on_examples(
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
+    head = announce(recipe, model, run_dir, resume=resume)
     follow = MetricsTail(run_dir / "metrics.jsonl")
     data = processes / "trainer.json"
     shown = False
@@ -71,9 +73,9 @@ def train_on_examples(
         evaluate_weights(recipe, model, run_dir, supervisor, 0)
         poll()
     view.state("starting the trainer")
-    child = supervisor.start(
-        "trainer", commands.examples_trainer(recipe, model, run_dir, data, resume), env={**ENV, **CPU_ENV}
-    )
+    meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
+    command = commands.examples_trainer(recipe, model, run_dir, data, resume, meeting)
+    child = supervisor.start("trainer", command, env={**ENV, **CPU_ENV, **meeting_env})
     supervisor.wait([child], poll)
     poll()
     if evaluates(recipe):

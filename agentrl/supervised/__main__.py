@@ -87,7 +87,7 @@ def build(recipe: Recipe, run_dir: Path, model: Path, examples: EncodedExamples,
     common = arguments(recipe, checkpoints, micro=micro, total_steps=course.total_steps, bfloat16=bfloat16)
     parts: dict[str, Any] = {"train_dataset": dataset(examples.train.data), "processing_class": tokenizer}
     if examples.held_out is not None:
-        common["per_device_eval_batch_size"] = even_batch(len(examples.held_out) // config.nproc, micro)
+        common["per_device_eval_batch_size"] = even_batch(len(examples.held_out) // config.ranks, micro)
         parts["eval_dataset"] = dataset(examples.held_out.data)
     trainer = load("trainer", str(config.type))(recipe, model, common, parts)
     trainer.course = course

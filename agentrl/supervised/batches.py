@@ -75,10 +75,10 @@ def encode_all(recipe: Recipe, template: ChatTemplate) -> EncodedExamples:
     if held_out is None:
         return EncodedExamples(learned, None, train.source)
     measured = encode(held_out.examples, recipe, encoder, what="held-out", most=recipe.eval.tasks)
-    nproc = recipe.trainer.nproc
-    even = len(measured) - len(measured) % nproc  # every rank gets the same number
+    ranks = recipe.trainer.ranks
+    even = len(measured) - len(measured) % ranks  # every rank gets the same number
     if even == 0:
-        raise DataError(f"{len(measured)} held-out examples are too few for trainer.nproc={nproc}")
+        raise DataError(f"{len(measured)} held-out examples are too few for {ranks} ranks (trainer.nproc, nodes)")
     data = {name: rows[:even] for name, rows in measured.data.items()}
     return EncodedExamples(learned, Columns(data, measured.longest, measured.left_out), train.source)
 
@@ -154,7 +154,7 @@ def pad_token(template: ChatTemplate, examples: EncodedExamples) -> str:
 
 def micro_batch(recipe: Recipe, longest: int) -> int:
     """Computes the examples per micro-batch of a rank: as many as ``trainer.tokens_per_microbatch`` allows, or one."""
-    share = recipe.supervised.batch_size // recipe.trainer.nproc
+    share = recipe.supervised.batch_size // recipe.trainer.ranks
     return even_batch(share, recipe.trainer.tokens_per_microbatch // longest)
 
 

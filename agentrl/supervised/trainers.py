@@ -99,7 +99,7 @@ def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int,
         "output_dir": str(output_dir),
         "per_device_train_batch_size": micro,
         "per_device_eval_batch_size": micro,
-        "gradient_accumulation_steps": recipe.supervised.batch_size // (micro * config.nproc),
+        "gradient_accumulation_steps": recipe.supervised.batch_size // (micro * config.ranks),
         "max_steps": total_steps,
         "max_length": None,  # longer examples were left out already
         "learning_rate": config.learning_rate,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 STATE_FILE = "state.json"
+STOP_FILE, SAVED_FILE = "stop-requested", "stopped"  # in the run's processes/: save and stop; done
 CHAT_TEMPLATE = "chat_template.jinja"  # file in the run's folder if the recipe names a template; goes into the export
 
 

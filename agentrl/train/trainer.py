@@ -20,7 +20,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, SAVED_FILE, STOP_FILE, latest_checkpoint
 from agentrl.train.controller_client import ControllerClient
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
@@ -82,7 +82,7 @@ class Trainer:
         self._publish(final=False)
 
     def run(self) -> None:
-        """Trains until the steps or the time budget are used up, then saves and exports."""
+        """Trains until the steps or the time budget are used up, then saves and exports; or saves when asked to."""
         start = time.monotonic()
         final = False
         while not final:
@@ -93,7 +93,7 @@ class Trainer:
                 self._end_here(self._elapsed_before + waited + began - start)
                 break
             final, self._out_of_time = plan["final"], plan["late"]
-            metrics = self._update(columns, plan)
+            metrics = self.update(columns, plan["learning_rate"])
             self._first_mismatch.check(metrics, self.engine.measured)
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
@@ -106,8 +106,11 @@ class Trainer:
             if final:
                 self._wait_for_evaluation()  # before the last checkpoint: a run resumed from it would not evaluate
             elapsed = self._elapsed_before + time.monotonic() - start
-            if shared_decision(final or self._save_due(plan), self.engine.device):
+            if shared_decision(final or plan["stop"] or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
+            if plan["stop"] and not final:
+                self._say_saved()
+                return
         self.export(self.run_dir / "model")
         if self.client is not None:
             self.client.finish()
@@ -119,6 +122,11 @@ class Trainer:
             self.client.record(self.step, {}, final=True)
         self._wait_for_evaluation()
         self.save(elapsed)
+
+    def _say_saved(self) -> None:
+        """Tells the launcher that the checkpoint is complete, after a request to save and stop."""
+        if self.client is not None:
+            (self.run_dir / "processes" / SAVED_FILE).touch()
 
     def _fetch(self, elapsed: float) -> tuple[Columns | None, dict[str, Any]]:
         """Returns the batch (on rank 0), and rank 0's decisions about this step (on every rank)."""
@@ -141,10 +149,16 @@ class Trainer:
         late = config.time_budget is not None and elapsed + self._step_seconds >= config.time_budget
         final = self.step + 1 >= config.total_steps or late or batch["last"]
         passes = {name: batch[name] for name in ("epochs", "epochs_before")}
-        return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, **passes}
+        stop = (self.run_dir / "processes" / STOP_FILE).exists()
+        return {"learning_rate": config.learning_rate * factor, "final": final, "late": late, "stop": stop, **passes}
 
-    def _update(self, columns: Columns | None, plan: dict[str, Any]) -> dict[str, float]:
-        """Runs one update; rank 0 has the columns and sends the other ranks their shares."""
+    def update(self, columns: Columns | None, learning_rate: float) -> dict[str, float]:
+        """Runs the update of a step, a collective; returns its metrics.
+
+        Args:
+            columns: Episodes of the step on rank 0, which sends the other ranks their shares.
+            learning_rate: Learning rate of the step.
+        """
         engine, config = self.engine, self.config
         batch = None if columns is None else Batch(columns, config, self.recipe.reward)
         tokens = None if batch is None else batch.tokens
@@ -155,7 +169,7 @@ class Trainer:
             values = engine.critic.values(None if batch is None else batch.asked_values(), tokens)
         if batch is not None:
             made = batch.train_batch(version=self.step, penalties=penalties, values=values)
-        metrics = engine.update(made, plan["learning_rate"])
+        metrics = engine.update(made, learning_rate)
         if penalties is not None and len(penalties):
             metrics["train/kl_reference"] = float(penalties.mean()) / config.kl_coef
         return metrics

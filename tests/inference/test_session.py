@@ -268,6 +268,22 @@ def calling(template: ChatTemplate, *texts: str) -> Script:
     return lambda ids, params: answer([*ids_of(template, next(replies)), template.eos_id])
 
 
+async def test_made_up_call_ids_are_the_same_in_each_run_and_never_twice(tool_template: ChatTemplate) -> None:
+    text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' * 2
+    reply = [*ids_of(tool_template, text), tool_template.eos_id]
+
+    async def ids(seed: int) -> list[str]:
+        settings = replace(SETTINGS, context_length=2000, sampling=SamplingParams(max_new_tokens=200, seed=seed))
+        session = ChatSession(FakeBackend(lambda ids, params: answer(reply)), tool_template, settings)
+        replies = [await session.create(messages=[HELLO], tools=[TOOL], n=2) for _ in range(2)]
+        return [call.id for one in replies for choice in one.choices for call in choice.message.tool_calls]
+
+    first, again, other = await ids(5), await ids(5), await ids(6)
+    assert first == again and len(set(first)) == len(first) == 8
+    assert not set(first) & set(other)
+    assert all(len(one) == 9 and one.isalnum() for one in first)
+
+
 async def test_tool_calls_are_found_and_their_results_continue_the_same_ids(tool_template: ChatTemplate) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     session = make_session(tool_template, calling(tool_template, f"I add.{call}{call}", "2"))

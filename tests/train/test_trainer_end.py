@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.episode import StopReason
+from agentrl.train.checkpoint_state import SAVED_FILE, STOP_FILE
 from agentrl.train.trainer import Trainer
 from tests.train.test_presets_learn import Nowhere
 from tests.train.toy_policy import make_engine, sample
@@ -61,7 +62,7 @@ def test_a_batch_of_cut_episodes_that_are_left_out_has_no_loss(
     trainer, _, _ = make_trainer(tiny_model, tmp_path, masked)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
     cut = Columns.of([one.model_copy(update={"stop_reason": StopReason.TRUNCATED}) for one in episodes])
-    metrics = trainer._update(cut, {"learning_rate": 0.1})
+    metrics = trainer.update(cut, 0.1)
     assert metrics["train/tokens"] == 0 and metrics["train/skipped"] == 1 and "train/loss" not in metrics
 
 
@@ -71,10 +72,10 @@ def test_a_kl_in_the_reward_is_shown(tiny_model: Path, mesh: DeviceMesh, tmp_pat
     settings = {"kl_coef": 0.5, "kl_in": "reward", "advantage": advantage, "scale_rewards": "none"}
     trainer, _, _ = make_trainer(tiny_model, tmp_path, settings)
     episodes = sample(trainer.engine.policy, 0, torch.Generator().manual_seed(0))
-    first, second = (trainer._update(Columns.of(episodes), {"learning_rate": 1e-2}) for _ in range(2))
+    first, second = (trainer.update(Columns.of(episodes), 1e-2) for _ in range(2))
     assert first["train/kl_reference"] == second["train/kl_reference"] == pytest.approx(0, abs=1e-5)
     later = sample(trainer.engine.policy, 2, torch.Generator().manual_seed(1))
-    assert trainer._update(Columns.of(later), {"learning_rate": 0.0})["train/kl_reference"] > 1e-3
+    assert trainer.update(Columns.of(later), 0.0)["train/kl_reference"] > 1e-3
 
 
 def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
@@ -93,6 +94,27 @@ def test_an_empty_batch_makes_the_step_before_it_the_final_one(
     trainer.run()
     assert client.recorded == [(1, False), (1, True)] and client.finished
     assert done == [("save", 1), ("export", 1)]
+
+
+@pytest.mark.parametrize(("asked", "saved"), [(1, 1), (2, 2), (3, None)])
+def test_a_request_to_stop_saves_after_the_step_and_exports_nothing(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, asked: int, saved: int | None
+) -> None:
+    """A request in the last step changes nothing: the run ends as usual."""
+    trainer, client, done = make_trainer(tiny_model, tmp_path, {"save_every": 0}, {}, {}, {"last": True})
+    (tmp_path / "processes").mkdir()
+    batches = client.next_batch
+
+    def next_batch(step: int) -> bytes:
+        if step + 1 == asked:
+            (tmp_path / "processes" / STOP_FILE).touch()
+        return batches(step)
+
+    client.next_batch = next_batch  # type: ignore[method-assign]
+    trainer.run()
+    assert done == ([("save", 3), ("export", 3)] if saved is None else [("save", saved)])
+    assert (tmp_path / "processes" / SAVED_FILE).exists() == (saved is not None)
+    assert client.finished == (saved is None)
 
 
 @pytest.mark.parametrize(("every", "saved"), [(1, [2, 4]), (2, [4])])

@@ -1,0 +1,183 @@
+"""Record of the requests that episodes sent to their servers, and of the answers: ``traffic.jsonl`` of a run.
+
+Guarantees: one line for each request that ended, written at once, with everything that the session got: ids, logprobs,
+versions, finish reason, or the error. A prompt stands as the number of leading ids that it shares with the episode's
+previous request and its answer, and the rest, so a conversation is stored once; reading gives the whole prompt. A line
+that was not written to its end is skipped.
+
+A request is found by the seeds of its episode and of itself, which no two requests of an episode share
+(:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+
+from agentrl.inference.backend import Generation, InferenceError, SamplingParams
+
+FILE = "traffic.jsonl"
+_BLOCK = 1 << 16  # bytes read at once while the last line end is looked for
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and what came back.
+
+    Attributes:
+        prompt: ``[tokens]`` ids that were sent.
+        answer: The answer; ``None`` if the request failed.
+        error: Message of the error; empty if there is an answer.
+    """
+
+    prompt: list[int]
+    answer: Generation | None
+    error: str = ""
+
+
+class TrafficLog:
+    """Writes the traffic of a run.
+
+    Args:
+        path: File to append to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        cut_torn_line(path)
+        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        self._runs = 0
+
+    def episode(self, seed: int, *, evaluation: bool) -> "EpisodeTraffic":
+        """Returns the log of one run of an episode."""
+        self._runs += 1
+        return EpisodeTraffic(self, seed, self._runs, evaluation=evaluation)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends one line."""
+        self._file.write(orjson.dumps(record).decode() + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; later lines are lost."""
+        self._file.close()
+
+
+@dataclass
+class EpisodeTraffic:
+    """Writes the traffic of one run of an episode.
+
+    Attributes:
+        log: Log of the training run.
+        seed: Seed of the episode.
+        number: Number of this run of it, since the log was opened.
+        evaluation: Whether the episode is part of an evaluation.
+    """
+
+    log: TrafficLog
+    seed: int
+    number: int
+    evaluation: bool
+    _said: list[int] = field(default_factory=list)  # the previous request's prompt and answer
+
+    def add(self, prompt: list[int], params: SamplingParams, outcome: Generation | InferenceError) -> None:
+        """Records a request that ended.
+
+        Args:
+            prompt: ``[tokens]`` ids that were sent.
+            params: Sampling parameters of the request.
+            outcome: The answer, or the error.
+        """
+        shared = common_prefix(self._said, prompt)
+        record: dict[str, Any] = {"episode": self.seed, "run": self.number, "request": params.seed}
+        record |= {"shared": shared, "prompt": prompt[shared:]}
+        if self.evaluation:
+            record["evaluation"] = True
+        if isinstance(outcome, Generation):
+            self._said = prompt + outcome.token_ids
+            versions = [[version, len(list(run))] for version, run in groupby(outcome.versions)]
+            record |= {"ids": outcome.token_ids, "logprobs": outcome.logprobs, "versions": versions}
+            record["finish"] = outcome.finish_reason
+        else:
+            self._said = prompt
+            record["error"] = str(outcome)
+        self.log.write(record)
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Returns how many leading elements two lists share."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def cut_torn_line(path: Path) -> None:
+    """Removes what stands after the last line end of a file: a line that was not written to its end."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, 2)
+        while end > 0:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                file.truncate(start + found + 1)
+                return
+            end = start
+        file.truncate(0)
+
+
+def read_traffic(path: Path, episodes: Collection[int]) -> dict[int, dict[int | None, Exchange]]:
+    """Reads the training traffic of some episodes.
+
+    Args:
+        path: ``traffic.jsonl`` of a run.
+        episodes: Seeds of the episodes.
+
+    Returns:
+        Seed of the episode -> seed of the request -> the latest such exchange.
+
+    Raises:
+        ValueError: A line, not the last one, is no record.
+    """
+    found: dict[int, dict[int | None, Exchange]] = {seed: {} for seed in episodes}
+    said: dict[tuple[int, int], list[int]] = {}
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            record = orjson.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: no record of a request: {error}") from error
+        seed = record["episode"]
+        if seed not in found or record.get("evaluation"):
+            continue
+        key = seed, record["run"]
+        prompt = said.get(key, [])[: record["shared"]] + record["prompt"]
+        answer = _answer(record)
+        said[key] = prompt + (answer.token_ids if answer is not None else [])
+        found[seed][record["request"]] = Exchange(prompt, answer, record.get("error", ""))
+    return found
+
+
+def _answer(record: dict[str, Any]) -> Generation | None:
+    if "error" in record:
+        return None
+    versions = [version for version, count in record["versions"] for _ in range(count)]
+    return Generation(record["ids"], record["logprobs"], versions, record["finish"])
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield line

@@ -1,0 +1,105 @@
+"""Runs as jobs of a real Slurm with three virtual nodes: ``make test-cluster``."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.core.weight_manifest import SHM, SHM_PREFIX
+from agentrl.rollout.journal import valid_outcomes
+from tests.cluster.slurm_cluster import SlurmCluster, missing
+from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(os.geteuid() != 0 or bool(missing()), reason="Slurm's daemons need root, slurmd and munge"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    made = SlurmCluster(tmp_path_factory.mktemp("slurm"), 3)
+    yield made
+    made.close()
+
+
+def submit(cluster: SlurmCluster, *settings: str) -> str:
+    """Submits ``arithmetic_grpo`` on two nodes, and returns the job's number."""
+    arguments = ["recipe", "run", "arithmetic_grpo", *settings, "launch.type=slurm", "trainer.nodes=2"]
+    found = subprocess.run(
+        command(*arguments), env={**environment(), **cluster.env}, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    match = re.match(r"job (\d+) is queued", found.stdout)
+    assert match, found.stdout
+    return match[1]
+
+
+def output(runs: Path, name: str, job: str) -> str:
+    return (runs / f"{name}.slurm-{job}.log").read_text()
+
+
+def test_a_job_on_two_nodes_trains_what_two_ranks_of_one_machine_do(
+    cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "job"))
+    cluster.wait(job, "COMPLETED 0", "FAILED 0")
+    assert cluster.state(job) == "COMPLETED 0", output(tmp_path, "job", job)
+    local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "local", "trainer.nproc=2"))
+    assert local.returncode == 0, local.stdout
+    apart, together = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("job", "local"))
+    for name, tensor in together.items():
+        torch.testing.assert_close(apart[name], tensor, rtol=1e-4, atol=1e-5)
+    assert {record["step"] for record in metrics(tmp_path / "job")} == {0, 1, 2, 3}
+
+
+def test_a_cancelled_job_leaves_nothing(cluster: SlurmCluster, tiny_model: Path, tmp_path: Path) -> None:
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "cancelled", "trainer.total_steps=5000"))
+    until_step(tmp_path / "cancelled", 2, lambda: output(tmp_path, "cancelled", job))
+    cluster.control("scancel", job)
+    cluster.wait(job, "CANCELLED 0")
+    assert processes_of(tmp_path) == []
+    assert list(SHM.glob(f"{SHM_PREFIX}*")) == []
+
+
+def test_a_job_that_is_preempted_saves_is_queued_again_and_goes_on(
+    cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    more = ["trainer.total_steps=400", "trainer.save_every=0", "eval.every=0"]
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "again", *more))
+    until_step(tmp_path / "again", 3, lambda: output(tmp_path, "again", job))
+    cluster.control("scancel", "--signal=USR1", "--batch", job)  # as --signal=B:USR1@120 before the time limit
+    cluster.wait(job, "PENDING 1", "RUNNING 1")
+    if cluster.state(job) == "PENDING 1":
+        cluster.control("scontrol", "update", f"jobid={job}", "StartTime=now")  # not two minutes later
+    cluster.wait(job, "COMPLETED 1", "FAILED 1")
+    text = output(tmp_path, "again", job)
+    assert cluster.state(job) == "COMPLETED 1", text
+    assert "saved and stopped, as SIGUSR1 asked" in text
+    draws = [one["draw"] for one in valid_outcomes(tmp_path / "again") if one["outcome"] == "trained"]
+    assert len(draws) == len(set(draws)) == 400 * 4
+    assert [record["step"] for record in metrics(tmp_path / "again")][-1] == 400
+
+
+def test_a_partition_that_does_not_exist_is_told(cluster: SlurmCluster, tiny_model: Path, tmp_path: Path) -> None:
+    settings = overrides(tiny_model, tmp_path, "wrong", "launch.slurm.args=[--partition=nowhere]")
+    found = subprocess.run(
+        command("recipe", "run", "arithmetic_grpo", *settings, "launch.type=slurm"),
+        env={**environment(), **cluster.env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2 and "invalid partition specified: nowhere" in found.stderr
+
+
+def until_step(run_dir: Path, step: int, said: Callable[[], str]) -> None:
+    """Waits until a run has recorded a step."""
+    deadline = time.monotonic() + 240
+    file = run_dir / "metrics.jsonl"
+    while not file.is_file() or max((one["step"] for one in metrics(run_dir)), default=0) < step:
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.2)

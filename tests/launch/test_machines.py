@@ -1,0 +1,177 @@
+"""Machines of a run that find one another, and those that do not fit."""
+
+import json
+import socket
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.recipe import Recipe
+from agentrl.host.process import write_json
+from agentrl.launch import machines
+from agentrl.launch.commands import ALONE, Meeting
+from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, fit, gather, join, meet
+
+HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", 1000.0, "run")
+HEAD = Head("run", "127.0.0.1", 1234, False, HERE)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "run" / "processes").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def recipe(model: Path, *, rank: int = 0, nodes: int = 2, seconds: float = 60.0, head: str = "127.0.0.1") -> Recipe:
+    launch = {"head": head, "node_rank": rank, "node_timeout": seconds}
+    data = {"model": {"name": str(model)}, "env": {"id": "arithmetic"}, "trainer": {"nodes": nodes}, "launch": launch}
+    return Recipe.model_validate(data)
+
+
+def write_config(run_dir: Path, given: Recipe) -> None:
+    (run_dir / "config.json").write_text(given.model_dump_json())
+
+
+def nothing() -> None:
+    """Finds no failure."""
+
+
+def test_a_run_on_one_machine_writes_nothing_and_waits_for_none(model: Path, run_dir: Path) -> None:
+    alone = Recipe.model_validate({"model": {"name": str(model)}, "env": {"id": "arithmetic"}})
+    head = announce(alone, model, run_dir, resume=False)
+    assert head is None and list((run_dir / "processes").iterdir()) == []
+    assert meet(alone, head, run_dir, nothing, print) == (ALONE, {})
+
+
+def test_machines_meet_at_the_head(model: Path, run_dir: Path) -> None:
+    """Over what an earlier run left: a file of a head that does not answer, and one of a machine of that run."""
+    stale = replace(HEAD, run="old", port=free_port(), machine=replace(HERE, run="old"))
+    write_config(run_dir, recipe(model))
+    write_json(run_dir / "processes" / HEAD_FILE, asdict(stale))
+    write_json(run_dir / "processes" / "node-1.json", asdict(replace(HERE, run="old")))
+    waits: list[str] = []
+    found: list[tuple[Recipe, Path, Head]] = []
+    asked: list[Recipe] = []
+    waiting = threading.Event()
+
+    def say(text: str) -> None:
+        waits.append(text)
+        waiting.set()
+
+    def find(theirs: Recipe) -> Path:
+        asked.append(theirs)
+        return model
+
+    other = threading.Thread(target=lambda: found.append(join(recipe(model, rank=1), run_dir, find, say)))
+    other.start()
+    assert waiting.wait(60)
+    head = announce(recipe(model), model, run_dir, resume=True)
+    assert head is not None and head.resume
+    said: list[str] = []
+    meeting, env = meet(recipe(model), head, run_dir, nothing, said.append)
+    assert meeting == Meeting("127.0.0.1", head.port, 0) and said == ["waiting for 1 more of trainer.nodes=2"]
+    assert env == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    with socket.create_server(("127.0.0.1", head.port)):  # torchrun of the head
+        other.join(60)
+    theirs, folder, answered = found[0]
+    assert theirs == recipe(model) and folder == model and answered == head
+    assert f"cannot connect to 127.0.0.1:{stale.port} yet" in waits[0]
+    assert len(asked) == 2, "the model is looked for once for each head"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_machine_that_does_not_come_is_named_with_the_command(model: Path, run_dir: Path) -> None:
+    write_json(run_dir / "processes" / "node-2.json", asdict(HERE))
+    with pytest.raises(MachineError) as caught:
+        gather(recipe(model, nodes=4, seconds=0.05), HEAD, run_dir, nothing)
+    text = str(caught.value)
+    assert "node 1, 3 of trainer.nodes=4 did not come within 0.05 s (launch.node_timeout)" in text
+    assert "launch.node_rank=1" in text and str(run_dir) in text
+
+
+def test_a_run_that_fails_meanwhile_is_not_waited_for(model: Path, run_dir: Path) -> None:
+    def failed() -> None:
+        raise RuntimeError("the server ended")
+
+    with pytest.raises(RuntimeError, match="the server ended"):
+        gather(recipe(model), HEAD, run_dir, failed)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (replace(HERE, versions={"python": "3.11.7", "torch": "2.12.0"}), "torch 2.12.0 instead of 2.13.0"),
+        (replace(HERE, versions={"python": "3.11.7"}), "torch not installed instead of 2.13.0"),
+        (replace(HERE, model="qwen"), "another model"),
+    ],
+)
+def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -> None:
+    with pytest.raises(MachineError) as caught:
+        fit(HERE, replace(other, host="beta"), 1, now=1000.0)
+    assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
+
+
+def test_a_clock_that_differs_is_told() -> None:
+    assert fit(HERE, replace(HERE, time=1010.0), 1, now=1000.0) == []
+    assert fit(HERE, replace(HERE, time=900.0), 3, now=1000.0) == ["the clock of node 3 (alpha) is -100 s off"]
+
+
+def test_a_head_that_does_not_come_is_told_with_the_folder(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(MachineError) as caught:
+        join(recipe(model, rank=1, seconds=0.05), tmp_path / "elsewhere", lambda _: model, lambda _: None)
+    assert "waited 0.05 s (launch.node_timeout) for the head at 127.0.0.1" in str(caught.value)
+    assert "is launch.run_dir on a shared disk?" in str(caught.value)
+
+
+def test_a_number_that_the_run_does_not_have_is_refused(model: Path, run_dir: Path) -> None:
+    write_config(run_dir, recipe(model))
+    write_json(run_dir / "processes" / HEAD_FILE, asdict(HEAD))
+    with pytest.raises(MachineError, match=r"launch.node_rank=2: the head's run has trainer.nodes=2"):
+        join(recipe(model, rank=2, nodes=3), run_dir, lambda _: model, lambda _: None)
+
+
+def test_an_address_of_another_machine_is_no_head(model: Path, run_dir: Path) -> None:
+    with pytest.raises(MachineError, match="is no address of this machine"):
+        announce(recipe(model, head="192.0.2.1"), model, run_dir, resume=False)
+
+
+def test_half_a_file_is_waited_for(model: Path, run_dir: Path) -> None:
+    (run_dir / "processes" / "node-1.json").write_text(json.dumps(asdict(HERE))[:20])
+    begun = time.monotonic()
+    with pytest.raises(MachineError, match="node 1 of"):
+        gather(recipe(model, seconds=0.05), HEAD, run_dir, nothing)
+    assert time.monotonic() - begun >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"trainer": {"nodes": 2}}, "trainer.nodes=2 needs launch.head=HOST"),
+        ({"launch": {"node_rank": 1}}, "launch.node_rank=1 is not below trainer.nodes=1"),
+        ({"launch": {"head": "a"}}, "launch.head=a does nothing with trainer.nodes=1"),
+        ({"launch": {"port": 5}}, "launch.port=5 does nothing with trainer.nodes=1"),
+        ({"trainer": {"nodes": 2, "type": None}, "launch": {"head": "a"}}, "does nothing with trainer.type=null"),
+    ],
+)
+def test_settings_that_contradict_one_another(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Recipe.model_validate({"model": {"name": "m"}, "env": {"id": "arithmetic"}, **settings})
