@@ -40,7 +40,8 @@ test-long: venv ## Learning runs, kills and soaks
 test-servers: venv sglang vllm ## Tests against a real SGLang and a real vLLM on CPU (installs both, 5 GB)
 	$(BIN)/python -m pytest -m servers $(ARGS)
 
-test-cluster: venv slurm ## Runs as jobs of a real Slurm with three virtual nodes on this machine (installs it, as root)
+test-cluster: venv slurm ## Runs on a real Slurm and a real Ray with three virtual nodes on this machine (installs both, as root)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "ray>=2.40,<3"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster $(ARGS)
 
 slurm: ## Install Slurm's daemons from Debian's packages, if they are not there

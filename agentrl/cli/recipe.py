@@ -97,6 +97,10 @@ def run(
         _submit(recipe, resume=resume)
         return
     console = Console(highlight=False)
+    if recipe.launch.type == "ray":
+        from agentrl.launch.ray_run import run_on_ray
+
+        raise typer.Exit(run_on_ray(recipe, console, resume=resume))
     if recipe.launch.node_rank > 0:
         from agentrl.launch.joined_run import join_run
 

@@ -30,13 +30,17 @@ class SlurmConfig(Section):
 def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     """Yields contradictions between ``trainer.nodes`` and the launch section."""
     nodes, launch = recipe.trainer.nodes, recipe.launch
-    if launch.type == "slurm":
+    for key, kind in (("ray_address", "ray"), ("ray_resources", "ray"), ("restarts", "ray")):
+        if getattr(launch, key) and launch.type != kind:
+            yield f"launch.{key} does nothing with launch.type={launch.type}"
+    if launch.type != "local":
         for key in ("head", "port", "node_rank"):
             if getattr(launch, key):
-                yield f"launch.{key} is the job's own choice with launch.type=slurm"
+                yield f"launch.{key} is chosen with launch.type={launch.type}, it cannot be set"
+    if launch.type != "slurm" and launch.slurm != type(launch.slurm)():
+        yield f"launch.slurm does nothing with launch.type={launch.type}"
+    if launch.type != "local":
         return
-    if launch.slurm != type(launch.slurm)():
-        yield "launch.slurm does nothing with launch.type=local"
     if nodes > 1 and launch.head is None:
         yield f"trainer.nodes={nodes} needs launch.head=HOST, the address of node 0"
     if launch.node_rank >= nodes:

@@ -242,8 +242,9 @@ class WeightsConfig(Section):
 class LaunchConfig(Section):
     """The device, the folder and the supervision of a run's processes."""
 
-    type: Literal["local", "slurm"] = Field(
-        default="local", description="local: on this machine, and those that join it; slurm: submit a job that does."
+    type: Literal["local", "slurm", "ray"] = Field(
+        default="local",
+        description="local: on this machine, and those that join it; slurm: submit a job; ray: on a Ray cluster.",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     run_dir: str = "runs"
@@ -258,7 +259,14 @@ class LaunchConfig(Section):
     node_rank: int = Field(default=0, ge=0, description="Number of this machine; node 0 also runs all but the ranks.")
     port: int = Field(default=0, ge=0, le=65535, description="Port of node 0 where ranks meet; 0: any free one.")
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
+    restarts: int = Field(
+        default=0, ge=0, description="With launch.type=ray: times that the run starts again when a node dies."
+    )
     slurm: SlurmConfig = SlurmConfig()
+    ray_address: str | None = Field(default=None, description="Address of the Ray cluster; null: $RAY_ADDRESS.")
+    ray_resources: dict[str, float] = Field(
+        default={}, description="More that each node must have in Ray, e.g. {CPU: 8, trainer: 1}."
+    )
 
 
 class LoggingConfig(Section):

@@ -31,6 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # import names, and what they are call
     "vllm": ("vllm",),
     "lora": ("peft",),
     "rewards": ("math_verify",),
+    "ray": ("ray",),
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
+from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.save_and_stop import SAVED_CODE
 
 _SCRIPT = """\
@@ -61,19 +62,13 @@ class SlurmError(UserError):
     """The job cannot be submitted; the message says why."""
 
 
-def recipe_of_job(recipe: Recipe) -> Recipe:
-    """Returns the recipe that the job's launchers run; each gets its number and the head's address as settings."""
-    launch = recipe.launch.model_copy(update={"type": "local", "slurm": type(recipe.launch.slurm)()})
-    return recipe.model_copy(update={"launch": launch})
-
-
 def script(recipe: Recipe) -> str:
     """Writes the job's script.
 
     Args:
         recipe: Recipe as loaded.
     """
-    run, slurm = _run(recipe), recipe.launch.slurm
+    run, slurm = run_folder(recipe), recipe.launch.slurm
     options = list(slurm.args)
     if slurm.save_seconds:
         options.append(f"--signal=B:USR1@{slurm.save_seconds}")
@@ -91,13 +86,9 @@ def script(recipe: Recipe) -> str:
     )
 
 
-def _run(recipe: Recipe) -> Path:
-    return (Path(recipe.launch.run_dir) / recipe.name).absolute()
-
-
 def recipe_file(recipe: Recipe) -> Path:
     """Returns the file beside the run's folder that holds the job's recipe."""
-    return _run(recipe).with_name(f"{recipe.name}.slurm.yaml")
+    return run_folder(recipe).with_name(f"{recipe.name}.slurm.yaml")
 
 
 def submit(recipe: Recipe) -> tuple[str, str]:
@@ -108,11 +99,11 @@ def submit(recipe: Recipe) -> tuple[str, str]:
     """
     if shutil.which("sbatch") is None:
         raise SlurmError("launch.type=slurm: there is no sbatch here; run this on a machine of the cluster")
-    run = _run(recipe)
+    run = run_folder(recipe)
     if run.exists():
         raise SlurmError(f"a run named {recipe.name!r} exists in {run}: choose another name with name=NEW")
     run.parent.mkdir(parents=True, exist_ok=True)
-    recipe_file(recipe).write_text(render(recipe_of_job(recipe), comments=False))
+    recipe_file(recipe).write_text(render(recipe_of_machine(recipe), comments=False))
     file = run.with_name(f"{recipe.name}.slurm.sh")
     file.write_text(script(recipe))
     found = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_are_understood(line: str) -> None:
 
 
 def test_the_page_shows_commands() -> None:
-    assert len(SHOWN) == 3
+    assert len(SHOWN) == 4
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -84,7 +84,7 @@ def test_without_slurm_the_run_is_refused_and_a_dry_run_shows_the_job(
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("launch.head=a", "the job's own choice"), ("launch.node_rank=1", "the job's own choice")],
+    [("launch.head=a", "it cannot be set"), ("launch.node_rank=1", "it cannot be set")],
 )
 def test_what_the_job_decides_is_refused(tmp_path: Path, setting: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

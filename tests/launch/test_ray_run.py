@@ -1,0 +1,48 @@
+"""What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.errors import ConfigError
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.config.render import render
+from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
+from agentrl.launch.ray_run import wanted
+from tests.without_packages import run_without
+
+RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
+
+
+def recipe(*settings: str) -> Recipe:
+    return load_recipe("arithmetic_grpo", [*RAY, *settings])
+
+
+def test_each_node_has_the_gpus_of_its_ranks() -> None:
+    assert wanted(recipe("trainer.nproc=4", "launch.device=cpu")) == {"CPU": 1}
+    assert wanted(recipe("trainer.nproc=4", "launch.device=cuda")) == {"CPU": 1, "GPU": 4}
+    assert wanted(recipe("launch.device=cpu", "launch.ray_resources={CPU: 8, trainer: 1}")) == {"CPU": 8, "trainer": 1}
+
+
+def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = recipe("seed=5", "launch.restarts=3", "launch.ray_address=10.0.0.5:6379", "launch.ray_resources={a: 1}")
+    file = tmp_path / "machine.yaml"
+    file.write_text(render(recipe_of_machine(given), comments=False))
+    each = load_recipe(str(file), ["launch.head=10.0.0.5", "launch.node_rank=1"])
+    assert each.seed == 5 and each.launch.type == "local" and each.trainer.nodes == 2
+    assert run_folder(each) == run_folder(given) == tmp_path / "runs" / "mine"
+
+
+def test_the_extra_is_named(tmp_path: Path) -> None:
+    result = run_without(["ray"], ["recipe", "run", "arithmetic_grpo", *RAY], tmp_path / "site", tmp_path)
+    assert result.returncode == 2, result.stdout
+    assert "launch.type=ray needs ray, not installed: pip install -e '.[ray]'" in result.stdout
+    assert list(tmp_path.glob("runs*")) == []
+
+
+@pytest.mark.parametrize("setting", ["launch.restarts=1", "launch.ray_resources={a: 1}", "launch.ray_address=a"])
+def test_keys_of_ray_are_refused_elsewhere(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"launch.{setting.split('=')[0][7:]} does nothing with launch.type=local"):
+        load_recipe("arithmetic_grpo", [setting])
