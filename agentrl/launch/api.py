@@ -160,8 +160,9 @@ def run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool
         console: Console to print to.
         resume: Whether to continue the run of this name.
     """
-    if recipe.launch.type != "local" or recipe.launch.node_rank > 0:
-        place = "launch.type=slurm" if recipe.launch.type != "local" else f"launch.node_rank={recipe.launch.node_rank}"
+    where = recipe.launch
+    if where.type != "local" or where.node_rank > 0:
+        place = f"launch.type={where.type}" if where.type != "local" else f"launch.node_rank={where.node_rank}"
         raise ConfigError(
             f"{place}: that is for the command, agentrl recipe run; in Python a run begins on this machine"
         )
