@@ -85,29 +85,30 @@ def run(
     """Run a recipe: train, or evaluate with trainer.type=null."""
     from rich.console import Console
 
+    recipe = _load(name, overrides, config)
     if dry_run:
         from agentrl.launch.run import check_names
 
-        recipe = _load(name, overrides, config)
         check_names(recipe)
         _print_plan(recipe)
         _print_job(recipe)
         return
-    from agentrl.launch import api
-
-    console, recipe = Console(highlight=False), _load(name, overrides, config)
     if recipe.launch.type == "slurm":
         _submit(recipe, resume=resume)
         return
+    console = Console(highlight=False)
     if recipe.launch.type == "ray":
         from agentrl.launch.ray_run import run_on_ray
 
-        raise typer.Exit(run_on_ray(recipe, console, resume=resume))
+        _end(run_on_ray(recipe, console, resume=resume))
     if recipe.launch.node_rank > 0:
         from agentrl.launch.joined_run import join_run
 
-        raise typer.Exit(join_run(recipe, console))
-    finish(console, lambda: api.run(name, list(overrides or ()), config=config, resume=resume, console=console))
+        _end(join_run(recipe, console))
+    from agentrl.launch import api
+
+    named = any(setting.startswith("name=") for setting in overrides or ())
+    finish(console, lambda: api.run(recipe, resume=resume, console=console, numbered=not named))
 
 
 def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> NoReturn:
@@ -116,16 +117,20 @@ def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -
     The code is 0 after success, 1 if a process failed or an episode could not be judged, 75 after SIGUSR1, 130 after
     Ctrl-C or SIGTERM.
     """
+    _end(exit_code(console, work))
+
+
+def _end(code: int) -> NoReturn:
     from agentrl.launch.bounded_run import END_SECONDS, end_within
 
-    code = exit_code(console, work)
     end_within(END_SECONDS, code)
     raise typer.Exit(code)
 
 
 def exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -> int:
     """Run ``work``, print why it failed, and return the exit code of :func:`finish`."""
-    from agentrl.launch.results import STOP_SIGNAL_CODE, EvalResult, ExitReason, RunFailed, RunStopped
+    from agentrl.host.stop_signals import STOP_SIGNAL_CODE
+    from agentrl.launch.results import EvalResult, ExitReason, RunFailed, RunStopped
     from agentrl.launch.save_and_stop import SAVED_CODE
 
     try:
@@ -136,7 +141,9 @@ def exit_code(console: "Console", work: "Callable[[], TrainResult | EvalResult]"
     except RunFailed as failed:
         console.print(str(failed), style="red", markup=False, highlight=False)
         return 1
-    return 1 if isinstance(result, EvalResult) and (result.evaluation.failed or not result.evaluation.n) else 0
+    if isinstance(result, EvalResult):
+        return 1 if result.evaluation.failed or not result.evaluation.n else 0
+    return SAVED_CODE if result.exit_reason is ExitReason.SAVED else 0
 
 
 def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recipe":

@@ -7,27 +7,34 @@ from before are set again afterwards; outside the main thread, where Python allo
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+
+STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
+Handlers = Mapping[signal.Signals, Callable[[int, FrameType | None], None]]
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-HANDLERS = {
+HANDLERS: Handlers = {
     signal.SIGINT: signal.default_int_handler,  # a shell's background job is started with SIGINT ignored
     signal.SIGTERM: _as_interrupt,
 }
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Raises ``KeyboardInterrupt`` on SIGINT and SIGTERM inside the block."""
+def interruptible(more: Handlers | None = None) -> Iterator[None]:
+    """Raises ``KeyboardInterrupt`` on SIGINT and SIGTERM inside the block.
+
+    Args:
+        more: Handlers of further signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in HANDLERS.items()}
+    before = {number: signal.signal(number, handler) for number, handler in {**HANDLERS, **(more or {})}.items()}
     try:
         yield
     finally:

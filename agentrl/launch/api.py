@@ -64,7 +64,7 @@ def train(
     loaded = _load(recipe, settings, config)
     if loaded.trainer.type is None:
         raise ConfigError("trainer.type=null: that recipe trains nothing; agentrl.evaluate runs it")
-    result = _run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
+    result = run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
     assert isinstance(result, TrainResult)
     return result
 
@@ -122,7 +122,7 @@ def evaluate(
     if loaded.trainer.type is not None:
         raise ConfigError(f"trainer.type={loaded.trainer.type}: an evaluation trains nothing; agentrl.train does")
     numbered = output is None and not sets(given, "name")
-    result = _run(loaded, console=console, numbered=numbered, resume=resume)
+    result = run(loaded, console=console, numbered=numbered, resume=resume)
     assert isinstance(result, EvalResult)
     return result
 
@@ -131,19 +131,6 @@ def _own_folder(what: str | Path | type) -> Path:
     name = what.__name__ if isinstance(what, type) else re.sub(r"\.(py|ya?ml)\b", "", str(what)).rpartition("/")[2]
     short = re.sub(r"\W+", "-", name)
     return Path("runs") / f"eval-{short}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def run(
-    recipe: str | Path,
-    settings: list[Setting],
-    *,
-    config: str | Path | None = None,
-    resume: bool = False,
-    console: Console | None = None,
-) -> TrainResult | EvalResult:
-    """Loads a recipe and does what it says: trains, or evaluates with ``trainer.type=null``; see :func:`train`."""
-    loaded = _load(recipe, settings, config)
-    return _run(loaded, resume=resume, console=console, numbered=not sets(settings, "name"))
 
 
 def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -164,10 +151,21 @@ def _load(recipe: str | Path | None, settings: list[Setting], config: str | Path
     return load_recipe(name, settings, file)
 
 
-def _run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool = False) -> TrainResult | EvalResult:
-    if recipe.launch.type != "local" or recipe.launch.node_rank > 0:
-        key = "node_rank" if recipe.launch.node_rank else "type"
-        raise ConfigError(f"launch.{key}={getattr(recipe.launch, key)}: the command line does that, agentrl recipe run")
+def run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool = False) -> TrainResult | EvalResult:
+    """Does what a loaded recipe says: trains, or evaluates with ``trainer.type=null``; see :func:`train`.
+
+    Args:
+        recipe: The recipe as loaded.
+        numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken.
+        console: Console to print to.
+        resume: Whether to continue the run of this name.
+    """
+    where = recipe.launch
+    if where.type != "local" or where.node_rank > 0:
+        place = f"launch.type={where.type}" if where.type != "local" else f"launch.node_rank={where.node_rank}"
+        raise ConfigError(
+            f"{place}: that is for the command, agentrl recipe run; in Python a run begins on this machine"
+        )
     return run_recipe(recipe, resume=resume, console=console or default_console(), numbered=numbered)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch import commands
 from agentrl.launch.commands import Meeting
 from agentrl.launch.machines import collective_env, join

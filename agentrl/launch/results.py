@@ -16,11 +16,10 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.core.episode import Episode
 from agentrl.evaluate.metrics import Estimate
 from agentrl.evaluate.paired import Change, changes
+from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.observe.sinks import METRICS_FILE, read_metrics
 from agentrl.observe.summary import metric_names
 from agentrl.train.checkpoint_state import latest_checkpoint, read_state
-
-STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
 
 
 class ExitReason(StrEnum):
@@ -30,6 +29,7 @@ class ExitReason(StrEnum):
     EPOCHS = "epochs"  # trainer.epochs passes over the tasks were made
     TIME_BUDGET = "time_budget"  # trainer.time_budget was used up
     FINISHED = "finished"  # a trainer of one's own ended without saying why
+    SAVED = "saved"  # SIGUSR1 asked to save a checkpoint and stop, to be continued with resume
     STOPPED = "stopped"  # Ctrl-C or SIGTERM
     SAVED = "saved"  # SIGUSR1: the trainer saved after its step
     FAILED = "failed"  # a process of the run failed
@@ -170,7 +170,7 @@ def read_training(run_dir: Path, reason: ExitReason, *, seconds: float = 0.0, er
     found = [record for record in records if any(name.startswith("eval/") for name in record)]
     ends = [found[0], found[-1]] if len(found) > 1 else found
     evaluations = [Evaluation.of(int(one["step"]), one, _stored(run_dir, one)) for one in ends]
-    complete = reason not in (ExitReason.STOPPED, ExitReason.FAILED) and (run_dir / "model").is_dir()
+    complete = reason not in (ExitReason.SAVED, ExitReason.STOPPED, ExitReason.FAILED) and (run_dir / "model").is_dir()
     return TrainResult(
         run_dir=run_dir,
         exit_reason=reason,

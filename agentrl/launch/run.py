@@ -44,7 +44,7 @@ from agentrl.launch.results import (
     end_of,
     read_training,
 )
-from agentrl.launch.save_and_stop import SavedAndStopped, check_saved, saves_on_request
+from agentrl.launch.save_and_stop import SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -93,7 +93,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         return read_training(run_dir, reason, seconds=seconds, error=error) if trains else None
 
     try:
-        with interruptible(), saves_on_request(run_dir):
+        with interruptible(on_request(run_dir)):
             if not trains:
                 return evaluate_recipe(recipe, run_dir, console, resume=resume)
             return train_recipe(recipe, run_dir, console, resume=resume)
@@ -102,9 +102,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         console.print(f"\n{message}", highlight=False, markup=False, soft_wrap=True)
         raise RunStopped(message, reached(ExitReason.STOPPED)) from None
     except SavedAndStopped:
-        message = "\n".join(["saved and stopped, as SIGUSR1 asked", *_how_to_continue(recipe, run_dir)])
-        console.print(message, highlight=False, markup=False, soft_wrap=True)
-        raise RunStopped(message, reached(ExitReason.SAVED)) from None
+        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
+        return read_training(run_dir, ExitReason.SAVED, seconds=time.monotonic() - started)
     except ChildRefused as error:
         if not resume:
             shutil.rmtree(run_dir)  # nothing was made: its name is free again

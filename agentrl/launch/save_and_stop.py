@@ -3,13 +3,11 @@
 Guarantees: the trainer alone decides when, between two steps; a run that ends by itself meanwhile ends as usual.
 """
 
-import contextlib
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from agentrl.host.stop_signals import Handlers
 from agentrl.train.checkpoint_state import SAVED_FILE, STOP_FILE
 
 SAVED_CODE = 75  # EX_TEMPFAIL: run it again
@@ -19,22 +17,14 @@ class SavedAndStopped(Exception):
     """The trainer has saved its checkpoint after the request to stop."""
 
 
-@contextlib.contextmanager
-def saves_on_request(run_dir: Path) -> Iterator[None]:
-    """Lets SIGUSR1 ask the trainer of a run to save and stop, inside the block and in the main thread."""
+def on_request(run_dir: Path) -> Handlers:
+    """Returns the handler of SIGUSR1, which asks the trainer of a run to save and stop."""
 
     def ask(signum: int, frame: FrameType | None) -> None:
         if (run_dir / "processes").is_dir():
             (run_dir / "processes" / STOP_FILE).touch()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGUSR1, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before if before is not None else signal.SIG_DFL)
+    return {signal.SIGUSR1: ask}
 
 
 def check_saved(run_dir: Path) -> None:

@@ -133,6 +133,12 @@ def test_a_finished_training_ends_with_code_0(monkeypatch, tmp_path):
     assert run("recipe", "run", "arithmetic_grpo") == 0
 
 
+def test_a_training_that_saved_and_stopped_ends_with_the_code_to_run_it_again(monkeypatch, tmp_path):
+    saved = TrainResult(tmp_path, ExitReason.SAVED, steps=1, seconds=1.0)
+    monkeypatch.setattr(api, "run_recipe", lambda recipe, **kwargs: saved)
+    assert run("recipe", "run", "arithmetic_grpo") == 75
+
+
 def test_each_benchmark_module_is_a_benchmark():
     modules = [importlib.import_module(f"agentrl.bench.bench_{name}") for name in bench_command.benchmark_names()]
     assert len(modules) >= 9

@@ -167,6 +167,9 @@ def test_the_controller_may_ask_the_hub_for_data(tmp_path, monkeypatch):
         def wait_ready(self, child, ready, timeout):
             return {"url": "http://127.0.0.1:1", "data": "some"}
 
+        def check(self):
+            pass
+
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     recipe = load_recipe("arithmetic_grpo", ["inference.urls=[http://127.0.0.1:1]"], device="cpu")
     view = types.SimpleNamespace(state=lambda text: None)
