@@ -165,6 +165,9 @@ class Simulation:
         start = now()
         columns, facts = Columns.from_bytes(await self._batch(version))
         waited = now() - start
+        if not columns.episodes:  # the tasks are exhausted, and no group of the rest was kept
+            self.controller.record(version, {}, final=True)
+            return True
         tokens, oldest = self.account.trained(columns)
         training = self._devices.training_time(tokens)
         await asyncio.sleep(training)
