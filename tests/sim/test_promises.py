@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -15,13 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.load import load_recipe
+from agentrl.inference.backend import InferenceError
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import valid_outcomes
 from agentrl.sim.device import Speed
 from agentrl.sim.faults import KINDS, Durations, Kind, Schedule
 from agentrl.sim.shapes import Lognormal
 from agentrl.sim.simulation import Devices, Simulation
-from agentrl.sim.virtual_loop import run_virtual
+from agentrl.sim.virtual_loop import Deadlock, run_virtual
+from agentrl.weights.transaction import WeightPushError
 
 TASKS, BATCH, MEMBERS = 7, 2, 2
 RECIPE = [
@@ -37,6 +40,7 @@ class Ran:
 
     simulation: Simulation
     outcomes: list[dict[str, object]]
+    staleness: int
     stopped: str  # why the controller ended it before its end
 
     def all_drawn(self) -> bool:
@@ -73,12 +77,19 @@ def no_token_is_counted_twice(ran: Ran) -> None:
         assert trained + steps[-1].thrown <= steps[-1].generated + 1.0
 
 
+def ages_keep_the_bound(ran: Ran) -> None:
+    """The gate bounds the mean; a bound of each episode is ``max`` in the place of ``fmean``."""
+    if ages := [age for step in ran.simulation.steps for age in step.ages]:
+        assert fmean(ages) <= ran.staleness, ages
+
+
 PROMISES: list[Callable[[Ran], None]] = [
     batches_are_whole,
     each_draw_has_one_end,
     trained_groups_are_in_the_journal,
     capacity_comes_back,
     no_token_is_counted_twice,
+    ages_keep_the_bound,
 ]
 
 
@@ -97,15 +108,16 @@ def play(decisions: Sequence[Kind], staleness: int = 1, *more: str) -> Ran:
             )  # fmt: skip
             try:
                 await simulation.run()
-            except RolloutError as error:  # an end with a reason is a promise kept
+            except (RolloutError, WeightPushError, InferenceError) as error:  # an end with a reason keeps the promises
                 stopped = str(error)
+            await asyncio.sleep(10.0)  # teardowns of cancelled episodes, see rollout.close_timeout
             left = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
             assert not left, left
             return simulation
 
         simulation = run_virtual(main(), limit=2e3 * len(decisions) + 1e4)
         outcomes = valid_outcomes(Path(folder)) if (Path(folder) / "journal.jsonl").is_file() else []
-        return Ran(simulation, outcomes, stopped)
+        return Ran(simulation, outcomes, staleness, stopped)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -141,7 +153,6 @@ def test_a_planted_leak_is_found_and_its_schedule_shrinks_to_one_fault(monkeypat
     from hypothesis import find
 
     from agentrl.rollout.staleness import StalenessGate
-    from agentrl.sim.virtual_loop import Deadlock
 
     def leaky(self: StalenessGate, *, accepted: bool) -> None:
         self.running -= int(accepted)
