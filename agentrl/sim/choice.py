@@ -14,7 +14,7 @@ from agentrl.sim.simulation import Devices, Simulation
 from agentrl.sim.virtual_loop import run_virtual
 
 CLOSE = 1.02  # step times this near to the shortest are equally good
-MOST_SPLITS = 5
+MOST_SPLITS = 3
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:
 
 def _row(one: Figures, *, best: bool) -> str:
     return (
-        f"{'*' if best else ' '} {f'{one.inference}+{one.training}':<7}{one.max_staleness:>6}{one.step_seconds:>8.4g} s"
+        f"{'*' if best else ' '} {f'{one.inference}+{one.training}':<7}{one.max_staleness:>6}{one.step_seconds:>8.1f} s"
         f"{one.trainer_busy:>9.0%}{one.servers_busy:>9.0%}{one.age_mean:>7.2f}{one.age_max:>5}{one.thrown:>8.1%}"
         f"{one.tokens_per_second:>11,.0f}"
     )

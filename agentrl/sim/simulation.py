@@ -5,7 +5,7 @@ is drawn once. The trainer makes the calls of a real one, in their order: batch,
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,10 @@ class Simulation:
         steps: Steps of the trainer.
         faults: Faults of all simulated parts.
         folder: Folder for the journal; ``None`` writes nothing.
+        episodes: Whether to write the episodes there too.
         epochs: Number of passes over ``tasks`` tasks, after which the run ends; ``None``: no task is drawn twice.
         tasks: Number of tasks; by default as many as the steps can need.
+        after_step: Called with each step instead of keeping it: memory does not grow with the steps then.
     """
 
     def __init__(
@@ -97,14 +99,17 @@ class Simulation:
         *,
         faults: Faults | None = None,
         folder: Path | None = None,
+        episodes: bool = False,
         epochs: int | None = None,
         tasks: int | None = None,
+        after_step: Callable[[Step], None] | None = None,
     ) -> None:
         self._devices = devices
         self._faults = faults or NoFaults()
         self._steps = steps
         self.account = Account()
         self.steps: list[Step] = []
+        self._after_step = after_step or self.steps.append
         self.servers = [
             SimServer(
                 f"sim://{index}",
@@ -121,7 +126,7 @@ class Simulation:
         self.weights = WeightTransaction(
             self.router, Committed(0, "/sim"), recipe.weights.pause_mode, recipe.weights.lease_seconds
         )
-        self.journal = AccountingJournal(self.account, folder)
+        self.journal = AccountingJournal(self.account, folder, episodes=episodes)
         rollout = recipe.rollout
         count = tasks or 4 * rollout.batch_size * (steps + rollout.max_staleness + 2) + rollout.max_concurrent
         self.stream = TaskStream(_Tasks(count), recipe.seed, shuffle=False, epochs=epochs)
@@ -180,7 +185,7 @@ class Simulation:
         groups = len({record.group_id for record in columns.episodes})
         ages = [version - found for found in oldest]
         generated = sum(server.device.tokens for server in self.servers)
-        self.steps.append(Step(now(), waited, training, groups, tokens, ages, self.account.thrown, generated))
+        self._after_step(Step(now(), waited, training, groups, tokens, ages, self.account.thrown, generated))
         return facts["last"]
 
     async def _batch(self, step: int) -> bytes:
