@@ -18,13 +18,16 @@ from agentrl.core.workflow import LLM, Outcome
 from agentrl.inference.backend import Generation, SamplingParams
 from agentrl.inference.router import Router
 from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.controller import Controller
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
-from agentrl.sim.account import Step
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.tasks import TaskStream
 from agentrl.sim.device import Speed
 from agentrl.sim.episodes import Shape, SimClient, SimWorkflow, Turn
 from agentrl.sim.server import SimServer
-from agentrl.sim.simulation import Devices, Simulation
+from agentrl.sim.simulation import Devices, SimTasks, Simulation, manifest, no_evaluation, no_metrics
+from agentrl.weights.transaction import Committed, WeightTransaction
 
 HAS_STALE = "stale" in RolloutConfig.model_fields  # whether the recipe can drop what is too old
 
@@ -115,22 +118,31 @@ class Used:
 
 
 async def instant(folder: Path, episodes: int, *, with_episodes: bool = False) -> list[Used]:
-    """Runs instant episodes through the controller with the journal on; returns what was used, step by step."""
+    """Runs instant episodes through the controller with the journal on; returns what was used, step by step.
+
+    Serialized batches are taken and thrown away: what the trainer does with them is not the controller's work.
+    """
     import psutil
 
-    process, group = psutil.Process(), 8
-    recipe = recipe_of("rollout.batch_size=16", f"rollout.group_size={group}", "rollout.max_concurrent=256")
+    process, groups, group = psutil.Process(), 16, 8
+    recipe = recipe_of(f"rollout.batch_size={groups}", f"rollout.group_size={group}", "rollout.max_concurrent=256")
+    steps = episodes // (groups * group)
+    router = Router([Instant("instant", Speed())])
+    weights = WeightTransaction(router, Committed(0, "/sim"), "in_place", 600.0)
+    journal = Journal(folder, episodes=with_episodes)
+    tasks = TaskStream(SimTasks(2 * groups * (steps + 4)), 0, shuffle=False)
+    client, workflow = SimClient(router), SimWorkflow(Same())
+    controller = Controller(recipe, tasks, workflow, client, weights, journal, no_metrics, no_evaluation)
     found, start = [], time.process_time()
-
-    def used(step: Step) -> None:
-        trained = (len(found) + 1) * 16 * group
+    controller.start()
+    for step in range(steps):
+        await controller.next_batch(step)
+        await controller.publish(manifest(step + 1))
+        controller.record(step + 1, {}, final=False)
+        trained = (step + 1) * groups * group
         found.append(Used(trained, time.process_time() - start, process.memory_info().rss))
-
-    steps = episodes // (16 * group)
-    simulation = Simulation(
-        recipe, Devices(1, 1, train_seconds=0.0), Same(), steps, folder=folder, episodes=with_episodes, after_step=used
-    )
-    await with_servers(simulation, [Instant("instant", Speed())]).run()
+    await controller.close()
+    journal.close()
     return found
 
 

@@ -185,6 +185,9 @@ class Columns:
 COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "episodes")
 
 
+BASE = tuple(EpisodeBase.model_fields)
+
+
 def concatenate(parts: Sequence[Columns]) -> Columns:
     """Concatenates columns; episodes keep their order."""
     taught = any(len(part.teacher_logprobs) for part in parts)
@@ -214,7 +217,8 @@ def from_array(array: NDArray[np.uint8]) -> Any:
 
 
 def _record(episode: Episode) -> EpisodeRecord:
-    return EpisodeRecord(**episode.model_dump(include=set(EpisodeBase.model_fields)), roles=episode.roles)
+    kept = {name: getattr(episode, name) for name in BASE}  # validated when the episode was made
+    return EpisodeRecord.model_construct(**kept, roles=episode.roles)
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -107,7 +107,7 @@ class SimSession:
         nodes = self._trajectory.nodes
         self.last_sampled = len(nodes)
         nodes.append(
-            Node.model_construct(
+            Node(
                 parent=self.last_sampled - 1 if self.last_sampled else None,
                 message=ANSWER,
                 token_ids=ids,

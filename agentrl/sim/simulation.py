@@ -129,7 +129,7 @@ class Simulation:
         self.journal = AccountingJournal(self.account, folder, episodes=episodes)
         rollout = recipe.rollout
         count = tasks or 4 * rollout.batch_size * (steps + rollout.max_staleness + 2) + rollout.max_concurrent
-        self.stream = TaskStream(_Tasks(count), recipe.seed, shuffle=False, epochs=epochs)
+        self.stream = TaskStream(SimTasks(count), recipe.seed, shuffle=False, epochs=epochs)
         self.controller = Controller(
             recipe,
             self.stream,
@@ -137,8 +137,8 @@ class Simulation:
             SimClient(self.router),
             self.weights,
             self.journal,
-            lambda step, metrics: None,
-            _no_evaluation,
+            no_metrics,
+            no_evaluation,
         )
 
     async def run(self) -> list[Step]:
@@ -198,17 +198,14 @@ class Simulation:
 
     async def _publish(self, version: int, *, final: bool) -> None:
         kind = await self._trainer_waits("publish")
-        manifest = WeightManifest(
-            version=version, transport="disk", path="/sim", dtype="F32", nbytes=0, fingerprints={}
-        )
         for left in reversed(range(2 if kind == "duplicate" else 1)):
-            await self._push(manifest, final=final and not left)
+            await self._push(version, final=final and not left)
 
-    async def _push(self, manifest: WeightManifest, *, final: bool) -> None:
+    async def _push(self, version: int, *, final: bool) -> None:
         """Pushes a version, again after a failure, as a trainer that is resumed does."""
         for left in reversed(range(PUSHES)):
             try:
-                await self.controller.publish(manifest, final=final)
+                await self.controller.publish(manifest(version), final=final)
                 return
             except WeightPushError:
                 if not left:
@@ -225,7 +222,7 @@ class Simulation:
         return kind
 
 
-class _Tasks(Sequence[Task]):
+class SimTasks(Sequence[Task]):
     """Tasks with nothing but a name, made when they are asked for."""
 
     def __init__(self, count: int) -> None:
@@ -240,5 +237,15 @@ class _Tasks(Sequence[Task]):
         return Task(id=f"sim/{index}", data={})
 
 
-async def _no_evaluation(version: int) -> dict[str, float]:
+async def no_evaluation(version: int) -> dict[str, float]:
+    """Evaluates nothing."""
     return {}
+
+
+def no_metrics(step: int, metrics: dict[str, float]) -> None:
+    """Writes nothing."""
+
+
+def manifest(version: int) -> WeightManifest:
+    """Returns the manifest of a version without weights."""
+    return WeightManifest(version=version, transport="disk", path="/sim", dtype="F32", nbytes=0, fingerprints={})
