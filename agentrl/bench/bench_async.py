@@ -10,6 +10,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from agentrl.bench.async_sides import Used, crowd, instant, realtime, recipe_of
+from agentrl.host.garbage import collect_rarely
 from agentrl.sim.choice import Case
 from agentrl.sim.figures import Figures
 from agentrl.sim.shapes import Lognormal
@@ -41,6 +42,7 @@ def run(repeats: int = 3, steps: int = STEPS, long: int = 100_000) -> dict[str, 
         and memory after 100,000 episodes, over those after 1,000. ``crowd_cost``: CPU of 4,096 episodes of 50 turns
         at once, over one after the other.
     """
+    collect_rarely()  # as the controller's process does
     found = simulated(steps)
     found |= asyncio.run(_real(repeats))
     found |= growth(long)

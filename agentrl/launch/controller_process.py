@@ -25,6 +25,7 @@ from agentrl.config.teacher import as_teacher
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.host.entry import STOPPED, begin, run_arguments
+from agentrl.host.garbage import collect_rarely
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
@@ -199,6 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     begin(args.parent_pid)
     recipe = recipe_of_run(args.run_dir)
+    collect_rarely()
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
