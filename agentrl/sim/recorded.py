@@ -25,6 +25,7 @@ from agentrl.sim.episodes import Shape, Turn
 from agentrl.sim.shapes import Recorded
 from agentrl.sim.simulation import Devices
 
+ROUNDS = 6  # of the fit
 FIRST_STEPS = 1  # they load and compile; left out where there are more
 
 
@@ -120,21 +121,27 @@ def fit_speed(calls: Sequence[Call], servers: int) -> Speed:
 
     seconds = np.array([call.end - call.start for call in calls])
     tokens = np.array([call.tokens for call in calls], float)
-    sides = np.stack([np.ones(len(calls)), tokens, tokens * at_a_time(calls) / servers], axis=1)
-    (call, token, sequence), _ = nnls(sides, seconds)
-    return Speed(token=max(float(token), 1e-9), sequence=float(sequence), call=float(call))
+    found = Speed(token=1.0, sequence=0.0)
+    for _ in range(ROUNDS):  # how many ran during a token depends on how long tokens took
+        sides = np.stack([np.ones(len(calls)), tokens, tokens * at_a_time(calls, servers, found)], axis=1)
+        (call, token, sequence), _ = nnls(sides, seconds)
+        found = Speed(token=max(float(token), 1e-9), sequence=float(sequence), call=float(call))
+    return found
 
 
-def at_a_time(calls: Sequence[Call]) -> np.ndarray:
-    """Returns the mean number of running calls during each call, itself included."""
+def at_a_time(calls: Sequence[Call], servers: int, speed: Speed) -> np.ndarray:
+    """Returns the number of calls that ran on a server during each call, itself included, as a mean over its tokens."""
     times = np.array([time for call in calls for time in (call.start, call.end)])
-    change = np.tile([1.0, -1.0], len(calls))
     order = np.argsort(times, kind="stable")
-    times, running = times[order], np.cumsum(change[order])
-    area = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+    times, running = times[order], np.cumsum(np.tile([1.0, -1.0], len(calls))[order])[:-1] / servers
+    tokens = np.diff(times) / (speed.token + speed.sequence * running)
     starts, ends = (np.array([getattr(call, name) for call in calls]) for name in ("start", "end"))
-    length = np.maximum(ends - starts, 1e-9)
-    return (np.interp(ends, times, area) - np.interp(starts, times, area)) / length
+
+    def between(values: np.ndarray) -> np.ndarray:
+        total = np.concatenate([[0.0], np.cumsum(values)])
+        return np.interp(ends, times, total) - np.interp(starts, times, total)
+
+    return between(running * tokens) / np.maximum(between(tokens), 1e-12)
 
 
 def _calls(trajectory: Trajectory) -> list[Call]:

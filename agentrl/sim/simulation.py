@@ -41,7 +41,7 @@ class Devices:
         train_seconds: Seconds that an update takes on one device, in all; half of it on two, and so on.
         token_seconds: Seconds that each trained token adds, on one device.
         push_seconds: Seconds for which servers pause while they load new weights.
-        step_seconds: Seconds of a step beside all of these, however many devices train.
+        step_seconds: Seconds between an update and its push, however many devices train: weights are gathered.
         slots: Most requests that a server decodes at a time; ``None``: any number.
     """
 
@@ -175,13 +175,11 @@ class Simulation:
             return True
         tokens, oldest = self.account.trained(columns)
         training = self._devices.training_time(tokens)
-        await asyncio.sleep(training)
+        await asyncio.sleep(training + self._devices.step_seconds)
         while not await self.controller.ready(READY_SECONDS):
             pass
         await self._publish(version + 1, final=facts["last"])
         self.controller.record(version + 1, {}, final=facts["last"])
-        if self._devices.step_seconds:
-            await asyncio.sleep(self._devices.step_seconds)
         groups = len({record.group_id for record in columns.episodes})
         ages = [version - found for found in oldest]
         generated = sum(server.device.tokens for server in self.servers)
