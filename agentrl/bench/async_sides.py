@@ -175,4 +175,3 @@ async def crowd(episodes: int, turns: int, *, at_once: bool) -> float:
         for index in range(episodes):
             await one(index)
     return time.process_time() - start
-

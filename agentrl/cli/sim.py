@@ -26,7 +26,9 @@ def sim(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--from", help="Run whose lengths, latencies and training time are used.", autocompletion=complete_run),
+        typer.Option(
+            "--from", help="Run whose lengths, latencies and training time are used.", autocompletion=complete_run
+        ),
     ] = None,
     mean: Annotated[float | None, typer.Option(min=1, help="Mean tokens of an episode without --lengths.")] = None,
     sigma: Annotated[float, typer.Option(min=0, help="Spread of their lognormal distribution.")] = 0.8,

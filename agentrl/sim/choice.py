@@ -62,9 +62,7 @@ class Case:
 
 def with_bound(recipe: Recipe, max_staleness: int) -> Recipe:
     """Returns the recipe with another bound of the age."""
-    return recipe.model_copy(
-        update={"rollout": recipe.rollout.model_copy(update={"max_staleness": max_staleness})}
-    )
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"max_staleness": max_staleness})})
 
 
 def splits(case: Case, devices: int) -> list[tuple[int, int]]:

@@ -72,7 +72,8 @@ class Schedule:
 
     def decide(self, place: Place) -> Kind:
         """Returns the next decision, ``fine`` after the last one."""
-        kind = next(self._left, "fine")
+        fine: Kind = "fine"
+        kind = next(self._left, fine)
         if kind != "fine":
             self.met.append((asyncio.get_running_loop().time(), place, kind))
         return kind

@@ -12,7 +12,10 @@ from agentrl.sim.figures import Figures
 from agentrl.sim.recorded import RunRecords
 
 WIDTH = 80
-HEAD = f"{'  split':<9}{'bound':>6}{'step':>10}{'trainer':>9}{'servers':>9}{'age':>7}{'max':>5}{'thrown':>8}{'tokens/s':>11}"
+HEAD = (
+    f"{'  split':<9}{'bound':>6}{'step':>10}{'trainer':>9}{'servers':>9}{'age':>7}{'max':>5}{'thrown':>8}"
+    f"{'tokens/s':>11}"
+)
 
 
 def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:

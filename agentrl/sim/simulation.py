@@ -22,7 +22,7 @@ from agentrl.rollout.tasks import TaskStream
 from agentrl.sim.account import Account, AccountingJournal, Step
 from agentrl.sim.device import Speed
 from agentrl.sim.episodes import Shapes, SimClient, SimWorkflow
-from agentrl.sim.faults import Faults, NoFaults, suffer
+from agentrl.sim.faults import Faults, NoFaults
 from agentrl.sim.server import SimServer
 from agentrl.weights.transaction import Committed, WeightPushError, WeightTransaction
 

@@ -102,8 +102,9 @@ def play(decisions: Sequence[Kind], staleness: int = 1, *more: str) -> Ran:
 
         async def main() -> Simulation:
             nonlocal stopped
+            faults = Schedule(decisions, Durations(call=100.0))
             simulation = Simulation(
-                recipe, devices, Lognormal(200, 0.8, 1000), steps=100, faults=Schedule(decisions, Durations(call=100.0)),
+                recipe, devices, Lognormal(200, 0.8, 1000), steps=100, faults=faults,
                 folder=Path(folder), epochs=1, tasks=TASKS,
             )  # fmt: skip
             try:

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_synchronous_step_takes_generation_and_training() -> None:
     devices = Devices(2, 1, Speed(token=0.01, sequence=0.0025, call=0.5), train_seconds=7.0, push_seconds=1.5)
     done = steps_of(recipe_of("rollout.max_staleness=0"), devices, [100], 4)
     generation = 0.5 + 100 * (0.01 + 0.0025 * 4)  # 4 of the 8 episodes on each server
-    assert [later.end - one.end for one, later in zip(done, done[1:], strict=False)] == pytest.approx(
+    assert [later.end - one.end for one, later in pairwise(done)] == pytest.approx(
         [generation + 7.0 + 1.5] * 3, abs=1e-3
     )
     assert {age for step in done for age in step.ages} == {0}
