@@ -9,7 +9,6 @@ last answer was cut (:mod:`agentrl.core.ending`).
 """
 
 import asyncio
-import time
 import traceback
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -54,12 +53,13 @@ async def run_episode(
     """
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
-    start = time.monotonic()
+    now = asyncio.get_running_loop().time
+    start = now()
     try:
         end = _end(await within(limits, _attempt(workflow, task, llm, seed), left, lambda: llm.waited))
     finally:
         release()
-    base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": time.monotonic() - start}
+    base = {"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "seconds": now() - start}
     base |= {"abandoned": end.abandoned, "task": task.data, "started": started, "version": version}
     base["sampling"] = llm.sampling
     drift = index == 0 and not evaluation  # one per group: it renders a whole chat

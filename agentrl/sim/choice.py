@@ -76,10 +76,15 @@ def splits(case: Case, devices: int) -> list[tuple[int, int]]:
 
 
 def tried(case: Case, devices: int, bounds: Sequence[int]) -> Iterator[Figures]:
-    """Yields the figures of each split and bound."""
+    """Yields the figures of each split and bound; of a split, no bound after one that gained nothing any more."""
     for split in splits(case, devices):
-        for bound in bounds:
-            yield case.run(*split, bound)
+        before = float("inf")
+        for bound in sorted(bounds):
+            one = case.run(*split, bound)
+            yield one
+            if one.step_seconds * CLOSE >= before:
+                break
+            before = one.step_seconds
 
 
 def best(found: Sequence[Figures]) -> Figures:
