@@ -101,6 +101,8 @@ def shapes_of(episodes: Sequence[Episode]) -> Recorded:
     for episode in episodes:
         if calls := calls_of(episode):
             groups[episode.group_id].append(_shape(episode, calls))
+    if not groups:
+        raise ConfigError(f"none of the {len(episodes)} recorded episodes has the times of its messages")
     return Recorded(list(groups.values()))
 
 

@@ -59,11 +59,11 @@ def _row(one: Figures, *, best: bool) -> str:
 def _advice(case: Case, chosen: Figures) -> list[str]:
     """Says what holds the best candidate back, if it is a setting."""
     rollout = case.recipe.rollout
-    whole = rollout.batch_size * rollout.group_size
-    if chosen.step_seconds > 1.1 * case.bound(chosen.inference, chosen.training) and rollout.max_concurrent < 2 * whole:
+    slow = chosen.step_seconds > 1.1 * case.bound(chosen.inference, chosen.training)
+    if slow and chosen.max_staleness and chosen.servers_busy < 0.9:
         return [
-            "          Groups keep their places until their longest episode ends: try",
-            f"          rollout.max_concurrent={2 * whole} (two batches)",
+            "          A group keeps its places until its longest episode ends. To fill them,",
+            f"          try rollout.max_concurrent={2 * rollout.max_concurrent}",
         ]
     return []
 
