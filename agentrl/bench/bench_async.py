@@ -83,7 +83,8 @@ def case_of(sigma: float, steps: int) -> Case:
 async def _real(repeats: int, slots: int = 256, steps: int = 8) -> dict[str, list[float]]:
     """Measures steps in real time: 256 requests at a time of half a second on average, and an update as long.
 
-    The bound is 4, with which neither side waits for the other in virtual time (0.503 s a step)."""
+    The bound is 4, with which neither side waits for the other in virtual time (0.503 s a step).
+    """
     shapes = Lognormal(500, 0.5, 2000)
     recipe = recipe_of("rollout.batch_size=32", "rollout.group_size=8", "rollout.max_concurrent=512", bound=4)
     ideal = max(shapes.mean() / 1000 * SEQUENCES / slots, 0.5)

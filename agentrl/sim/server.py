@@ -1,8 +1,7 @@
 """A simulated inference server with one device, behind the same protocol as a real one.
 
 Guarantees: a simulated token stands for a stretch of tokens that one policy version sampled, and its id is their
-number, so an answer of any length costs no more than a few list entries; :func:`real_tokens` gives the true number
-back. A server that crashed refuses every call, loses its running requests, and answers again after ``down`` seconds
+number, so an answer of any length costs no more than a few list entries. A server that crashed refuses every call, loses its running requests, and answers again after ``down`` seconds
 with the version that it had. A call that gets no answer fails at the time limit of its connection.
 """
 
@@ -148,8 +147,3 @@ def _generation(made: Sequence[Stretch], wanted: int) -> Generation:
     counts = [stretch.tokens for stretch in made]
     finish: Literal["stop", "abort"] = "stop" if sum(counts) >= wanted else "abort"
     return Generation(counts, [-1.0] * len(counts), [stretch.version for stretch in made], finish)
-
-
-def real_tokens(token_ids: Sequence[int]) -> int:
-    """Returns the number of tokens that simulated ones stand for."""
-    return sum(token_ids)
