@@ -72,11 +72,11 @@ class Schedule:
 
     def decide(self, place: Place) -> Kind:
         """Returns the next decision, ``fine`` after the last one."""
-        fine: Kind = "fine"
-        kind = next(self._left, fine)
-        if kind != "fine":
-            self.met.append((asyncio.get_running_loop().time(), place, kind))
-        return kind
+        for kind in self._left:
+            if kind != "fine":
+                self.met.append((asyncio.get_running_loop().time(), place, kind))
+            return kind
+        return "fine"
 
 
 async def suffer(faults: Faults, place: Place) -> Kind:

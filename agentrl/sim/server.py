@@ -1,8 +1,9 @@
 """A simulated inference server with one device, behind the same protocol as a real one.
 
 Guarantees: a simulated token stands for a stretch of tokens that one policy version sampled, and its id is their
-number, so an answer of any length costs no more than a few list entries. A server that crashed refuses every call, loses its running requests, and answers again after ``down`` seconds
-with the version that it had. A call that gets no answer fails at the time limit of its connection.
+number, so an answer of any length costs no more than a few list entries. A server that crashed refuses every call,
+loses its running requests, and answers again after :data:`DOWN` seconds with the version that it had. A call that gets
+no answer fails at the time limit of its connection.
 """
 
 import asyncio
