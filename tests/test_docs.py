@@ -18,6 +18,7 @@ from agentrl.core.registry import load
 from agentrl.launch.supervisor import Supervisor
 from agentrl.train.loss import needs_whole_sequences
 from tests.end_to_end import ROOT, command, environment, overrides, run
+from tests.sim.test_recorded import recorded_run
 from tests.train.test_loss import tokens_of
 
 WALK = ROOT / "docs" / "environments.md"  # its commands follow from each other: test_environments_page.py runs them
@@ -214,6 +215,19 @@ def test_benchmarks_are_known_by_name(line: str) -> None:
     assert "Traceback" not in run("bench", "--help").stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl sim")])
+def test_simulations_run_as_shown(line: str, tmp_path: Path) -> None:
+    """With few episodes a step; ``runs/mine`` is a recorded run, ``lengths.txt`` a file of lengths."""
+    (tmp_path / "lengths.txt").write_text("100\n300\n")
+    if "runs/mine" in line:
+        recorded_run(tmp_path / "runs" / "mine")
+    small = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_concurrent=8", "--steps", "1", "--gpus", "2"]
+    result = run(*shlex.split(line)[1:], *small, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert "best      1 for inference + 1 for training, rollout.max_staleness=" in result.stdout
+    assert ("predicted from its records" in result.stdout) == ("--from" in line)
+
+
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("scripts/")])
 def test_scripts_say_that_there_is_no_gpu(line: str) -> None:
     """What they do where there is one is tried in small by ``tests/bench/test_gpu.py``."""
@@ -241,7 +255,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "doctor", "--")
+    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "doctor", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -19,6 +19,7 @@ ALLOWED = {
     "weights": {"core", "config", "inference"},
     "engine": {"core", "host", "models", "weights"},
     "rollout": {"core", "config", "inference", "weights"},
+    "sim": {"core", "config", "inference", "observe", "rollout", "weights"},
     "train": {"core", "config", "host", "models", "weights"},
     "rewards": {"core", "host", "envkit", "inference"},
     "data": {"core", "host", "config", "envkit"},
@@ -33,7 +34,7 @@ ALLOWED |= {
     "cli": ALL,
 }
 USER_CODE = ("envs", "agents", "recipes")
-PRIVATE_TO_USERS = {f"agentrl.{name}" for name in ("launch", "cli", "train", "supervised", "rollout", "bench")}
+PRIVATE_TO_USERS = {f"agentrl.{name}" for name in ("launch", "cli", "train", "supervised", "rollout", "sim", "bench")}
 HEAVY = {"torch", "transformers", "trl", "gymnasium", "openai", "scipy", "pydantic", "datasets", "matplotlib"}
 
 
@@ -74,7 +75,7 @@ def test_user_folders_import_what_a_user_would(folder):
         assert not {name.split(".")[0] for name in names} & set(USER_CODE), f"{file}: say agentrl.{folder}"
 
 
-@pytest.mark.parametrize("package", ["core", "host", "config", "inference", "envkit", "rollout"])
+@pytest.mark.parametrize("package", ["core", "host", "config", "inference", "envkit", "rollout", "sim"])
 def test_rooms_without_torch_do_not_import_it(package):
     for file in (ROOT / "agentrl" / package).rglob("*.py"):
         assert not {name.split(".")[0] for name in real_imports(file)} & {"torch"}, file

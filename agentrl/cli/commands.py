@@ -28,6 +28,8 @@ MEANT = {
     "server": "serve",
     "diagnose": "doctor",
     "benchmark": "bench",
+    "simulate": "sim",
+    "predict": "sim",
 }
 
 

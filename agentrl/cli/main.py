@@ -23,6 +23,7 @@ from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
+from agentrl.cli.sim import sim
 from agentrl.config.errors import UserError
 from agentrl.core.extras import extra_of, install_hint
 
@@ -43,6 +44,7 @@ app.command(name="eval")(evaluate)
 app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
+app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)
 

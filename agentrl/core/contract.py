@@ -11,6 +11,7 @@ import inspect
 import math
 from numbers import Real
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from agentrl.core.valid_text import valid_text
@@ -98,12 +99,19 @@ def source_of(function: Any) -> str:
     """Returns ``name (file.py:12)`` for a function, method, partial, or object with ``__call__``."""
     while isinstance(function, functools.partial):
         function = function.func
+    return _bound_source(function.__func__) if isinstance(function, MethodType) else _source(function)
+
+
+def _source(function: Any) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     target = inspect.unwrap(function)
     code = getattr(getattr(target, "__func__", target), "__code__", None)
     if code is None:
         code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else name
+
+
+_bound_source = functools.lru_cache(maxsize=256)(_source)  # of methods: a workflow's is asked for in every episode
 
 
 def finite(value: Any, place: str, what: str = "reward") -> float:

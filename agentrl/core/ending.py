@@ -52,6 +52,9 @@ def last_answers(parents: Sequence[int], sampled: Sequence[bool]) -> list[int]:
 def role_cut(reason: StopReason, trajectory: Trajectory) -> bool:
     """Whether a role was cut in an episode that ended for ``reason``."""
     nodes = trajectory.nodes
+    latest = next((n for n in reversed(nodes) if n.finish_reason is not None or any(n.loss_mask)), None)
+    if latest is None or latest.finish_reason not in CUT_ANSWERS:  # it is one of the last answers, and was not cut
+        return reason in LIMITS
     last = last_answers(
         [-1 if node.parent is None else node.parent for node in nodes],
         [node.finish_reason is not None or any(node.loss_mask) for node in nodes],

@@ -8,7 +8,6 @@ trainer's heartbeats stop or the rollouts cannot continue; however it ends, it l
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.versions import version_metrics
 from agentrl.host.entry import STOPPED, begin, refuse, run_arguments
+from agentrl.host.garbage import collect_rarely
 from agentrl.host.process import write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
@@ -148,7 +148,7 @@ async def serve(
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
-    gc.freeze()  # what stands by now stays: each collection looks at the run's objects alone
+    collect_rarely()
     try:
         controller.start()
         controller.last_beat = time.monotonic()

@@ -17,7 +17,6 @@ from agentrl.launch import commands
 from agentrl.launch.commands import Meeting
 from agentrl.launch.machines import collective_env, join
 from agentrl.launch.needed_packages import needed_packages, require_packages
-from agentrl.launch.results import STOP_SIGNAL_CODE
 from agentrl.launch.servers import find_model
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 

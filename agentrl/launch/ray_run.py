@@ -22,9 +22,9 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
+from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.needed_packages import require_packages
-from agentrl.launch.results import STOP_SIGNAL_CODE
 from agentrl.train.checkpoint_state import latest_checkpoint
 
 POLL_SECONDS = 0.5

@@ -1,0 +1,1 @@
+"""Simulation: the real controller under a virtual clock, with simulated servers, environments and trainer."""

@@ -1,0 +1,184 @@
+"""Takes lengths, latencies and the training time from a run's own records.
+
+Guarantees: nothing is measured anew; ``episodes.jsonl`` has the calls, ``metrics.jsonl`` the steps. A call's seconds
+are fitted as ``calls * c + tokens * (a + b * n)`` with ``n`` calls at a time on its server, by least squares, none of
+the three below 0. Failed episodes are left out.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from agentrl.config.errors import ConfigError
+from agentrl.config.load import recipe_of_run
+from agentrl.config.recipe import Recipe
+from agentrl.core.episode import Episode, Trajectory
+from agentrl.observe.sinks import read_metrics
+from agentrl.rollout.journal import read_episodes
+from agentrl.sim.device import Speed
+from agentrl.sim.episodes import Shape, Turn
+from agentrl.sim.shapes import Recorded
+from agentrl.sim.simulation import Devices
+
+ROUNDS = 6  # of the fit
+FIRST_STEPS = 1  # they load and compile; left out where there are more
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recorded answer.
+
+    Attributes:
+        start: Time of the request, in seconds since 1970.
+        end: Time of the answer.
+        tokens: Sampled tokens.
+    """
+
+    start: float
+    end: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a finished run says about itself.
+
+    Attributes:
+        recipe: Its recipe.
+        shapes: Its episodes.
+        devices: Speeds that its records show, with as many devices as it had servers.
+        step_seconds: Mean time of its steps, without time waited for evaluations.
+        steps: Number of these steps.
+    """
+
+    recipe: Recipe
+    shapes: Recorded
+    devices: Devices
+    step_seconds: float
+    steps: int
+
+
+def read_run(folder: Path) -> RunRecords:
+    """Reads a run's records.
+
+    Raises:
+        ConfigError: The folder has no steps or no episodes.
+    """
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} has no {name}: name the folder of a run that trained (logging.episodes=true)")
+    recipe = recipe_of_run(folder)
+    episodes = [one for one in read_episodes(folder / "episodes.jsonl") if not one.failed]
+    steps = [one for one in read_metrics(folder / "metrics.jsonl") if "time/step" in one]
+    if not steps or not episodes:
+        raise ConfigError(f"{folder} has {len(steps)} steps and {len(episodes)} episodes that did not fail")
+    steps = steps[FIRST_STEPS:] or steps
+    return RunRecords(
+        recipe, shapes_of(episodes), _devices(recipe, episodes, steps), fmean(map(_step_seconds, steps)), len(steps)
+    )
+
+
+def read_shapes(folder: Path) -> Recorded:
+    """Reads the episodes of a run's folder.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    file = folder / "episodes.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no episodes.jsonl")
+    return shapes_of([one for one in read_episodes(file) if not one.failed])
+
+
+def shapes_of(episodes: Sequence[Episode]) -> Recorded:
+    """Makes a source of shapes from recorded episodes, group by group."""
+    groups: dict[str, list[Shape]] = defaultdict(list)
+    for episode in episodes:
+        if calls := calls_of(episode):
+            groups[episode.group_id].append(_shape(episode, calls))
+    if not groups:
+        raise ConfigError(f"none of the {len(episodes)} recorded episodes has the times of its messages")
+    return Recorded(list(groups.values()))
+
+
+def calls_of(episode: Episode) -> list[Call]:
+    """Returns the answers of all roles, in the order of their ends."""
+    calls = [call for one in episode.trajectories.values() for call in _calls(one)]
+    return sorted(calls, key=lambda call: call.end)
+
+
+def fit_speed(calls: Sequence[Call], servers: int) -> Speed:
+    """Fits the speed of a server to recorded calls.
+
+    Args:
+        calls: All calls of a run.
+        servers: Number of servers that shared them.
+    """
+    from scipy.optimize import nnls
+
+    seconds = np.array([call.end - call.start for call in calls])
+    tokens = np.array([call.tokens for call in calls], float)
+    found = Speed(token=1.0, sequence=0.0)
+    for _ in range(ROUNDS):  # how many ran during a token depends on how long tokens took
+        sides = np.stack([np.ones(len(calls)), tokens, tokens * at_a_time(calls, servers, found)], axis=1)
+        (call, token, sequence), _ = nnls(sides, seconds)
+        found = Speed(token=max(float(token), 1e-9), sequence=float(sequence), call=float(call))
+    return found
+
+
+def at_a_time(calls: Sequence[Call], servers: int, speed: Speed) -> np.ndarray:
+    """Returns the number of calls that ran on a server during each call, itself included, as a mean over its tokens."""
+    times = np.array([time for call in calls for time in (call.start, call.end)])
+    order = np.argsort(times, kind="stable")
+    times, running = times[order], np.cumsum(np.tile([1.0, -1.0], len(calls))[order])[:-1] / servers
+    tokens = np.diff(times) / (speed.token + speed.sequence * running)
+    starts, ends = (np.array([getattr(call, name) for call in calls]) for name in ("start", "end"))
+
+    def between(values: np.ndarray) -> np.ndarray:
+        total = np.concatenate([[0.0], np.cumsum(values)])
+        return np.interp(ends, times, total) - np.interp(starts, times, total)
+
+    return between(running * tokens) / np.maximum(between(tokens), 1e-12)
+
+
+def _calls(trajectory: Trajectory) -> list[Call]:
+    found = []
+    for node in trajectory.nodes:
+        before = None if node.parent is None else trajectory.nodes[node.parent]
+        if node.finish_reason is not None and node.at is not None and before is not None and before.at is not None:
+            found.append(Call(before.at, max(node.at, before.at), max(1, sum(node.loss_mask))))
+    return found
+
+
+def _shape(episode: Episode, calls: Sequence[Call]) -> Shape:
+    """Returns an episode's shape; what is between an answer and the next request is time outside the servers."""
+    nexts = [call.start for call in calls[1:]]
+    start = datetime.fromisoformat(episode.started).timestamp() if episode.started else calls[0].start
+    end = max(start + episode.seconds, calls[-1].end)
+    turns = [Turn(call.tokens, max(0.0, n - call.end)) for call, n in zip(calls, [*nexts, end], strict=True)]
+    return Shape(tuple(turns), episode.reward or 0.0, max(0.0, calls[0].start - start))
+
+
+def _step_seconds(step: dict[str, float]) -> float:
+    return step["time/step"] - step.get("time/wait_evaluation", 0.0)
+
+
+def _devices(recipe: Recipe, episodes: Sequence[Episode], steps: Sequence[dict[str, float]]) -> Devices:
+    servers = max(1, len(recipe.inference.urls)) if recipe.inference.urls else recipe.inference.servers
+    trained = fmean(step["time/update"] for step in steps)
+    push = fmean(step.get("time/publish", 0.0) for step in steps)
+    rest = fmean(_step_seconds(s) - s["time/wait_batch"] - s["time/update"] - s.get("time/publish", 0.0) for s in steps)
+    return Devices(
+        inference=servers,
+        training=recipe.trainer.nproc,
+        speed=fit_speed([call for episode in episodes for call in calls_of(episode)], servers),
+        train_seconds=trained * recipe.trainer.nproc,
+        push_seconds=push,
+        step_seconds=max(0.0, rest),
+        slots=recipe.inference.max_running,
+    )

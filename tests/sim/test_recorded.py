@@ -1,0 +1,150 @@
+"""Lengths and speeds from a run's own records, and the command that uses them."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import main
+from agentrl.config.load import load_recipe
+from agentrl.core.episode import Episode, Node, StopReason, Trajectory
+from agentrl.rollout.journal import Journal
+from agentrl.sim.device import Device, Speed
+from agentrl.sim.recorded import Call, at_a_time, calls_of, fit_speed, read_run, shapes_of
+from agentrl.sim.shapes import Lognormal
+from agentrl.sim.virtual_loop import run_virtual
+
+START = 1_700_000_000.0
+SPEED = Speed(token=0.02, sequence=0.004, call=0.3)
+
+
+def episode(
+    group: int, index: int, answers: list[tuple[float, float, int]], seconds: float, after: float = 0.0
+) -> Episode:
+    """An episode whose requests and answers are at these seconds after its start, with so many tokens."""
+    nodes: list[Node] = []
+    start = START + after
+    for asked, answered, tokens in answers:
+        parent = len(nodes) - 1 if nodes else None
+        nodes.append(Node(parent=parent, message={"role": "user", "content": "?"}, at=start + asked))
+        sampled = {"token_ids": [1] * tokens, "loss_mask": [1] * tokens, "logprobs": [0.0] * tokens}
+        nodes.append(
+            Node(
+                parent=len(nodes) - 1, message={"role": "assistant", "content": "!"}, versions=[0] * tokens,
+                finish_reason="stop", at=start + answered, **sampled,
+            )
+        )  # fmt: skip
+    return Episode(
+        group_id=f"g{group}", task_id=f"t{group}", index=index, seed=index, reward=float(index % 2), seconds=seconds,
+        stop_reason=StopReason.TERMINATED, started=datetime.fromtimestamp(start, UTC).isoformat(),
+        trajectories={"assistant": Trajectory(nodes=nodes)},
+    )  # fmt: skip
+
+
+def simulated_calls() -> list[Call]:
+    """Calls of a simulated server, with many and with few at a time."""
+    lengths, found = Lognormal(200, 0.8, 1000), []
+
+    async def main() -> None:
+        device, now = Device(SPEED), asyncio.get_running_loop().time
+
+        async def one(seed: int) -> None:
+            start, tokens = now(), lengths.of("", seed).tokens
+            await asyncio.sleep(SPEED.call)
+            await device.generate(tokens)
+            found.append(Call(start, now(), tokens))
+
+        for at_once in (1, 2, 8, 30):
+            await asyncio.gather(*(one(100 * at_once + each) for each in range(at_once)))
+
+    run_virtual(main())
+    return found
+
+
+def test_the_turns_of_an_episode_and_the_time_between_them_are_read() -> None:
+    one = episode(0, 1, [(0.5, 2.0, 30), (5.0, 6.0, 10)], 8.0)
+    assert [(call.end - call.start, call.tokens) for call in calls_of(one)] == [(1.5, 30), (1.0, 10)]
+    shape = shapes_of([one]).of("sim/0", 0)
+    assert [turn.tokens for turn in shape.turns] == [30, 10]
+    assert [turn.outside for turn in shape.turns] == pytest.approx([3.0, 2.0])
+    assert (shape.before, shape.reward) == (pytest.approx(0.5), 1.0)
+
+
+def test_calls_at_a_time_are_a_mean_over_each_call() -> None:
+    assert at_a_time([Call(0.0, 4.0, 1), Call(2.0, 4.0, 1)], 1, Speed(1.0, 0.0)).tolist() == pytest.approx([1.5, 2.0])
+
+
+def test_the_speed_of_a_server_is_found_in_its_calls() -> None:
+    found = fit_speed(simulated_calls(), 1)
+    assert found.token == pytest.approx(SPEED.token, rel=0.1)
+    assert found.sequence == pytest.approx(SPEED.sequence, rel=0.1)
+
+
+def recorded_run(folder: Path) -> Path:
+    """A run of steps that took 4 s of generation, 3 s of training and 1 s of all else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_staleness=0"]
+    recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
+    (folder / "config.json").write_text(recipe.model_dump_json())
+    journal = Journal(folder, episodes=True)
+    for group in range(4):
+        for member in range(2):
+            journal.episode(episode(group, member, [(0.0, 4.0, 40)], 4.0, after=8.0 * (group // 2)))
+    journal.close()
+    step = {"time/step": 8.0, "time/wait_batch": 4.0, "time/update": 3.0, "time/publish": 0.25}
+    lines = [{"step": 0, "time": 0.0, "eval/accuracy": 0.1}, *({"step": n, "time": 8.0 * n, **step} for n in (1, 2, 3))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return recorded_run(tmp_path)
+
+
+def test_the_prediction_of_a_run_is_held_against_its_own_steps(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = read_run(folder)
+    assert records.step_seconds == 8.0 and records.steps == 2, "the first step loads and compiles"
+    assert records.devices.training_time(0) == 3.0 and records.devices.push_seconds == 0.25
+    settings = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_concurrent=8"]
+    main_exits(["sim", "arithmetic_grpo", *settings, "--from", str(folder), "--gpus", "2", "--steps", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["run_step_seconds"] == 8.0
+    assert found["run_predicted_seconds"] == pytest.approx(8.0, rel=0.02)
+    assert {one["max_staleness"] for one in found["tried"]} >= {0, 1}
+
+
+def test_the_table_has_80_columns_and_names_the_best(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = folder / "lengths.txt"
+    lengths.write_text("100\n200\n700\n")
+    settings = ["rollout.batch_size=2", "rollout.group_size=2", "sampling.max_new_tokens=1000"]
+    settings += ["inference.context_length=2000"]
+    main_exits(["sim", "arithmetic_grpo", *settings, "--gpus", "3", "--lengths", str(lengths), "--steps", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("") :]
+    assert all(len(line) <= 80 for line in table), [line for line in table if len(line) > 80]
+    assert sum(line.startswith("* ") for line in table) == 1
+    assert any(line.startswith("best ") for line in table)
+
+
+def test_a_folder_without_records_and_a_file_without_numbers_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "words.txt").write_text("100\nmany\n")
+    for arguments, said in (
+        (["--from", str(tmp_path)], "no metrics.jsonl"),
+        (["--lengths", str(tmp_path / "none.txt")], "no such file"),
+        (["--lengths", str(tmp_path / "words.txt")], "'many'"),
+    ):
+        assert main_exits(["sim", "arithmetic_grpo", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def main_exits(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
