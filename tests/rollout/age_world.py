@@ -71,8 +71,9 @@ class Weights:
     def __init__(self, world: "World") -> None:
         self.world = world
 
-    async def push(self, manifest: WeightManifest) -> None:
+    async def push(self, manifest: WeightManifest) -> dict[str, float]:
         self.world.version = manifest.version
+        return {}
 
 
 class World(RolloutWorkflow):
