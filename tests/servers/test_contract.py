@@ -91,21 +91,16 @@ async def test_a_stop_id_ends_the_answer_and_belongs_to_it(backend: Backend) -> 
     assert answer.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
 
 
-async def test_a_seed_decides_what_is_sampled_and_a_stop_text_ends_it(backend: Backend, server: Server) -> None:
+async def test_a_stop_text_ends_the_answer_and_belongs_to_it(backend: Backend, server: Server) -> None:
     tokenizer = AutoTokenizer.from_pretrained(server.first)
-    first, again, other = [
-        await backend.generate(PROMPT, SamplingParams(max_new_tokens=60, seed=seed), request_id=f"s{number}")
-        for number, seed in enumerate((11, 11, 12))
-    ]
-    assert first.token_ids == again.token_ids != other.token_ids
-    texts = [tokenizer.decode(first.token_ids[:count]) for count in range(len(first.token_ids) + 1)]
-    pairs = [texts[-1][at : at + 2] for at in range(8, len(texts[-1]) - 4)]
-    stop = next(pair for pair in pairs if pair.isascii() and pair.isprintable())
-    params = SamplingParams(max_new_tokens=60, seed=11, stop=(stop,))
+    free = await backend.generate(PROMPT, SamplingParams(max_new_tokens=60, temperature=0.0), request_id="free-text")
+    texts = [tokenizer.decode(free.token_ids[:count]) for count in range(len(free.token_ids) + 1)]
+    stop = next(letter for letter in texts[-1][4:] if letter != "\ufffd")
+    params = SamplingParams(max_new_tokens=60, temperature=0.0, stop=(stop,))
     answer = await backend.generate(PROMPT, params, request_id="stop-text")
     end = next(count for count, text in enumerate(texts) if stop in text)
-    assert (answer.token_ids, answer.finish_reason) == (first.token_ids[:end], "stop")
-    assert len(answer.logprobs) == end and answer.logprobs == pytest.approx(first.logprobs[:end], abs=1e-4)
+    assert (answer.token_ids, answer.finish_reason) == (free.token_ids[:end], "stop")
+    assert len(answer.logprobs) == end
 
 
 async def test_a_conversation_through_an_openai_client_is_trained_token_by_token(
