@@ -8,6 +8,7 @@ fewer groups: what is left is never waited for. After :meth:`GroupBuffer.fail` e
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.core.columns import Columns
@@ -40,6 +41,14 @@ class GroupBuffer:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def held(self) -> list[Group]:
+        """Returns the finished groups that no batch has taken, the first one first."""
+        return list(self._groups)
+
+    def hold(self, groups: Iterable[Group]) -> None:
+        """Add the groups of a checkpoint, before anything waits for a batch."""
+        self._groups.extend(groups)
 
     async def put(self, group: Group) -> None:
         """Add a finished group."""

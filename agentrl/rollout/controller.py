@@ -3,7 +3,8 @@
 Guarantees: groups are admitted only while the staleness gate has room; every admitted group is journaled exactly once;
 a single failed episode never ends a run; too many failures do (``rollout.max_failure_rate``), with their reason, too
 many abandoned episodes that still run, and too many groups without signal. A draw is settled when a step counts its
-group; until then a resumed run draws it again, and its journal record is void there. When the tasks are exhausted, what
+group; a resumed run trains the finished groups of its checkpoint and runs all other unsettled ones again, and what the
+journal says behind the checkpoint is void there. When the tasks are exhausted, what
 is left is the last batch, however small. The servers' version does not change during its evaluation: the trainer asks
 (:meth:`Controller.ready`) before it publishes the next version, and a push during an evaluation is refused. No call
 waits for the end of an evaluation.
@@ -31,7 +32,9 @@ from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.group_account import GroupAccount, judge
+from agentrl.rollout.held_groups import pack, unpack
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.journal_lines import Position
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.step_records import Evaluate, StepRecords, Write
@@ -112,19 +115,35 @@ class Controller:
         self._admission = asyncio.create_task(self._admit(), name="admission")
         self._admission.add_done_callback(self._admission_ended)
 
-    def restore(self, step: int, state: dict[str, Any], *, recorded: bool = False) -> None:
+    def restore(self, step: int, saved: bytes, *, recorded: bool = False, evaluated: bool = False) -> None:
         """Continue from the checkpoint after ``step``; call before :meth:`start`.
 
         Args:
             step: Number of trainer steps done.
-            state: Result of :meth:`checkpoint`.
+            saved: Result of :meth:`checkpoint`.
             recorded: Whether the record of ``step`` was written after the checkpoint.
+            evaluated: Whether that record holds the evaluation of its version.
+
+        Raises:
+            UserError: The journal or the tasks are not those of the checkpoint.
         """
-        self._tasks.restore(state["tasks"])
+        groups, state = unpack(saved)
+        gone = set(self._tasks.restore(state["tasks"]))
+        held = [group for group in groups if group.draw not in gone]
+        again = [draw for draw in state["tasks"]["owed"] if draw not in gone]
+        kept = [group.draw for group in held] + sorted(gone)
+        self._journal.resumed(step, Position(*state["journal"]), again=again, held=kept)
+        for draw, task in state["tasks"]["chosen"]:
+            if draw in gone:
+                reason = "its task is not in the dataset any more"
+                self._journal.group("cancelled", draw=draw, task=task, step=step, reason=reason)
         self._next_step, self._told_epochs = step, state["epochs"]
         self._owed = None if recorded else state["unwritten"]
+        if evaluated:
+            self._records.evaluated = step
         self.gate.recover(step)
-        self._journal.resumed(step)
+        self.gate.accepted += len(held)
+        self._buffer.hold(held)
         self._served.clear()
 
     async def _admit(self) -> None:
@@ -133,6 +152,7 @@ class Controller:
             while self.gate.capacity() > 0 and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
+                self._journal.admitted(draw=draw, task=task.id, seed=self._seed(draw, 0), version=self.gate.version)
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
                 self._groups.add(job)
                 job.add_done_callback(self._group_ended)
@@ -182,6 +202,10 @@ class Controller:
             await self._buffer.fail(RolloutError(reason))
         self._room.set()
 
+    def _seed(self, draw: int, index: int) -> int:
+        """Returns the seed of a group's member: the same each time the group runs."""
+        return stream_seed(self.recipe.seed, draw, index)
+
     async def _run_episode(self, draw: int, task: Task, index: int) -> Episode:
         episode = await run_episode(
             self._workflow,
@@ -189,7 +213,7 @@ class Controller:
             self._client,
             group_id=f"g{draw}",
             index=index,
-            seed=stream_seed(self.recipe.seed, draw, index),
+            seed=self._seed(draw, index),
             limits=Limits.of(self._config),
             left=self._left,
             version=self.gate.version,
@@ -312,10 +336,19 @@ class Controller:
             task = self._tasks.task(draw).id
             self._journal.group("cancelled", draw=draw, task=task, step=self._next_step, reason="end of the run")
 
-    def checkpoint(self) -> dict[str, Any]:
-        """Returns the state for :meth:`restore`, with the record that waits for its evaluation."""
-        state = {"tasks": self._tasks.state(), "epochs": self._told_epochs}
-        return state | {"unwritten": self._records.unwritten()}
+    def checkpoint(self) -> bytes:
+        """Returns what :meth:`restore` continues from: the cut of the journal, of the tasks and of the buffer.
+
+        With the finished groups that no step has trained, and the record that waits for its evaluation. Groups that
+        run, and those that were left out and no step has counted, are run again with the same tasks and seeds.
+
+        Raises:
+            RolloutError: The journal cannot be written.
+        """
+        held = self._buffer.held()
+        tasks = self._tasks.state([group.draw for group in held])
+        state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
+        return pack(held, state | {"journal": self._journal.cut(self._next_step)})
 
     def heartbeat(self, *, done: bool) -> None:
         """Note that the trainer is alive, or done."""

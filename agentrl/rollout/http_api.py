@@ -41,6 +41,8 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
                 return _json(await _servers(server_pool, request.method, body))
             if request.url.path == "/next_batch":
                 return Response(await controller.next_batch(body["step"]), media_type="application/octet-stream")
+            if request.url.path == "/checkpoint":
+                return Response(controller.checkpoint(), media_type="application/octet-stream")
             return _json(await _dispatch(controller, request.url.path, body))
         except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")
@@ -74,8 +76,6 @@ async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> 
     if path == "/record":
         controller.record(body["step"], body["metrics"], final=body["final"])
         return {}
-    if path == "/checkpoint":
-        return controller.checkpoint()
     controller.heartbeat(done=body["done"])
     return {}
 

@@ -154,7 +154,7 @@ async def test_a_run_that_was_cut_in_an_evaluation_writes_its_record_when_it_goe
     await settle()
     first.judged.clear()
     await first.publish(1)
-    state = json.loads(json.dumps(first.controller.checkpoint()))
+    state = first.controller.checkpoint()
     await first.controller.close()
     assert [step for step, _ in first.written] == [0]
 

@@ -25,7 +25,8 @@ from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.group_account import judge, step_metrics
-from agentrl.rollout.journal import Journal, valid_outcomes
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.rollout.stop_rules import StopRules
 from tests.inference.fakes import answer
 from tests.rollout.test_controller import Harness
