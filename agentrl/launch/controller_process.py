@@ -31,7 +31,7 @@ from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
-from agentrl.observe.sinks import MetricsWriter
+from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
@@ -41,7 +41,7 @@ from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
-from agentrl.train.checkpoint_state import latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.transaction import Committed, WeightTransaction
 
@@ -71,6 +71,7 @@ async def serve(
     client = make_client(recipe, model, [] if external else urls)
     router = client.router
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    journal.own()
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     evaluator = Evaluator(recipe, workflow, client, journal)
     weights = WeightTransaction(
@@ -104,9 +105,10 @@ async def serve(
         await server_pool.add(url)
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
-        state = read_state(checkpoint)
-        recorded = writer.void_after(state["step"])
-        controller.restore(state["step"], state["controller"], recorded=recorded)
+        step = read_state(checkpoint)["step"]
+        recorded = writer.void_after(step)
+        evaluated = any("eval/n" in record for record in read_metrics(run_dir / METRICS_FILE) if record["step"] == step)
+        controller.restore(step, (checkpoint / ROLLOUTS_FILE).read_bytes(), recorded=recorded, evaluated=evaluated)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)
     config = uvicorn.Config(

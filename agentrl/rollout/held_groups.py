@@ -13,7 +13,6 @@ from agentrl.core.columns import COLUMNS, SAID, Columns, EpisodeRecord, as_bytes
 from agentrl.rollout.buffer import Group
 from agentrl.rollout.group_account import Tally
 
-FILE = "rollouts.safetensors"  # in a checkpoint's folder
 _TALLY = TypeAdapter(Tally)
 
 

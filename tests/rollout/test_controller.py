@@ -359,7 +359,9 @@ async def test_a_resumed_run_repeats_the_groups_that_no_step_had_counted(tiny_mo
     valid = valid_outcomes(tmp_path)
     assert len({f["draw"] for f in valid}) == len(valid), "a draw with two outcomes"
     trained = [f["draw"] for f in valid if f["outcome"] == "trained" and f["step"] > 0]
-    assert trained == unpack(state)[1]["tasks"]["owed"][:6] and set(void[:2]) <= set(trained)
+    groups, saved = unpack(state)
+    held = [group.draw for group in groups]
+    assert held == [2, 3] and trained == [*held, *saved["tasks"]["owed"]][:6] and set(void[:2]) <= set(trained)
     await second.controller.close()
 
 

@@ -95,6 +95,7 @@ async def test_half_a_surrogate_pair_goes_through_a_whole_episode(
     assert contents[: 1 if agent == "chat" else 2] == (["\ufffd\ufffd"] if agent == "chat" else ["\ufffd\ufffd", "😀"])
     journal = Journal(tmp_path, episodes=True)
     assert journal.episode(episode) is episode
+    journal.admitted(draw=0, task=episode.task_id, seed=0, version=0)
     journal.group("trained", draw=0, task=episode.task_id, step=0)
     journal.close()
     assert json.loads((tmp_path / "episodes.jsonl").read_text(encoding="utf-8"))["task_id"] == "train/\ufffd"
