@@ -33,7 +33,7 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("settings", [MORE, {"learning_rate": 1e-3, "advantage": "gae"}])
+@pytest.mark.parametrize("settings", [MORE, {"learning_rate": 1e-3, "advantage": "gae", "scale_rewards": "none"}])
 def test_the_same_batch_after_a_resume_gives_the_same_loss_to_the_bit(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -146,13 +146,13 @@ def test_the_export_says_its_step_and_a_full_disk_leaves_none(
     trainer.step = 7
     weights = list(trainer.engine.policy.model.named_parameters())
     monkeypatch.setattr(trainer.publisher, "gather", lambda: weights, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.engine.policy.model, "save_pretrained", full)
+        with pytest.raises(TrainingStopped, match=r"could not be written.*No space left.*--resume"):
+            Trainer.export(trainer, tmp_path / "model")
+    assert exported_step(tmp_path / "model") is None and list(tmp_path.iterdir()) == []
     Trainer.export(trainer, tmp_path / "model")
-    assert exported_step(tmp_path / "model") == 7 and exported_step(tmp_path) is None
-    assert (tmp_path / "model" / EXPORTED).is_file()
-    monkeypatch.setattr(trainer.engine.policy.model, "save_pretrained", full)
-    with pytest.raises(TrainingStopped, match=r"could not be written.*No space left.*--resume"):
-        Trainer.export(trainer, tmp_path / "model")
-    assert exported_step(tmp_path / "model") == 7 and not (tmp_path / ".partial-model").exists()
+    assert exported_step(tmp_path / "model") == 7 and (tmp_path / "model" / EXPORTED).is_file()
 
 
 def test_a_run_is_over_by_steps_epochs_or_time() -> None:
