@@ -53,10 +53,14 @@ def examples_trainer(recipe: Recipe, model: Path, run_dir: Path, ready_file: Pat
 
 
 def _torchrun(recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, *more: str) -> list[str]:
-    """Command of torchrun; ``--standalone`` picks a free port for the rendezvous."""
+    """Command of torchrun; ``--standalone`` picks a free port for the rendezvous.
+
+    torchrun makes a folder for its workers' logs, by default one in the temporary folder that it leaves there.
+    """
     command = [
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
         *("--standalone", "--nproc-per-node", str(recipe.trainer.nproc)),
+        *("--log-dir", str(run_dir / "processes" / "torchrun")),
         *("--module", module),
         *("--run-dir", str(run_dir)),
         *("--model", str(model)),

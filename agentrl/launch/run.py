@@ -4,6 +4,7 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 (success, a failing child, Ctrl-C), no process, port or shared memory remains; outputs are in ``runs/<name>/``.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,14 +19,12 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.config.errors import UserError
 from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
-from agentrl.evaluate.judged import check_evaluated
 from agentrl.evaluate.paired import changes
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
@@ -37,6 +36,9 @@ from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.resolve import resolve
+from agentrl.launch.resume import RunError, check_resumable
+from agentrl.launch.run_owner import FILE as OWNER
+from agentrl.launch.run_owner import RunOwner
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -47,15 +49,11 @@ from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail, read_metrics
 from agentrl.observe.summary import summary_table
 from agentrl.rollout.assemble import make_workflow
-from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import SECRET_ENV
 
 SERVERS = "servers.json"  # file in the run's processes/ that tells the controller the servers' URLs
 STOP_SIGNAL_CODE = 130  # the shell's code for a process ended by Ctrl-C
-
-
-class RunError(UserError):
-    """The run cannot start; the message says what to change."""
 
 
 def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> int:
@@ -76,30 +74,48 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
-    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+    with contextlib.ExitStack() as held:
+        if resume and (folder := Path(recipe.launch.run_dir) / recipe.name).is_dir():
+            owner = held.enter_context(RunOwner(folder))  # first: what is left to do changes while a run goes on
+        recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
+        if not resume:
+            owner = held.enter_context(RunOwner(run_dir))
+        return _run_owned(recipe, run_dir, owner, console, resume=resume)
+
+
+def _run_owned(recipe: Recipe, run_dir: Path, owner: RunOwner, console: Console, *, resume: bool) -> int:
+    """Runs in a folder that no other process writes to; returns the exit code."""
     for hint in hints(recipe):
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     for signum in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
         signal.signal(signum, signal.default_int_handler)
     try:
         if recipe.trainer.type is None:
-            return evaluate_recipe(recipe, run_dir, console, resume=resume)
-        return train_recipe(recipe, run_dir, console, resume=resume)
+            code = evaluate_recipe(recipe, run_dir, console, resume=resume)
+        else:
+            code = train_recipe(recipe, run_dir, console, resume=resume)
+        owner.end(code, "")
+        return code
     except KeyboardInterrupt:
+        owner.end(STOP_SIGNAL_CODE, "stopped")
         console.print("\nstopped")
         if latest_checkpoint(run_dir / "checkpoints") is not None:
-            place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
-            again = f"agentrl recipe run RECIPE name={recipe.name}{place} --resume"
-            console.print(
-                f"continue with its other settings and: {again}", highlight=False, markup=False, soft_wrap=True
-            )
+            console.print(f"continue: {again(run_dir)}", highlight=False, markup=False, soft_wrap=True)
         return STOP_SIGNAL_CODE
     except ChildFailed as error:
+        owner.end(1, str(error))
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     finally:
-        if run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()  # the run was refused before anything was written
+        if [path.name for path in run_dir.iterdir()] == [OWNER]:  # the run was refused before anything was written
+            (run_dir / OWNER).unlink()
+            run_dir.rmdir()
+
+
+def again(run_dir: Path) -> str:
+    """Command that continues a run with its own settings."""
+    place = "" if run_dir.parent == Path("runs") else f" --run-dir {run_dir.parent}"
+    return f"agentrl runs resume {run_dir.name}{place}"
 
 
 def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> int:
@@ -125,8 +141,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     finally:
         supervisor.stop()
         sweep_stale()
-        if (run_dir / "metrics.jsonl").is_file():
-            draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
+        _draw(recipe, run_dir, console)
     _report(recipe, run_dir, console, time.monotonic() - started)
     return 0
 
@@ -161,32 +176,6 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
             ) from error
         return recipe.model_copy(update={"name": name}), runs / name
     raise AssertionError
-
-
-def check_resumable(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse to resume a run that has no checkpoint or is finished, or an evaluation that was not begun.
-
-    Raises:
-        UserError: There is no checkpoint, or the run has made all its steps or epochs, or used up its time; or there
-            is no evaluation.
-    """
-    if recipe.trainer.type is None:
-        check_evaluated(run_dir)
-        return
-    checkpoint = latest_checkpoint(run_dir / "checkpoints")
-    if checkpoint is None:
-        raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
-    state = read_state(checkpoint)
-    step, spent, epochs = state["step"], state.get("spent_budget"), recipe.trainer.epochs
-    if epochs is not None and state.get("controller", {}).get("epochs", 0) >= epochs:
-        raise RunError(f"run {recipe.name!r} has made all its {epochs} epochs; for more, set trainer.epochs=N")
-    if step >= recipe.trainer.total_steps:
-        raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
-    budget = recipe.trainer.time_budget
-    if spent is not None and budget is not None and budget <= spent:
-        raise RunError(
-            f"run {recipe.name!r} has used up its {spent:g} s in {step} steps; for more time, set trainer.time_budget=N"
-        )
 
 
 def check_components(recipe: Recipe) -> None:
@@ -301,6 +290,15 @@ def _train(
 
     supervisor.wait([controller, trainer], poll)
     poll()
+
+
+def _draw(recipe: Recipe, run_dir: Path, console: Console) -> None:
+    """Draws the run's picture; a disk that has no room for it costs nothing else."""
+    try:
+        if (run_dir / "metrics.jsonl").is_file():
+            draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
+    except OSError as error:
+        console.print(f"{run_dir / _picture(recipe)} could not be written: {error.strerror}", highlight=False)
 
 
 def _picture(recipe: Recipe) -> str:

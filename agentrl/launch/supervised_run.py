@@ -22,6 +22,7 @@ from agentrl.inference.router import Router
 from agentrl.launch import commands
 from agentrl.launch.bounded_run import bounded_run
 from agentrl.launch.loop_watch import LoopWatch
+from agentrl.launch.resume import only_evaluates
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
@@ -68,12 +69,12 @@ def train_on_examples(
         view.state("evaluating before the training, on an inference server")
         evaluate_weights(recipe, model, run_dir, supervisor, 0)
         poll()
-    view.state("starting the trainer")
-    child = supervisor.start(
-        "trainer", commands.examples_trainer(recipe, model, run_dir, data, resume), env={**ENV, **CPU_ENV}
-    )
-    supervisor.wait([child], poll)
-    poll()
+    if not (resume and only_evaluates(recipe, run_dir)):
+        view.state("starting the trainer")
+        command = commands.examples_trainer(recipe, model, run_dir, data, resume)
+        child = supervisor.start("trainer", command, env={**ENV, **CPU_ENV})
+        supervisor.wait([child], poll)
+        poll()
     if evaluates(recipe):
         supervisor.stop()
         view.state("evaluating the trained model")

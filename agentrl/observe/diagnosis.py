@@ -273,7 +273,8 @@ def _unsaved(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _unsaved, _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered, entropy,
+    _unsaved, _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered,
+    entropy,
     _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _critic,
 )  # fmt: skip

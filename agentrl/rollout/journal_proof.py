@@ -170,7 +170,9 @@ def _take(line: Line, proof: Proof) -> Proof:
     proof.ends[draw] = line
     if outcome == "trained":
         if record["step"] not in (proof.steps - 1, proof.steps):
-            raise Violation(f"line {number}: draw {draw} is trained in step {record['step']}, after {proof.steps} steps")
+            raise Violation(
+                f"line {number}: draw {draw} is trained in step {record['step']}, after {proof.steps} steps"
+            )
         proof.steps = record["step"] + 1
     return proof
 

@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
@@ -24,7 +21,6 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.export import export_model
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
-from agentrl.train.policy import reshard
 from agentrl.train.schedule import learning_rate_factor, progress
 from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision

@@ -23,8 +23,8 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.launch.controller_process import make_stream
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.errors import RolloutError
-from agentrl.rollout.http_api import make_app
 from agentrl.rollout.held_groups import unpack
+from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.journal_lines import read_journal
 from agentrl.rollout.journal_proof import valid_outcomes

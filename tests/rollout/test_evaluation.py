@@ -1,7 +1,6 @@
 """Evaluation beside the trainer's calls: it has no time limit of theirs, and its version stays while it goes on."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -11,16 +11,14 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Task
-from agentrl.rollout.errors import RolloutError
-from agentrl.rollout.journal_lines import FILE, JournalError
+from agentrl.rollout.journal_lines import FILE
 from agentrl.rollout.journal_proof import prove
-from tests.rollout.test_controller import Harness, episodes_of
+from tests.rollout.test_controller import Harness
 
 KILLS = 52  # in the four runs together
 MOMENTS = 40  # turns of the event loop: about two steps

@@ -26,7 +26,13 @@ MORE = {"learning_rate": 1e-3, "kl_coef": 0.01, "reference": "ema", "reference_d
 
 
 def drawn() -> list[float]:
-    return [torch.rand(1).item(), random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn())]
+    return [
+        torch.rand(1).item(),
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        float(np.random.randn()),
+    ]
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -87,7 +93,9 @@ def test_a_disk_that_is_full_while_torch_writes_is_one_line(
 def test_training_goes_on_without_a_checkpoint_and_stops_after_three(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    trainer, client, done = make_trainer(tiny_model, tmp_path, {"save_every": 1, "total_steps": 9}, *({} for _ in range(9)))
+    trainer, client, _ = make_trainer(
+        tiny_model, tmp_path, {"save_every": 1, "total_steps": 9}, *({} for _ in range(9))
+    )
     trainer.save = lambda elapsed: Trainer.save(trainer, elapsed)  # type: ignore[method-assign]
     client.checkpoint = lambda step: b""  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "_write", full)
@@ -136,7 +144,8 @@ def test_a_run_that_was_killed_before_its_export_only_evaluates_and_exports(
     second.resume()
     second.run()
     assert client.recorded == [(2, True)] and client.finished and done == [("export", 2)]
-    assert all(torch.equal(a, b) for a, b in zip(first.engine.policy.parameters(), second.engine.policy.parameters()))
+    parameters = zip(first.engine.policy.parameters(), second.engine.policy.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in parameters)
 
 
 def test_the_export_says_its_step_and_a_full_disk_leaves_none(
