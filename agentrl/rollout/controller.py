@@ -350,6 +350,21 @@ class Controller:
         state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
         return pack(held, state | {"journal": self._journal.cut(self._next_step)})
 
+    def status(self) -> dict[str, Any]:
+        """Returns how far the run is, as plain data: steps, groups that run or are finished, a running evaluation."""
+        numbers = sorted(
+            int(job.get_name().removeprefix("group-")) for job in self._groups if "group-" in job.get_name()
+        )
+        return {
+            "step": self._next_step,
+            "version": self.gate.version,
+            "running": self.gate.running,
+            "oldest": numbers[0] if numbers else None,
+            "finished": len(self._buffer),
+            "evaluating": self._records.evaluating,
+            "tasks_done": self._tasks.done,
+        }
+
     def heartbeat(self, *, done: bool) -> None:
         """Note that the trainer is alive, or done."""
         self.last_beat = time.monotonic()
