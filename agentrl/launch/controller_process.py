@@ -8,6 +8,7 @@ evaluation, and with a message and another code if the trainer's heartbeats stop
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, rea
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.transaction import Committed, WeightTransaction
 
+log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
@@ -82,7 +84,10 @@ async def serve(
 
     async def evaluate(version: int) -> dict[str, float]:
         summary = await evaluator.run(version)
-        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary))
+        try:
+            write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary))
+        except OSError as error:  # a full disk: its numbers are in metrics.jsonl too
+            log.warning("the evaluation of version %d could not be written: %s", version, error)
         return summary.as_metrics()
 
     controller = Controller(

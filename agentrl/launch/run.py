@@ -74,12 +74,11 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
-    with contextlib.ExitStack() as held:
-        if resume and (folder := Path(recipe.launch.run_dir) / recipe.name).is_dir():
-            owner = held.enter_context(RunOwner(folder))  # first: what is left to do changes while a run goes on
+    folder = Path(recipe.launch.run_dir) / recipe.name
+    with contextlib.ExitStack() as held:  # a resume asks first, because what is left to do changes while a run goes on
+        owner = held.enter_context(RunOwner(folder)) if resume and folder.is_dir() else None
         recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume)
-        if not resume:
-            owner = held.enter_context(RunOwner(run_dir))
+        owner = owner or held.enter_context(RunOwner(run_dir))
         return _run_owned(recipe, run_dir, owner, console, resume=resume)
 
 
