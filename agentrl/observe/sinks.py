@@ -1,7 +1,8 @@
 """Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
 Guarantees: once ``write`` returns, the record is in the file, or waits for room on a full disk, which is said once; a
-line that a killed process left incomplete is dropped when the file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
+line that a killed process left incomplete is dropped when the file is opened again; a number that is not finite is
+written as null, which JSON cannot express otherwise.
 """
 
 import logging

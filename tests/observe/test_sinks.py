@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
+from tests.rollout.test_journal import FullDisk
 
 
 def test_each_record_is_one_line_at_once(tmp_path: Path):
@@ -69,8 +70,6 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
 
 
 def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_path, caplog):
-    from tests.rollout.test_journal import FullDisk
-
     writer = MetricsWriter(tmp_path, tensorboard=False, clock=lambda: 1.0)
     disk = FullDisk(writer._file)
     writer._file, disk.room = disk, 7

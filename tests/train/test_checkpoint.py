@@ -2,7 +2,11 @@
 
 import errno
 import json
+import os
 import random
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from agentrl.train.checkpoint_state import EXPORTED, exported_step, latest_check
 from agentrl.train.controller_client import ControllerError
 from agentrl.train.first_mismatch import TrainingStopped
 from agentrl.train.trainer import Trainer
+from tests.end_to_end import ROOT, SECONDS
 from tests.train.test_trainer_end import make_trainer
 from tests.train.toy_policy import make_engine, sample
 
@@ -77,8 +82,6 @@ def test_a_disk_that_is_full_while_torch_writes_is_one_line(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(tiny_model, {})
-    import resource
-
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
     try:
@@ -169,3 +172,18 @@ def test_a_run_is_over_by_steps_epochs_or_time() -> None:
     assert why_over(recipe, {"step": 4}) is None
     assert "all its 5 steps" in str(why_over(recipe, {"step": 5}))
     assert "used up its 9 s in 4 steps" in str(why_over(recipe, {"step": 4, "spent_budget": 9.0}))
+
+
+def test_two_ranks_resume_to_the_bit_and_both_learn_of_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
+    """What they hold is in tests.train.saving; one of them has no room, and neither waits for the other."""
+    arguments = [sys.executable, "-m", "tests.train.saving", str(tiny_model), str(tmp_path / "rendezvous")]
+    ranks = [
+        subprocess.Popen(
+            [*arguments, str(rank), "2", str(tmp_path / "out")], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=SECONDS)
+        assert rank.returncode == 0, output
