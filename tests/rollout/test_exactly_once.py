@@ -18,7 +18,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Task
 from agentrl.rollout.journal_lines import FILE
 from agentrl.rollout.journal_proof import prove
-from tests.rollout.test_controller import Harness
+from tests.rollout.test_controller import Harness, episodes_of, settle
 
 KILLS = 52  # in the four runs together
 MOMENTS = 40  # turns of the event loop: about two steps
@@ -135,3 +135,50 @@ async def test_each_draw_is_trained_once_under_random_kills(
         assert sorted(trained) == list(range(EPOCHS * len(TASKS)))
         tasks = [end["task"] for _, end in proof.ends.values()]
         assert {tasks.count(task.id) for task in TASKS} == {EPOCHS}
+
+
+async def test_a_run_that_is_made_longer_trains_the_groups_that_its_end_had_cancelled(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    first = Harness(tmp_path, tiny_model, tasks=TASKS)
+    first.controller.start()
+    await first.controller.next_batch(0)
+    await settle()
+    await first.publish(1, final=True)
+    saved = first.controller.checkpoint()
+    await first.controller.close()
+    first.journal.close()
+    assert prove(tmp_path).outcomes == {"trained": 2, "cancelled": 2}
+    second = Harness(tmp_path, tiny_model, tasks=TASKS)
+    second.controller.restore(1, saved, recorded=True, evaluated=True)
+    second.controller.start()
+    await second.controller.publish(second.manifest(1))
+    asked = len(second.backend.requests)
+    batch = episodes_of(await second.controller.next_batch(1))
+    assert {one.group_id for one in batch} == {"g2", "g3"} and asked == 0, "they were finished, and are not run again"
+    assert prove(tmp_path).outcomes == {"trained": 4}
+    await second.publish(2, final=True)
+    assert second.evaluated == [2]
+    await second.controller.close()
+
+
+async def test_a_final_version_that_was_evaluated_is_not_evaluated_again(tiny_model: Path, tmp_path: Path) -> None:
+    """The run was killed before its export; its resume publishes the final version and records it once more."""
+    first = Harness(tmp_path, tiny_model, tasks=TASKS)
+    first.controller.start()
+    await first.controller.next_batch(0)
+    await first.publish(1, final=True)
+    saved = first.controller.checkpoint()
+    await first.controller.close()
+    for evaluated in (True, False):
+        second = Harness(tmp_path, tiny_model, tasks=TASKS)
+        second.controller.restore(1, saved, recorded=True, evaluated=evaluated)
+        second.controller.start()
+        await second.controller.publish(second.manifest(1), final=True)
+        assert await second.controller.ready(1.0)
+        second.controller.record(1, {}, final=True)
+        assert await second.controller.ready(1.0) and second.controller.finished.is_set()
+        assert second.evaluated == ([] if evaluated else [1]) and second.backend.requests == []
+        await second.controller.close()
+        second.journal.close()
+        assert not prove(tmp_path).running
