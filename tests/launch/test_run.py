@@ -18,6 +18,7 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.host.process import write_json
+from agentrl.launch import commands
 from agentrl.launch import run as run_module
 from agentrl.launch.resolve import resolve
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
@@ -252,3 +253,13 @@ def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_
             run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
     finally:
         supervisor.stop()
+
+
+def test_torchrun_makes_its_folder_in_the_run(tmp_path: Path) -> None:
+    """By default it makes torchelastic_* in the temporary folder, and leaves it there."""
+    chosen = recipe(tmp_path)
+    for command in (
+        commands.trainer(chosen, tmp_path, tmp_path / "x", "http://c", False),
+        commands.examples_trainer(chosen, tmp_path, tmp_path / "x", tmp_path / "ready", False),
+    ):
+        assert command[command.index("--log-dir") + 1] == str(tmp_path / "x" / "processes" / "torchrun")
