@@ -50,6 +50,7 @@ class RunOwner:
         self._path = run_dir / FILE
         self._handle = -1
         self._record: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}  # record of the owner before
         self._stop = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="run-owner", daemon=True)
 
@@ -68,7 +69,10 @@ class RunOwner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if "ended" not in self._record:
+        if isinstance(error, UserError) and self._before:  # nothing was begun: the folder is as it was
+            self._record = self._before
+            self._write()
+        elif "ended" not in self._record:
             self.end(None, "" if kind is None else f"{kind.__name__}: {error}")
         self._stop.set()
         self._beats.join()
@@ -95,6 +99,7 @@ class RunOwner:
         if _lives(said, age, locked=locked is True):
             os.utime(self._handle, (before, before))
             raise RunOwned(_refusal(self._path.parent, said, f"; its heartbeat is {age:.0f} s old"))
+        self._before = said
 
     def _write(self) -> None:
         """Writes the record in place: a new file would be another one than the locked."""

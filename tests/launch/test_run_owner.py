@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.errors import UserError
 from agentrl.launch import run_owner
 from agentrl.launch.run_owner import ALIVE_SECONDS, FILE, RunOwned, RunOwner, read_owner, this_process
 
@@ -46,6 +47,14 @@ def test_an_owner_that_raised_says_so(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), RunOwner(tmp_path):
         raise RuntimeError("no such model")
     assert read_owner(tmp_path)["reason"] == "RuntimeError: no such model"
+
+
+def test_a_resume_that_is_refused_leaves_how_the_run_had_ended(tmp_path: Path) -> None:
+    with RunOwner(tmp_path) as owner:
+        owner.end(0, "")
+    with pytest.raises(UserError), RunOwner(tmp_path):
+        raise UserError("run 'x' has made all its 3 steps")
+    assert read_owner(tmp_path)["code"] == 0
 
 
 def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
