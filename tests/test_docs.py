@@ -17,7 +17,9 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.core.registry import load
 from agentrl.launch.supervisor import Supervisor
 from agentrl.train.loss import needs_whole_sequences
+from tests.cli.test_runs import make_run
 from tests.end_to_end import ROOT, command, environment, overrides, run
+from tests.launch.test_run import exported
 from tests.sim.test_recorded import recorded_run
 from tests.train.test_loss import tokens_of
 
@@ -244,6 +246,17 @@ def test_server_commands_say_that_no_run_goes_on(line: str, tmp_path: Path) -> N
     assert "no run goes on" in result.stdout and "Traceback" not in result.stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl runs")])
+def test_commands_of_runs_know_their_runs(line: str, tmp_path: Path) -> None:
+    """What a resume does to a run is shown by tests/test_kills.py; here it has nothing left to do."""
+    for name in ("gsm8k_grpo", "gsm8k_grpo-2"):
+        exported(make_run(tmp_path / "runs", name, steps=100), 100)
+    result = run(*shlex.split(line)[1:], cwd=tmp_path)
+    over = "agentrl runs resume" in line
+    assert result.returncode == (2 if over else 0), result.stdout
+    assert not over or "has made all its 100 steps" in result.stdout
+
+
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl doctor")])
 def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
     place = tmp_path / shlex.split(line)[2]
@@ -255,7 +268,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "doctor", "--")
+    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "doctor", "runs", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

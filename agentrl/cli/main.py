@@ -21,6 +21,7 @@ from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
+from agentrl.cli.runs import app as runs_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.cli.sim import sim
@@ -38,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(runs_app, name="runs")
 app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
 app.command(name="eval")(evaluate)

@@ -65,7 +65,8 @@ def sim(
 
         records = read_run(_folder(run))
         own = Case(records.recipe, records.devices, records.shapes, records.steps)
-        predicted = own.run(records.devices.inference, records.devices.training, records.recipe.rollout.max_staleness)
+        bound = asked_bound(records.recipe)
+        predicted = own.run(records.devices.inference, records.devices.training, bound)
         head = truth_lines(records, predicted)
         data = {"run_step_seconds": records.step_seconds, "run_predicted_seconds": predicted.step_seconds}
         devices, shapes, source = records.devices, records.shapes, f"as in {run}"
@@ -77,11 +78,19 @@ def sim(
     if lengths is not None:
         shapes, source = _given(lengths)
     case = Case(recipe, devices, shapes, steps)
-    found = list(tried(case, gpus, sorted({*BOUNDS, recipe.rollout.max_staleness})))
+    found = list(tried(case, gpus, sorted({*BOUNDS, asked_bound(recipe)})))
     if as_json:
         typer.echo(json.dumps(as_data(case, found, source) | data))
     else:
         typer.echo("\n".join([*head, *report(case, found, source)]))
+
+
+def asked_bound(recipe: "Recipe") -> int:
+    """Returns the recipe's bound of the age; where it is found during the run, the one that the search begins with."""
+    from agentrl.rollout.auto_bound import START
+
+    bound = recipe.rollout.max_staleness
+    return START if bound == "auto" else bound
 
 
 def _folder(run: Path) -> Path:

@@ -77,7 +77,10 @@ def examples_trainer(
 def _torchrun(
     recipe: Recipe, module: str, model: Path, run_dir: Path, resume: bool, meeting: Meeting, *more: str
 ) -> list[str]:
-    """Command of torchrun: alone it picks a free port for its ranks; with others it meets them at the head."""
+    """Command of torchrun: alone it picks a free port for its ranks; with others it meets them at the head.
+
+    torchrun makes a folder for its workers' logs, by default one in the temporary folder that it leaves there.
+    """
     where = ["--standalone"]
     if meeting is not ALONE:
         where = ["--nnodes", str(recipe.trainer.nodes), "--node-rank", str(meeting.node_rank)]
@@ -86,6 +89,7 @@ def _torchrun(
         *(sys.executable, "-m", "agentrl.launch.torchrun"),
         *where,
         *("--nproc-per-node", str(recipe.trainer.nproc)),
+        *("--log-dir", str(run_dir / "processes" / f"torchrun-{meeting.node_rank}")),
         *("--module", module),
         *("--run-dir", str(run_dir)),
         *("--model", str(model)),

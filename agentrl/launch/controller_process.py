@@ -9,6 +9,7 @@ trainer's heartbeats stop or the rollouts cannot continue; however it ends, it l
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -37,22 +38,24 @@ from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.paused_servers import note_paused
-from agentrl.observe.sinks import MetricsWriter
+from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.failed_episodes import FailedEpisodes
+from agentrl.rollout.held_groups import owed_step
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
-from agentrl.train.checkpoint_state import latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
 from agentrl.weights.transaction import Committed, WeightTransaction
 
+log = logging.getLogger(__name__)
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
 LOST = 3  # exit code when the trainer is silent
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
@@ -82,6 +85,7 @@ async def serve(
     if recipe.logging.record:
         client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    journal.own()
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     failed = FailedEpisodes(run_dir)
     evaluator = Evaluator(recipe, workflow, client, journal, held_out)
@@ -98,7 +102,10 @@ async def serve(
         async with server_pool.reserved() if beside else contextlib.nullcontext():
             summary = await evaluator.run(version)
         found = version_metrics(evaluator.ended, version)
-        write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary) | found)
+        try:
+            write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary) | found)
+        except OSError as error:  # a full disk: its numbers are in metrics.jsonl too
+            log.warning("the evaluation of version %d could not be written: %s", version, error)
         return summary.as_metrics() | found
 
     controller = Controller(
@@ -121,10 +128,11 @@ async def serve(
         await server_pool.add(url)
     checkpoint = latest_checkpoint(run_dir / "checkpoints") if resume else None
     if checkpoint is not None:
-        state = read_state(checkpoint)
-        owed = state["controller"]["unwritten"]  # beside training, an evaluation may be of a step before the last
-        recorded = writer.void_after(state["step"], owed["step"] if owed is not None else state["step"])
-        controller.restore(state["step"], state["controller"], recorded=recorded)
+        step, rollouts = read_state(checkpoint)["step"], (checkpoint / ROLLOUTS_FILE).read_bytes()
+        owed = owed_step(rollouts)  # beside training, an evaluation may be of a step before the last
+        recorded = writer.void_after(step, owed if owed is not None else step)
+        evaluated = any("eval/n" in record for record in read_metrics(run_dir / METRICS_FILE) if record["step"] == step)
+        controller.restore(step, rollouts, recorded=recorded, evaluated=evaluated)
     secret = os.environ.get(SECRET_ENV, "")
     app = make_app(controller, server_pool, secret)
     config = uvicorn.Config(

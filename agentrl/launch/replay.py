@@ -27,7 +27,8 @@ from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.assemble import make_settings, make_workflow
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
-from agentrl.rollout.journal import read_episodes, valid_outcomes
+from agentrl.rollout.journal import read_episodes
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.train.batch import Batch
 from agentrl.train.checkpoint_state import STATE_FILE
 

@@ -31,7 +31,6 @@ class ExitReason(StrEnum):
     FINISHED = "finished"  # a trainer of one's own ended without saying why
     SAVED = "saved"  # SIGUSR1 asked to save a checkpoint and stop, to be continued with resume
     STOPPED = "stopped"  # Ctrl-C or SIGTERM
-    SAVED = "saved"  # SIGUSR1: the trainer saved after its step
     FAILED = "failed"  # a process of the run failed
 
 

@@ -4,6 +4,7 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 (success, a failing child, Ctrl-C), no process, port or shared memory remains; outputs are in ``runs/<name>/``.
 """
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -14,17 +15,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.config.errors import UserError
 from agentrl.config.hints import hints
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
-from agentrl.evaluate.judged import check_evaluated
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.process import write_json
-from agentrl.host.stop_signals import interruptible
+from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
 from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
@@ -44,7 +43,10 @@ from agentrl.launch.results import (
     end_of,
     read_training,
 )
-from agentrl.launch.save_and_stop import SavedAndStopped, check_saved, on_request
+from agentrl.launch.resume import RunError, check_resumable
+from agentrl.launch.run_owner import FILE as OWNER
+from agentrl.launch.run_owner import RunOwner
+from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
@@ -55,14 +57,11 @@ from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail
 from agentrl.observe.summary import summary_table
 from agentrl.rollout.assemble import make_workflow
-from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import SECRET_ENV
 
+REFUSED_CODE = 2  # of a command that was refused
 SERVERS = "servers.json"  # file in the run's processes/ that tells the controller the servers' URLs
-
-
-class RunError(UserError):
-    """The run cannot start; the message says what to change."""
 
 
 def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> TrainResult | EvalResult:
@@ -83,7 +82,18 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
     alone = recipe.trainer.nodes == 1  # other machines look for a run by its name
-    recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
+    folder = Path(recipe.launch.run_dir) / recipe.name
+    with contextlib.ExitStack() as held:  # a resume asks first, because what is left to do changes while a run goes on
+        owner = held.enter_context(RunOwner(folder)) if resume and folder.is_dir() else None
+        recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
+        owner = owner or held.enter_context(RunOwner(run_dir))
+        return _run_owned(recipe, run_dir, owner, console, resume=resume)
+
+
+def _run_owned(
+    recipe: Recipe, run_dir: Path, owner: RunOwner, console: Console, *, resume: bool
+) -> TrainResult | EvalResult:
+    """Runs in a folder that no other process writes to."""
     for hint in hints(recipe):
         console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     trains, started = recipe.trainer.type is not None, time.monotonic()
@@ -94,37 +104,46 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
 
     try:
         with interruptible(on_request(run_dir)):
-            if not trains:
-                return evaluate_recipe(recipe, run_dir, console, resume=resume)
-            return train_recipe(recipe, run_dir, console, resume=resume)
+            run = train_recipe if trains else evaluate_recipe
+            result = run(recipe, run_dir, console, resume=resume)
+        owner.end(0, "")
+        return result
     except KeyboardInterrupt:
-        message = "\n".join(["stopped", *_how_to_continue(recipe, run_dir)])
+        owner.end(STOP_SIGNAL_CODE, "stopped")
+        message = "\n".join(["stopped", *_how_to_continue(run_dir)])
         console.print(f"\n{message}", highlight=False, markup=False, soft_wrap=True)
         raise RunStopped(message, reached(ExitReason.STOPPED)) from None
     except SavedAndStopped:
-        console.print(f"saved and stopped, as SIGUSR1 asked: continue {run_dir} with --resume", highlight=False)
+        owner.end(SAVED_CODE, "saved and stopped, as SIGUSR1 asked")
+        message = "\n".join(["saved and stopped, as SIGUSR1 asked", *_how_to_continue(run_dir)])
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
         return read_training(run_dir, ExitReason.SAVED, seconds=time.monotonic() - started)
     except ChildRefused as error:
+        owner.end(REFUSED_CODE, str(error))
         if not resume:
             shutil.rmtree(run_dir)  # nothing was made: its name is free again
         raise RunError(str(error)) from error
     except ChildFailed as error:
+        owner.end(1, str(error))
         raise RunFailed(str(error), reached(ExitReason.FAILED, str(error))) from error
     finally:
         if not resume and _has_only_settings(run_dir):
             shutil.rmtree(run_dir)  # the run was refused; its name is free again
 
 
+def again(run_dir: Path) -> str:
+    """Command that continues a run with its own settings."""
+    place = "" if run_dir.parent == Path("runs") else f" --run-dir {run_dir.parent}"
+    return f"agentrl runs resume {run_dir.name}{place}"
+
+
 def _has_only_settings(run_dir: Path) -> bool:
     files = [path for path in run_dir.rglob("*") if not path.is_dir()]
-    return run_dir.is_dir() and {path.name for path in files} <= {"config.json", CHAT_TEMPLATE}
+    return run_dir.is_dir() and {path.name for path in files} <= {"config.json", CHAT_TEMPLATE, OWNER}
 
 
-def _how_to_continue(recipe: Recipe, run_dir: Path) -> list[str]:
-    if latest_checkpoint(run_dir / "checkpoints") is None:
-        return []
-    place = "" if recipe.launch.run_dir == "runs" else f" launch.run_dir={recipe.launch.run_dir}"
-    return [f"continue with its other settings and: agentrl recipe run RECIPE name={recipe.name}{place} --resume"]
+def _how_to_continue(run_dir: Path) -> list[str]:
+    return [f"continue: {again(run_dir)}"] if latest_checkpoint(run_dir / "checkpoints") is not None else []
 
 
 def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool) -> TrainResult:
@@ -153,8 +172,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
             console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
         (run_dir / "processes" / HEAD_FILE).unlink(missing_ok=True)  # no other machine comes any more
         sweep_stale()
-        if (run_dir / "metrics.jsonl").is_file():
-            draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
+        _draw(recipe, run_dir, console)
     result = read_training(run_dir, end_of(run_dir, recipe.trainer), seconds=time.monotonic() - started)
     _report(recipe, result, console)
     return result
@@ -190,32 +208,6 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
             ) from error
         return recipe.model_copy(update={"name": name}), runs / name
     raise AssertionError
-
-
-def check_resumable(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse to resume a run that has no checkpoint or is finished, or an evaluation that was not begun.
-
-    Raises:
-        UserError: There is no checkpoint, or the run has made all its steps or epochs, or used up its time; or there
-            is no evaluation.
-    """
-    if recipe.trainer.type is None:
-        check_evaluated(run_dir)
-        return
-    checkpoint = latest_checkpoint(run_dir / "checkpoints")
-    if checkpoint is None:
-        raise RunError(f"nothing to resume: {run_dir / 'checkpoints'} holds no complete checkpoint")
-    state = read_state(checkpoint)
-    step, spent, epochs = state["step"], state.get("spent_budget"), recipe.trainer.epochs
-    if epochs is not None and state.get("controller", {}).get("epochs", 0) >= epochs:
-        raise RunError(f"run {recipe.name!r} has made all its {epochs} epochs; for more, set trainer.epochs=N")
-    if step >= recipe.trainer.total_steps:
-        raise RunError(f"run {recipe.name!r} has made all its {step} steps; for more, set trainer.total_steps=N")
-    budget = recipe.trainer.time_budget
-    if spent is not None and budget is not None and budget <= spent:
-        raise RunError(
-            f"run {recipe.name!r} has used up its {spent:g} s in {step} steps; for more time, set trainer.time_budget=N"
-        )
 
 
 def check_components(recipe: Recipe) -> None:
@@ -334,6 +326,15 @@ def _train(
 
     supervisor.wait([controller, trainer], poll)
     poll()
+
+
+def _draw(recipe: Recipe, run_dir: Path, console: Console) -> None:
+    """Draws the run's picture; a disk that has no room for it costs nothing else."""
+    try:
+        if (run_dir / "metrics.jsonl").is_file():
+            draw_curve(run_dir / "metrics.jsonl", run_dir / _picture(recipe), title=recipe.name)
+    except OSError as error:
+        console.print(f"{run_dir / _picture(recipe)} could not be written: {error.strerror}", highlight=False)
 
 
 def _picture(recipe: Recipe) -> str:

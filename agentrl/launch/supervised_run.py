@@ -25,6 +25,7 @@ from agentrl.launch import commands
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
 from agentrl.launch.machines import announce, meet
+from agentrl.launch.resume import only_evaluates
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.live import LiveView
@@ -72,12 +73,13 @@ def train_on_examples(
         view.state("evaluating before the training, on an inference server")
         evaluate_weights(recipe, model, run_dir, supervisor, 0)
         poll()
-    view.state("starting the trainer")
-    meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
-    command = commands.examples_trainer(recipe, model, run_dir, data, resume, meeting)
-    child = supervisor.start("trainer", command, env={**ENV, **CPU_ENV, **meeting_env})
-    supervisor.wait([child], poll)
-    poll()
+    if not (resume and only_evaluates(recipe, run_dir)):
+        view.state("starting the trainer")
+        meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
+        command = commands.examples_trainer(recipe, model, run_dir, data, resume, meeting)
+        child = supervisor.start("trainer", command, env={**ENV, **CPU_ENV, **meeting_env})
+        supervisor.wait([child], poll)
+        poll()
     if evaluates(recipe):
         supervisor.stop()
         view.state("evaluating the trained model")

@@ -274,8 +274,21 @@ def _critic(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _unsaved(steps: Sequence[Record]) -> Finding | None:
+    """Finds checkpoints that could not be written."""
+    failed = steps[-1].get("checkpoint/failed")
+    if not failed:
+        return None
+    return Finding(
+        "checkpoint",
+        f"the latest {failed:.0f} checkpoints could not be written; a resume would go on from an older one",
+        "The disk is full, or the run's folder cannot be written.",
+        "Free some space; the reason is in logs/trainer.log.",
+    )
+
+
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered, _too_old,
-    entropy, _truncation, _overflow, creep, collapse,
+    _unsaved, _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered,
+    _too_old, entropy, _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _critic,
 )  # fmt: skip

@@ -1,10 +1,12 @@
 """Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
-Guarantees: once ``write`` returns, the record is in the JSON file; TensorBoard's events are written beside the caller.
-A line that a killed process left incomplete is dropped when the file is opened again; a number that is not finite is
+Guarantees: once ``write`` returns, the record is in the JSON file, or waits for room on a full disk, said once;
+TensorBoard's events are written beside the caller. A line that a killed process left incomplete is dropped when the
+file is opened again; a number that is not finite is
 written as null, which JSON cannot express otherwise.
 """
 
+import logging
 import math
 import os
 import time
@@ -17,6 +19,7 @@ import orjson
 from agentrl.core.extras import install_hint
 from agentrl.observe.event_writer import EventWriter
 
+log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
 
@@ -38,7 +41,8 @@ class MetricsWriter:
         self._clock = clock
         self._path = run_dir / METRICS_FILE
         _drop_cut_line(self._path)
-        self._file = self._path.open("ab")
+        self._file = self._path.open("ab", buffering=0)
+        self._waiting = b""  # lines that the disk had no room for
         self._events = EventWriter(_summary_writer(run_dir / EVENTS_FOLDER)) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -49,10 +53,18 @@ class MetricsWriter:
             metrics: Maps metric names to numbers.
         """
         now = self._clock()
-        self._file.write(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
-        self._file.flush()
+        self._put(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
         if self._events is not None:
             self._events.add(step, metrics, now)
+
+    def _put(self, line: bytes) -> None:
+        waited, self._waiting = bool(self._waiting), self._waiting + line
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
+        except OSError as error:
+            if not waited:
+                log.warning("%s cannot be written now: %s", self._path, error)
 
     def void_after(self, step: int, asked: int | None = None) -> bool:
         """Drop the records of later steps, because a run that resumes at ``step`` repeats them.
@@ -67,7 +79,7 @@ class MetricsWriter:
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(kept))
         partial.replace(self._path)
-        self._file = self._path.open("ab")
+        self._file = self._path.open("ab", buffering=0)
         return (step if asked is None else asked) in steps
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ After :meth:`GroupBuffer.close` a batch may have fewer groups: what is left is n
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,6 +53,14 @@ class GroupBuffer:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def held(self) -> list[Group]:
+        """Returns the finished groups that no batch has taken, the first one first."""
+        return list(self._groups)
+
+    def hold(self, groups: Iterable[Group]) -> None:
+        """Add the groups of a checkpoint, before anything waits for a batch."""
+        self._groups.extend(groups)
 
     async def put(self, group: Group) -> None:
         """Add a finished group."""

@@ -4,11 +4,12 @@ Guarantees: groups are admitted only while the staleness gate has room; with ``r
 is older than ``rollout.max_staleness`` (:mod:`agentrl.rollout.age_bound`), and what cannot be trained any more is
 cancelled, journaled and replaced; every admitted group is journaled exactly once; a single failed episode never ends a
 run; too many failures do (``rollout.max_failure_rate``), with their reason, too many abandoned episodes that still run,
-and too many groups without signal. A draw is settled when a step counts its group; until then a resumed run draws it
-again, and its journal record is void there. When the tasks are exhausted, what is left is the last batch, however
-small. The trainer asks (:meth:`Controller.ready`) before it publishes a version; unless ``eval.on_push`` lets an
-evaluation go on beside training, the servers' version does not change during it, and a push is refused. One evaluation
-runs at a time, the final one with no push beside it; no call waits for its end.
+and too many groups without signal. A draw is settled when a step counts its group; a resumed run trains the finished
+groups of its checkpoint and runs all other unsettled ones again, and what the journal says behind the checkpoint is
+void there. When the tasks are exhausted, what is left is the last batch, however small. The trainer asks
+(:meth:`Controller.ready`) before it publishes a version; unless ``eval.on_push`` lets an evaluation go on beside
+training, the servers' version does not change during it, and a push is refused. One evaluation runs at a time, the
+final one with no push beside it; no call waits for its end.
 
 Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
 """
@@ -38,8 +39,10 @@ from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
 from agentrl.rollout.group_run import GroupRun, member_seed
+from agentrl.rollout.held_groups import pack, unpack
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.journal_lines import Position
 from agentrl.rollout.rollout_metrics import batch_metrics
 from agentrl.rollout.stale_groups import age_metrics, without_stale
 from agentrl.rollout.staleness import StalenessGate
@@ -132,20 +135,36 @@ class Controller:
         self._admission = asyncio.create_task(self._admit(), name="admission")
         self._admission.add_done_callback(self._admission_ended)
 
-    def restore(self, step: int, state: dict[str, Any], *, recorded: bool = False) -> None:
+    def restore(self, step: int, saved: bytes, *, recorded: bool = False, evaluated: bool = False) -> None:
         """Continue from the checkpoint after ``step``; call before :meth:`start`.
 
         Args:
             step: Number of trainer steps done.
-            state: Result of :meth:`checkpoint`.
+            saved: Result of :meth:`checkpoint`.
             recorded: Whether the record of ``step`` was written after the checkpoint.
+            evaluated: Whether that record holds the evaluation of its version.
+
+        Raises:
+            UserError: The journal or the tasks are not those of the checkpoint.
         """
-        self._tasks.restore(state["tasks"])
+        groups, state = unpack(saved)
+        gone = set(self._tasks.restore(state["tasks"]))
+        held = [group for group in groups if group.draw not in gone]
+        again = [draw for draw in state["tasks"]["owed"] if draw not in gone]
+        kept = [group.draw for group in held] + sorted(gone)
+        self._journal.resumed(step, Position(*state["journal"]), again=again, held=kept)
+        for draw, task in state["tasks"]["chosen"]:
+            if draw in gone:
+                reason = "its task is not in the dataset any more"
+                self._journal.group("cancelled", draw=draw, task=task, step=step, reason=reason)
         self._next_step, self._told_epochs = step, state["epochs"]
         self._bound.advance(step)
         self._owed = None if recorded else state["unwritten"]
+        if evaluated:
+            self._records.evaluated = step
         self.gate.recover(step)
-        self._journal.resumed(step)
+        self.gate.accepted += len(held)
+        self._buffer.hold(held)
         self._served.clear()
 
     async def _admit(self) -> None:
@@ -154,6 +173,9 @@ class Controller:
             while self._has_room() and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
+                self._journal.admitted(
+                    draw=draw, task=task.id, seed=member_seed(self.recipe.seed, draw, 0), version=self.gate.version
+                )
                 job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
                 self._groups.add(job)
                 job.add_done_callback(self._group_ended)
@@ -448,10 +470,34 @@ class Controller:
             task = self._tasks.task(draw).id
             self._journal.group("cancelled", draw=draw, task=task, step=self._next_step, reason="end of the run")
 
-    def checkpoint(self) -> dict[str, Any]:
-        """Returns the state for :meth:`restore`, with the record that waits for its evaluation."""
-        state = {"tasks": self._tasks.state(), "epochs": self._told_epochs}
-        return state | {"unwritten": self._records.unwritten()}
+    def checkpoint(self) -> bytes:
+        """Returns what :meth:`restore` continues from: the cut of the journal, of the tasks and of the buffer.
+
+        With the finished groups that no step has trained, and the record that waits for its evaluation. Groups that
+        run, and those that were left out and no step has counted, are run again with the same tasks and seeds.
+
+        Raises:
+            RolloutError: The journal cannot be written.
+        """
+        held = self._buffer.held()
+        tasks = self._tasks.state([group.draw for group in held])
+        state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
+        return pack(held, state | {"journal": self._journal.cut(self._next_step)})
+
+    def status(self) -> dict[str, Any]:
+        """Returns how far the run is, as plain data: steps, groups that run or are finished, a running evaluation."""
+        numbers = sorted(
+            int(job.get_name().removeprefix("group-")) for job in self._groups if "group-" in job.get_name()
+        )
+        return {
+            "step": self._next_step,
+            "version": self.gate.version,
+            "running": self.gate.running,
+            "oldest": numbers[0] if numbers else None,
+            "finished": len(self._buffer),
+            "evaluating": self._records.evaluating,
+            "tasks_done": self._tasks.done,
+        }
 
     def heartbeat(self, *, done: bool) -> None:
         """Note that the trainer is alive, or done."""

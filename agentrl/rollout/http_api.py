@@ -1,4 +1,4 @@
-"""HTTP API of the controller: the trainer's calls, and ``/servers`` for the command line.
+"""HTTP API of the controller: the trainer's calls, and ``/servers`` and ``/status`` for the command line.
 
 Guarantees: a call without the run's secret is refused; a failure of the rollouts, of an evaluation or of a weight push
 is answered with HTTP 409 and the reason, not with a broken connection; no call waits for the end of an evaluation.
@@ -18,6 +18,7 @@ from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import InferenceError
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.run_status import TrainerCalls, run_status
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.weights.transaction import WeightPushError
 
@@ -30,6 +31,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
         server_pool: Servers that can be listed, added and removed.
         secret: Bearer token that callers must send; empty for none.
     """
+    calls = TrainerCalls()
 
     async def call(request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -39,9 +41,14 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
             body = orjson.loads(await request.body() or b"{}")
             if request.url.path == "/servers":
                 return _json(await _servers(server_pool, request.method, body))
-            if request.url.path == "/next_batch":
-                return Response(await controller.next_batch(body["step"]), media_type="application/octet-stream")
-            return _json(await _dispatch(controller, request.url.path, body))
+            if request.url.path == "/status":
+                return _json(run_status(controller, server_pool.status(), calls))
+            with calls.noted(request.url.path[1:]):
+                if request.url.path == "/next_batch":
+                    return Response(await controller.next_batch(body["step"]), media_type="application/octet-stream")
+                if request.url.path == "/checkpoint":
+                    return Response(controller.checkpoint(), media_type="application/octet-stream")
+                return _json(await _dispatch(controller, request.url.path, body))
         except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")
         except asyncio.CancelledError:  # the server is being stopped
@@ -51,6 +58,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
 
     names = ("next_batch", "ready", "members", "publish", "record", "checkpoint", "heartbeat")
     routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
+    routes.append(Route("/status", call, methods=["GET"]))
     return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
 
 
@@ -75,8 +83,6 @@ async def _dispatch(controller: Controller, path: str, body: dict[str, Any]) -> 
     if path == "/record":
         controller.record(body["step"], body["metrics"], final=body["final"])
         return {}
-    if path == "/checkpoint":
-        return controller.checkpoint()
     controller.heartbeat(done=body["done"])
     return {}
 

@@ -1,27 +1,39 @@
-"""Append-only journal with the outcome of every admitted group.
+"""Append-only journal of what became of every admitted group, and the files of episodes.
 
-Guarantees: one line per group and outcome, flushed at once, with the step that counts the group: the one that trains
-it, or the next one after its end. A resumed run adds a line that voids the records of the steps that it repeats,
-whatever their outcome; it draws those groups again. :func:`valid_outcomes` reads what is not void. Each episode is
-written once, as one JSON line of another file in the same folder, whatever line ends its texts hold: with its task,
-all conversations of all roles, and a message that several conversations share once. One whose messages cannot be
-written as JSON becomes a failed episode with the reason. :func:`read_episodes` reads the file.
+Guarantees: one record for each admitted group and one for its end, with the step that counts it: the step that trains
+it, or the next one after its end. Each line has a checksum (:mod:`agentrl.rollout.journal_lines`) and is handed to the
+system at once; :meth:`Journal.cut` returns when all lines are on the disk. A resumed run goes on from a cut: its first
+record voids all records behind it, and the ends of the groups that it admits again. Records that a full disk refuses
+are kept and written later, in order; a cut fails as long as there are any.
+:mod:`agentrl.rollout.journal_proof` reads the file.
+
+Each episode is written once, as one JSON line of another file in the same folder, whatever line ends its texts hold:
+with its task, all conversations of all roles, and a message that several conversations share once. One whose messages
+cannot be written as JSON becomes a failed episode with the reason. Where the disk is full, episodes are left out of
+the file; the log says so once. :func:`read_episodes` reads the file.
 """
 
+import fcntl
 import json
 import logging
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, BinaryIO, Literal
 
 from pydantic_core import PydanticSerializationError
 
 from agentrl.core.episode import Episode, StopReason
+from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
+from agentrl.rollout.whole_lines import WholeLines
 
-FILE = "journal.jsonl"
 log = logging.getLogger(__name__)
 _LINE_ENDS = {one: f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # that JSON allows inside a text
-GroupOutcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
+GroupOutcome = Literal["trained", "filtered", "failed", "cancelled", "stale"]
+OWNER_SECONDS = 20.0  # for the end of a controller that wrote this journal before; its launcher may have been killed
+POLL_SECONDS = 0.2
 
 
 class Journal:
@@ -35,7 +47,38 @@ class Journal:
     def __init__(self, run_dir: Path, *, episodes: bool) -> None:
         self._run_dir = run_dir
         self._with_episodes = episodes
-        self._files: dict[str, TextIO] = {}
+        self._episodes: dict[str, WholeLines] = {}
+        self._file: BinaryIO | None = None
+        self._end = Position()
+        self._refused = b""  # whole or begun lines that the disk had no room for
+
+    def own(self, seconds: float = OWNER_SECONDS) -> None:
+        """Keep every other process from writing the journal until this one ends.
+
+        Raises:
+            JournalError: Another process still writes it after ``seconds``.
+        """
+        file, deadline = self._opened(), time.monotonic() + seconds
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise JournalError(f"another process writes {self._run_dir / FILE}") from error
+            except OSError as error:  # a file system without locks: the launcher's record of the owner is all there is
+                return log.warning("%s cannot be locked: %s", self._run_dir / FILE, error)
+            time.sleep(POLL_SECONDS)
+
+    def admitted(self, *, draw: int, task: str, seed: int, version: int) -> None:
+        """Record that a group was admitted.
+
+        Args:
+            draw: Draw index of its task.
+            task: Id of its task.
+            seed: Seed of the group's first member, from which a repeated group can be told.
+            version: Policy version served at that time.
+        """
+        self._append({"outcome": "admitted", "draw": draw, "task": task, "seed": seed, "version": version})
 
     def group(self, outcome: GroupOutcome, *, draw: int, task: str, step: int, reason: str | None = None) -> None:
         """Record how a group ended.
@@ -47,12 +90,46 @@ class Journal:
             step: Trainer step that counts the group, from 0.
             reason: Reason for an outcome other than trained.
         """
-        record = {"outcome": outcome, "draw": draw, "task": task, "step": step, "reason": reason}
-        self._append(FILE, json.dumps({k: v for k, v in record.items() if v is not None}))
+        record = {"outcome": outcome, "draw": draw, "task": task, "step": step}
+        self._append(record if reason is None else {**record, "reason": reason})
 
-    def resumed(self, step: int) -> None:
-        """Void the records of step ``step`` and later: the run continues after its first ``step`` steps."""
-        self._append(FILE, json.dumps({"outcome": "resumed", "step": step}))
+    def cut(self, step: int) -> Position:
+        """Record that a checkpoint after ``step`` steps is taken here, and wait until all records are on the disk.
+
+        Returns:
+            The position after the record, for :meth:`resumed`.
+
+        Raises:
+            RolloutError: The disk is full.
+        """
+        self._append({"outcome": "checkpoint", "step": step})
+        file = self._opened()
+        if self._refused:
+            raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
+        os.fsync(file.fileno())
+        return self._end
+
+    def resumed(self, step: int, position: Position, *, again: Sequence[int], held: Sequence[int]) -> None:
+        """Void the records behind a cut, and the ends of the groups that go on.
+
+        Args:
+            step: Number of trainer steps before the cut.
+            position: Position of the cut.
+            again: Draw indices of the groups that run again; their admissions are void too.
+            held: Draw indices of the finished groups of the checkpoint that no step has counted.
+
+        Raises:
+            JournalError: The journal does not hold the cut, or is damaged.
+        """
+        self._opened()
+        found = read_journal(self._run_dir / FILE)
+        if position.lines and found.checksums[position.lines - 1 : position.lines] != [position.crc]:
+            raise JournalError(
+                f"{self._run_dir / FILE} does not belong to the checkpoint after step {step}: that was taken at line "
+                f"{position.lines}, and the file has {len(found.checksums)} lines"
+            )
+        goes_on = {"again": list(again), "held": list(held)}
+        self._append({"outcome": "resumed", "step": step, "line": position.lines, **goes_on})
 
     def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> Episode:
         """Append an episode to the training or evaluation episodes file, if enabled.
@@ -70,20 +147,41 @@ class Journal:
             line = _line(episode)
         extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
         name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
-        self._append(name, "{" + extra + line[1:])
+        if name not in self._episodes:
+            self._episodes[name] = WholeLines(self._run_dir / name)
+        self._episodes[name].add(("{" + extra + line[1:] + "\n").encode())
         return episode
 
-    def _append(self, name: str, line: str) -> None:
-        if name not in self._files:
-            self._files[name] = open(self._run_dir / name, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
-        self._files[name].write(line + "\n")
-        self._files[name].flush()
+    def _append(self, record: dict[str, Any]) -> None:
+        file = self._opened()
+        line, crc = seal(record, self._end.crc)
+        self._end = Position(self._end.lines + 1, crc)
+        waited, self._refused = bool(self._refused), self._refused + line
+        try:
+            while self._refused:
+                self._refused = self._refused[file.write(self._refused) or 0 :]
+        except OSError as error:
+            if not waited:
+                log.warning("%s cannot be written now: %s", self._run_dir / FILE, error)
+
+    def _opened(self) -> BinaryIO:
+        """Returns the journal's file; when it is opened, a last line that was cut is removed."""
+        if self._file is None:
+            path = self._run_dir / FILE
+            found = read_journal(path)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
+            self._file.truncate(found.size)
+            self._end = found.end
+        return self._file
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for file in self._episodes.values():
             file.close()
-        self._files.clear()
+        self._episodes.clear()
 
 
 def _line(episode: Episode) -> str:
@@ -120,15 +218,3 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 found = json.loads(line)
                 found.pop("eval_step", None)
                 yield Episode.model_validate(found)
-
-
-def valid_outcomes(run_dir: Path) -> list[dict[str, Any]]:
-    """Reads the journal of a run: one record per group, without those that a resume made void."""
-    found: list[dict[str, Any]] = []
-    for line in (run_dir / FILE).read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record["outcome"] == "resumed":
-            found = [kept for kept in found if kept["step"] < record["step"]]
-        else:
-            found.append(record)
-    return found

@@ -6,7 +6,7 @@ within a run and its resumed parts. After a restart the tasks that were drawn bu
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from agentrl.config.errors import ConfigError
@@ -111,20 +111,29 @@ class TaskStream:
         self._open.discard(number)
         self._chosen.pop(number, None)
 
-    def state(self) -> dict[str, Any]:
-        """Returns the state for :meth:`restore`: the unsettled draw indices, the next one, and the curriculum's."""
-        owed = sorted(self._open | set(self._again))
-        state: dict[str, Any] = {"next": self._next, "owed": owed}
+    def state(self, held: Collection[int] = ()) -> dict[str, Any]:
+        """Returns the state for :meth:`restore`.
+
+        Args:
+            held: Unsettled draws whose groups are finished and kept with the state: they are not drawn again.
+        """
+        unsettled = self._open | set(self._again)
+        owed = sorted(unsettled - set(held))
+        state: dict[str, Any] = {"next": self._next, "owed": owed, "held": sorted(held)}
+        state["chosen"] = [[number, self.task(number).id] for number in sorted(unsettled)]
         if self.curriculum is not None:
-            state["chosen"] = [[number, self._chosen[number]] for number in owed]
             state["curriculum"] = self.curriculum.state(owed)
         return state
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> list[int]:
         """Continue from a :meth:`state`; with a curriculum, draws of tasks that no longer exist are left out.
 
+        Returns:
+            The unsettled draws that are left out.
+
         Raises:
-            ConfigError: The state is of a run with a curriculum and this one has none, or the reverse.
+            ConfigError: The state is of a run with a curriculum and this one has none, or the reverse; or a draw is
+                of another task now.
         """
         if ("curriculum" in state) != (self.curriculum is not None):
             with_one, without = ("checkpoint", "recipe") if self.curriculum is None else ("recipe", "checkpoint")
@@ -134,11 +143,23 @@ class TaskStream:
             )
         self._next = state["next"]
         self._again = list(state["owed"])
-        self._open.clear()
-        if self.curriculum is not None:
-            self._chosen = {number: task for number, task in state["chosen"] if task in self._by_id}
-            self._again = [number for number in self._again if number in self._chosen]
-            self.curriculum.restore(state["curriculum"])
+        self._open = set(state["held"])
+        if self.curriculum is None:
+            self._check_tasks(state["chosen"])
+            return []
+        self._chosen = {number: task for number, task in state["chosen"] if task in self._by_id}
+        self._again = [number for number in self._again if number in self._chosen]
+        self._open &= self._chosen.keys()
+        self.curriculum.restore(state["curriculum"])
+        return [number for number, _ in state["chosen"] if number not in self._chosen]
+
+    def _check_tasks(self, chosen: Sequence[tuple[int, str]]) -> None:
+        for number, task in chosen:
+            if self.task(number).id != task:
+                raise ConfigError(
+                    f"draw {number} was of task {task} and would be of {self.task(number).id} now: resume with the "
+                    "run's own seed and train_dataset; for other tasks, start a new run with model.name=RUN/model"
+                )
 
 
 def about_batches(tasks: int, batch_size: int, epochs: int | None) -> str:

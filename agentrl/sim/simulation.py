@@ -16,6 +16,7 @@ from agentrl.core.episode import Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome
 from agentrl.inference.router import Router
+from agentrl.rollout.auto_bound import MOST
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.tasks import TaskStream
@@ -128,7 +129,8 @@ class Simulation:
         )
         self.journal = AccountingJournal(self.account, folder, episodes=episodes)
         rollout = recipe.rollout
-        count = tasks or 4 * rollout.batch_size * (steps + rollout.max_staleness + 2) + rollout.max_concurrent
+        ages = MOST if rollout.max_staleness == "auto" else rollout.max_staleness
+        count = tasks or 4 * rollout.batch_size * (steps + ages + 2) + rollout.max_concurrent
         self.stream = TaskStream(SimTasks(count), recipe.seed, shuffle=False, epochs=epochs)
         self.controller = Controller(
             recipe,

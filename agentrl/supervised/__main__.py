@@ -25,7 +25,7 @@ from agentrl.supervised.checkpoint import Checkpoints, barrier, export, sweep_un
 from agentrl.supervised.course import Course
 from agentrl.supervised.records import Records
 from agentrl.supervised.trainers import arguments, dataset
-from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state
+from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state, why_over
 from agentrl.train.rank import DTYPES, set_threads
 
 
@@ -67,12 +67,15 @@ def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resum
         trainer.add_callback(Records(writer.write, course, examples.held_out_count, recipe.trainer.type == "dpo"))
     if examples.held_out is not None and found is None:
         trainer.evaluate()
-    trainer.train(resume_from_checkpoint=str(found) if found else None)
+    if found is not None and why_over(recipe, state) is not None:  # transformers would make one more step
+        trainer._load_from_checkpoint(str(found))
+    else:
+        trainer.train(resume_from_checkpoint=str(found) if found else None)
     if examples.held_out is not None:
         trainer.evaluate()
     if writer is not None:
         writer.close()
-        _export(trainer, tokenizer, run_dir, model)
+        _export(trainer, tokenizer, run_dir, model, max(trainer.state.global_step, state["step"]))
     barrier()
 
 
@@ -96,7 +99,7 @@ def build(recipe: Recipe, run_dir: Path, model: Path, examples: EncodedExamples,
     return trainer
 
 
-def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path) -> None:
+def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path, step: int) -> None:
     """Write ``model/`` in the dtype of the starting model."""
     template = run_dir / CHAT_TEMPLATE
     if template.is_file():  # the template used in training replaces the tokenizer's own
@@ -104,7 +107,7 @@ def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path) -> None:
     start: Any = AutoConfig.from_pretrained(str(model))
     learned = trainer.accelerator.unwrap_model(trainer.model)
     learned.config.use_cache = start.use_cache  # training switches the cache off
-    export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32)
+    export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32, step)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from agentrl.supervised.course import Course
-from agentrl.train.checkpoint_state import STATE_FILE
+from agentrl.train.checkpoint_state import EXPORTED, STATE_FILE
 
 _UNFINISHED = "checkpoint-*"  # the name transformers gives to a checkpoint
 
@@ -55,7 +55,7 @@ def sweep_unfinished(folder: Path) -> None:
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def export(model: Any, tokenizer: Any, target: Path, dtype: Any) -> None:
+def export(model: Any, tokenizer: Any, target: Path, dtype: Any, step: int) -> None:
     """Write a complete Hugging Face folder, or none.
 
     Args:
@@ -63,11 +63,13 @@ def export(model: Any, tokenizer: Any, target: Path, dtype: Any) -> None:
         tokenizer: The model's tokenizer, with the chat template used in training.
         target: ``runs/<name>/model``.
         dtype: Dtype of the written weights.
+        step: Number of trainer steps done, which the folder says.
     """
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     model.to(dtype).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    (partial / EXPORTED).write_text(json.dumps({"step": step}))
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
 

@@ -1,14 +1,16 @@
-"""Checkpoints: parameters, optimizer state and the controller's state after the same step.
+"""Checkpoints: parameters, optimizers, random states, and the controller's state after the same step.
 
-Guarantees: a checkpoint can be loaded with another number of ranks; frozen parameters (with LoRA, all but the adapters)
-are not in it. When one counts, and what is left of one that was cut off: :mod:`agentrl.train.checkpoint_saver`.
+Guarantees: a checkpoint can be loaded with another number of ranks, which then draw other random numbers; frozen
+parameters (with LoRA, all but the adapters) are not in it. When one counts, and what is left of one that was cut off or
+could not be written: :mod:`agentrl.train.checkpoint_saver`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,21 +24,32 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.checkpoint_state import read_state
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.random_state import load_random_state
 
 
-def save_checkpoint(saver: CheckpointSaver, step: int, engine: PolicyLearner, state: dict[str, Any]) -> None:
+def save_checkpoint(
+    saver: CheckpointSaver,
+    step: int,
+    engine: PolicyLearner,
+    state: dict[str, Any],
+    files: Mapping[str, bytes] | None = None,
+) -> Path:
     """Starts to write a checkpoint; a collective over all ranks.
 
     Args:
         saver: Saver of the run's checkpoints, which goes on beside training.
         step: Number of trainer steps done.
         engine: Learner whose policy, critic, optimizers and moving reference are saved, as they are now.
-        state: Other state to save, as JSON: elapsed seconds and the controller's state.
+        state: Other state to save, as JSON: elapsed seconds and the controller's epochs.
+        files: Name -> content of further files of the checkpoint, on rank 0.
+
+    Returns:
+        Folder of the checkpoint; it is there when the save is complete.
 
     Raises:
-        CheckpointFailed: The save before this one failed.
+        CheckpointFailed: The save before this one failed, or this one cannot begin.
     """
-    saver.save(step, _tensors(engine), {"step": step, **state})
+    return saver.save(step, _tensors(engine), {"step": step, **state}, files or {})
 
 
 def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
@@ -53,6 +66,7 @@ def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
         )
     if engine.moving_reference is not None:
         set_model_state_dict(engine.moving_reference, tensors["reference"])
+    load_random_state(checkpoint, dist.get_rank(), dist.get_world_size())
     return read_state(checkpoint)
 
 

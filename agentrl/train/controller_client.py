@@ -66,9 +66,9 @@ class ControllerClient:
         """Returns the servers of a broadcast with their ranks, and whether the next version must go by file instead."""
         return self._post("/members", {}).json()
 
-    def checkpoint(self, step: int) -> dict[str, Any]:
-        """Returns the controller's state after ``step``, to be saved with the parameters."""
-        return self._post("/checkpoint", {"step": step}).json()
+    def checkpoint(self, step: int) -> bytes:
+        """Returns the rollouts' part of the checkpoint after ``step``, to be saved with the parameters."""
+        return self._post("/checkpoint", {"step": step}).content
 
     def start_heartbeat(self) -> None:
         """Starts a thread that tells the controller every few seconds that this process is alive."""

@@ -3,33 +3,31 @@
 Guarantees: one batch is one step, and one step is one policy version; all ranks take the same decisions, which rank 0
 broadcasts with each step; no version is published before the controller lets it, and the next update runs meanwhile;
 each step's metrics say how its time was spent; parameters, optimizer and controller state of a checkpoint are of the
-same step.
+same step. A checkpoint that cannot be written leaves the one before and training goes on, but not for ever. A run that
+is resumed after its last checkpoint makes no step: it evaluates and exports.
 """
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed as dist
-from transformers import AutoTokenizer
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.train.batch import Batch
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.train.checkpoint_saver import CheckpointSaver
-from agentrl.train.checkpoint_state import CHAT_TEMPLATE, SAVED_FILE, STOP_FILE, latest_checkpoint
-from agentrl.train.controller_client import ControllerClient
+from agentrl.train.checkpoint_saver import CheckpointFailed, CheckpointSaver
+from agentrl.train.checkpoint_state import ROLLOUTS_FILE, SAVED_FILE, STOP_FILE, latest_checkpoint, why_over
+from agentrl.train.controller_client import ControllerClient, ControllerError
+from agentrl.train.export import export_model
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
-from agentrl.train.policy import reshard
 from agentrl.train.schedule import learning_rate_factor, progress
 from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision
 from agentrl.weights.file_publisher import Publisher
+
+MAX_UNSAVED = 3  # checkpoints in a row that cannot be written until training stops
 
 
 class Trainer:
@@ -67,6 +65,9 @@ class Trainer:
         self._first_mismatch = FirstMismatch(self.config.max_first_mismatch)
         self._nonfinite = 0  # consecutive steps with a non-finite gradient
         self._out_of_time = False  # no further step fits the time budget
+        self._epochs = 0  # epochs that were over at the latest batch
+        self._over = False  # the resumed run made its last step already
+        self._unsaved = 0  # checkpoints in a row that could not be written
         self._step_seconds = 0.0  # length of the latest step, to predict whether another one fits the time budget
 
     @property
@@ -81,16 +82,21 @@ class Trainer:
             return
         state = load_checkpoint(found, self.engine)
         self.step, self._elapsed_before = state["step"], state["elapsed"]
-        self._publish(final=False)
+        self._epochs = state["controller"]["epochs"]
+        self._over = why_over(self.recipe, state) is not None
+        self._publish(final=self._over)
 
     def run(self) -> None:
         """Trains until the steps or the time budget are used up, then saves and exports; or saves when asked to."""
         start = time.monotonic()
-        final = False
+        final = self._over
+        if final:
+            self._evaluate_final()
         while not final:
             began = time.monotonic()
             columns, plan = self._fetch(self._elapsed_before + began - start)
             waited = time.monotonic() - began
+            self._epochs = plan["epochs"]
             if not plan["episodes"]:  # the tasks are exhausted, and no group of the rest was kept
                 self._end_here(self._elapsed_before + waited + began - start)
                 break
@@ -100,8 +106,9 @@ class Trainer:
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
-            self.saver.check()
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
+            if self._unsaved:
+                metrics["checkpoint/failed"] = float(self._unsaved)
             metrics |= self._publish(final=final)
             self._step_seconds = time.monotonic() - began
             if self.saver.stall is not None:  # of the save since the record before this one
@@ -114,21 +121,26 @@ class Trainer:
             if shared_decision(final or plan["stop"] or self._save_due(plan), self.engine.device):
                 self.save(elapsed)
             if plan["stop"] and not final:
-                self.saver.wait()  # it counts when it is complete
-                self._say_saved()
-                return
-        self.saver.wait()
+                self._settle_save()  # it counts when it is complete
+                if not self._unsaved:
+                    self._say_saved()
+                    return
+        self._settle_save()
         self.export(self.run_dir / "model")
         if self.client is not None:
             self.client.finish()
 
     def _end_here(self, elapsed: float) -> None:
         """Makes the latest step the final one, after it was recorded; a collective."""
+        self._evaluate_final()
+        self.save(elapsed)
+
+    def _evaluate_final(self) -> None:
+        """Waits until the latest version is evaluated, as the final one; a collective."""
         self._wait_for_evaluation()
         if self.client is not None:
             self.client.record(self.step, {}, final=True)
         self._wait_for_evaluation()
-        self.save(elapsed)
 
     def _say_saved(self) -> None:
         """Tells the launcher that the checkpoint is complete, after a request to save and stop."""
@@ -245,39 +257,58 @@ class Trainer:
         return by_step or by_time or by_epoch
 
     def save(self, elapsed: float) -> None:
-        """Starts to write a checkpoint after the current step; ``elapsed`` is the training time in seconds."""
-        controller = self.client.checkpoint(self.step) if self.client is not None else {}
-        budget = self.config.time_budget if self._out_of_time else None
-        state = {"elapsed": elapsed, "spent_budget": budget, "controller": controller}
-        save_checkpoint(self.saver, self.step, self.engine, state)
+        """Starts to write a checkpoint after the current step; ``elapsed`` is the training time in seconds.
+
+        Raises:
+            TrainingStopped: The latest :data:`MAX_UNSAVED` checkpoints could not be written.
+        """
+        self._settle_save()
         self._last_save = time.monotonic()
+        budget = self.config.time_budget if self._out_of_time else None
+        state = {"elapsed": elapsed, "spent_budget": budget, "controller": {"epochs": self._epochs}}
+        try:
+            save_checkpoint(self.saver, self.step, self.engine, state, self._rollouts())
+        except CheckpointFailed as error:
+            self._not_saved(error)
+
+    def _settle_save(self) -> None:
+        """Waits until the latest save is complete, and takes its outcome into account; a collective.
+
+        Raises:
+            TrainingStopped: The latest :data:`MAX_UNSAVED` checkpoints could not be written.
+        """
+        try:
+            if self.saver.settle():
+                self._unsaved = 0
+        except CheckpointFailed as error:
+            self._not_saved(error)
+
+    def _not_saved(self, error: CheckpointFailed) -> None:
+        self._unsaved += 1
+        said = f"a checkpoint could not be written in {self.checkpoints} (noticed after step {self.step}): {error}"
+        if self._unsaved >= MAX_UNSAVED:
+            raise TrainingStopped(f"{said}; {self._unsaved} in a row: training stops") from error
+        if self.client is not None:
+            print(f"{said}; the one before it stays, and training goes on", flush=True)
+
+    def _rollouts(self) -> dict[str, bytes]:
+        """Returns the controller's part of a checkpoint, as a file of it, on rank 0; a collective.
+
+        Raises:
+            CheckpointFailed: The controller cannot write its journal.
+        """
+        data, refused = b"", ""
+        if self.client is not None:
+            try:
+                data = self.client.checkpoint(self.step)
+            except ControllerError as error:
+                refused = str(error)
+        refused = shared_data(refused, self.engine.device)
+        if refused:
+            raise CheckpointFailed(refused)
+        return {ROLLOUTS_FILE: data}
 
     def export(self, target: Path) -> None:
-        """Writes a Hugging Face model folder with the current weights, atomically; a collective.
-
-        A trained adapter is merged into the weights, and also saved in the folder ``adapter`` beside it, in PEFT's
-        format.
-        """
-        model = self.engine.policy.model
-        dtype = getattr(model.config, "dtype", None) or torch.float32
-        state: dict[str, torch.Tensor] = {}
-        for name, full in self.publisher.gather():
-            if self.client is not None:
-                state[name] = full.to(dtype=dtype, device="cpu")
-        if self.client is not None:
-            partial = target.with_name(f".partial-{target.name}")
-            shutil.rmtree(partial, ignore_errors=True)
-            model.save_pretrained(partial, state_dict=state)
-            tokenizer = AutoTokenizer.from_pretrained(str(self.model_path))
-            template = self.run_dir / CHAT_TEMPLATE
-            if template.is_file():  # the recipe's template, which the model was trained with
-                tokenizer.chat_template = template.read_text()
-            tokenizer.save_pretrained(partial)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-        if self.config.lora_rank is not None:
-            from agentrl.train.lora import save_adapter
-
-            reshard(self.engine.policy)
-            save_adapter(model, target.with_name("adapter"))
-        dist.barrier()
+        """Writes a Hugging Face model folder with the current weights, see :func:`export_model`; a collective."""
+        adapter = self.config.lora_rank is not None
+        export_model(self.engine.policy, self.publisher.gather(), target, self.step, self.model_path, adapter=adapter)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.rollout.journal import valid_outcomes
+from agentrl.rollout.journal_proof import valid_outcomes
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is an extra: make test-cluster installs it")

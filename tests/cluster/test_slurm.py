@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.core.weight_manifest import SHM, SHM_PREFIX
-from agentrl.rollout.journal import valid_outcomes
+from agentrl.rollout.journal_proof import valid_outcomes
 from tests.cluster.slurm_cluster import SlurmCluster, missing
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 

@@ -1,8 +1,11 @@
 """What is settled before a run's processes start."""
 
+import errno
 import io
 import json
 import shutil
+import socket
+import subprocess
 import sys
 import types
 from collections import namedtuple
@@ -15,10 +18,12 @@ from rich.console import Console
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.host.process import write_json
+from agentrl.launch import commands
 from agentrl.launch import run as run_module
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
+from agentrl.launch.run_owner import RunOwned
 from agentrl.launch.supervisor import Supervisor
 from tests.train.noisy_models import write_model
 
@@ -39,6 +44,63 @@ def test_a_name_of_our_own_gets_a_number_and_the_recipe_knows_it(tmp_path: Path)
     assert all((tmp_path / name).is_dir() for name in names)
 
 
+def exported(run_dir: Path, step: int) -> None:
+    """The model of a step."""
+    (run_dir / "model").mkdir(exist_ok=True)
+    (run_dir / "model" / "agentrl.json").write_text(json.dumps({"step": step}))
+
+
+def test_a_run_that_was_killed_before_its_export_is_resumed_to_write_it(tmp_path: Path) -> None:
+    whole = tmp_path / "x" / "checkpoints" / "step-000005"
+    whole.mkdir(parents=True)
+    (whole / "state.json").write_text(json.dumps({"step": 5}))
+    over = recipe(tmp_path, "trainer.total_steps=5")
+    claim_run_dir(over, resume=True, numbered=False)
+    exported(tmp_path / "x", 3)  # of the run before it was resumed with more steps
+    claim_run_dir(over, resume=True, numbered=False)
+    exported(tmp_path / "x", 5)
+    with pytest.raises(RunError, match="has made all its 5 steps"):
+        claim_run_dir(over, resume=True, numbered=False)
+
+
+def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process holds the folder; 48 draws were trained twice when a second run could start."""
+    monkeypatch.setattr(run_module, "check_components", lambda recipe: None)
+    holder = hold(claim_run_dir(recipe(tmp_path), resume=False, numbered=False)[1])
+    try:
+        with pytest.raises(RunOwned, match=rf"run 'x' is still going: process {holder.pid} on {socket.gethostname()}"):
+            run_module.run_recipe(recipe(tmp_path), resume=True, console=Console(file=io.StringIO()))
+    finally:
+        holder.kill()
+        holder.communicate()
+    with pytest.raises(RunError, match="no complete checkpoint"):  # the lock has died with its process
+        run_module.run_recipe(recipe(tmp_path), resume=True, console=Console(file=io.StringIO()))
+
+
+def hold(run_dir: Path) -> "subprocess.Popen[str]":
+    """A process that holds a run's folder until it is killed."""
+    code = (
+        "import sys; from pathlib import Path; from agentrl.launch.run_owner import RunOwner\n"
+        "with RunOwner(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_full_disk_costs_the_picture_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    monkeypatch.setattr(run_module, "draw_curve", full)
+    console = Console(file=io.StringIO(), width=200)
+    run_module._draw(recipe(tmp_path), tmp_path, console)
+    assert "reward.png could not be written: No space left" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no complete checkpoint"):
         claim_run_dir(recipe(tmp_path), resume=True, numbered=False)
@@ -50,6 +112,7 @@ def test_resuming_needs_a_checkpoint_and_steps_left(tmp_path: Path) -> None:
     whole.mkdir()
     (whole / "state.json").write_text(json.dumps({"step": 5, "spent_budget": None}))
     assert claim_run_dir(recipe(tmp_path), resume=True, numbered=False)[1] == tmp_path / "x"
+    exported(tmp_path / "x", 5)
     with pytest.raises(RunError, match=r"has made all its 5 steps.*trainer\.total_steps"):
         claim_run_dir(recipe(tmp_path, "trainer.total_steps=5"), resume=True, numbered=False)
     (whole / "state.json").write_text(json.dumps({"step": 5, "controller": {"epochs": 2}}))
@@ -76,7 +139,7 @@ def test_a_stopped_run_says_how_to_continue_it(tmp_path: Path, monkeypatch: pyte
     assert caught.value.code == 130 and isinstance(caught.value, KeyboardInterrupt)
     assert caught.value.result is not None and caught.value.result.model is None
     assert (caught.value.result.exit_reason, caught.value.result.steps) == (ExitReason.STOPPED, 5)
-    assert f"name=x launch.run_dir={tmp_path} --resume" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"agentrl runs resume x --run-dir {tmp_path}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_run_that_has_used_up_its_time_is_resumed_only_with_more(tmp_path: Path) -> None:
@@ -84,6 +147,7 @@ def test_a_run_that_has_used_up_its_time_is_resumed_only_with_more(tmp_path: Pat
     whole = tmp_path / "x" / "checkpoints" / "step-000005"
     whole.mkdir(parents=True)
     (whole / "state.json").write_text(json.dumps({"step": 5, "elapsed": 498.0, "spent_budget": 505.0}))
+    exported(tmp_path / "x", 5)
     for same in ("trainer.time_budget=505", "trainer.time_budget=300"):
         with pytest.raises(RunError, match=r"used up its 505 s in 5 steps.*trainer\.time_budget"):
             claim_run_dir(recipe(tmp_path, same), resume=True, numbered=False)
@@ -198,3 +262,13 @@ def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_
             run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
     finally:
         supervisor.stop()
+
+
+def test_torchrun_makes_its_folder_in_the_run(tmp_path: Path) -> None:
+    """By default it makes torchelastic_* in the temporary folder, and leaves it there."""
+    chosen = recipe(tmp_path)
+    for command in (
+        commands.trainer(chosen, tmp_path, tmp_path / "x", "http://c", False),
+        commands.examples_trainer(chosen, tmp_path, tmp_path / "x", tmp_path / "ready", False),
+    ):
+        assert command[command.index("--log-dir") + 1] == str(tmp_path / "x" / "processes" / "torchrun")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.observe.sinks import MetricsTail, MetricsWriter, read_metrics
+from tests.rollout.test_journal import FullDisk
 
 
 def test_each_record_is_one_line_at_once(tmp_path: Path):
@@ -66,3 +67,16 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
         file.write('ep": 2}\n')
         file.flush()
         assert list(tail.new()) == [{"step": 2}]
+
+
+def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_path, caplog):
+    writer = MetricsWriter(tmp_path, tensorboard=False, clock=lambda: 1.0)
+    disk = FullDisk(writer._file)
+    writer._file, disk.room = disk, 7
+    writer.write(1, {"a": 1.0})
+    writer.write(2, {"a": 2.0})
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+    disk.room = 1000
+    writer.write(3, {"a": 3.0})
+    assert [one["a"] for one in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0, 3.0]
+    assert ["cannot be written now" in record.message for record in caplog.records] == [True]

@@ -1,7 +1,6 @@
 """Evaluation beside the trainer's calls: it has no time limit of theirs, and its version stays while it goes on."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,7 +153,7 @@ async def test_a_run_that_was_cut_in_an_evaluation_writes_its_record_when_it_goe
     await settle()
     first.judged.clear()
     await first.publish(1)
-    state = json.loads(json.dumps(first.controller.checkpoint()))
+    state = first.controller.checkpoint()
     await first.controller.close()
     assert [step for step, _ in first.written] == [0]
 

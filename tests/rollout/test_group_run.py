@@ -21,7 +21,8 @@ from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FILE, FailedEpisodes, failure_counts
 from agentrl.rollout.failure_kinds import kind_of
 from agentrl.rollout.group_run import Oversampled
-from agentrl.rollout.journal import read_episodes, valid_outcomes
+from agentrl.rollout.journal import read_episodes
+from agentrl.rollout.journal_proof import valid_outcomes
 from tests.rollout.instant import Instant, run_virtually
 
 Act = Callable[[LLM, int], Awaitable[Outcome]]

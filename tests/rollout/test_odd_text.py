@@ -25,7 +25,8 @@ from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
 from agentrl.rollout.group_account import judge, step_metrics
-from agentrl.rollout.journal import Journal, valid_outcomes
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.rollout.stop_rules import StopRules
 from tests.inference.fakes import answer
 from tests.rollout.test_controller import Harness
@@ -94,6 +95,7 @@ async def test_half_a_surrogate_pair_goes_through_a_whole_episode(
     assert contents[: 1 if agent == "chat" else 2] == (["\ufffd\ufffd"] if agent == "chat" else ["\ufffd\ufffd", "😀"])
     journal = Journal(tmp_path, episodes=True)
     assert journal.episode(episode) is episode
+    journal.admitted(draw=0, task=episode.task_id, seed=0, version=0)
     journal.group("trained", draw=0, task=episode.task_id, step=0)
     journal.close()
     assert json.loads((tmp_path / "episodes.jsonl").read_text(encoding="utf-8"))["task_id"] == "train/\ufffd"

@@ -19,7 +19,7 @@ from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
 from agentrl.rollout.group_account import GroupAccount, Tally, judge
 from agentrl.rollout.in_flight import InFlight
-from agentrl.rollout.journal import valid_outcomes
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.rollout.stale_groups import age_metrics, without_stale
 from agentrl.rollout.stop_rules import StopRules
 from tests.rollout.age_world import World, node

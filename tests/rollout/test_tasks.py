@@ -96,3 +96,29 @@ def test_a_run_is_not_resumed_with_a_curriculum_that_it_did_not_have() -> None:
     chosen = TaskStream(TASKS, seed=1, curriculum=Curriculum(TASKS, CurriculumConfig(hard_at=0.0), seed=1))
     with pytest.raises(ConfigError, match=r"the recipe has a rollout\.curriculum and the checkpoint has none"):
         chosen.restore(plain.state())
+
+
+def test_a_resume_with_other_tasks_is_refused() -> None:
+    """Its draws would be of other tasks, and each of the checkpoint's no longer be trained once."""
+    first = TaskStream(TASKS, seed=1)
+    for _ in range(3):
+        first.draw()
+    state = json.loads(json.dumps(first.state(held=[1])))
+    for second in (TaskStream(TASKS, seed=2), TaskStream([Task(id=f"u{i}", data={}) for i in range(5)], seed=1)):
+        with pytest.raises(ConfigError, match=r"draw 0 was of task t\d and would be of .* now"):
+            second.restore(state)
+    again = TaskStream(TASKS, seed=1)
+    assert again.restore(state) == []
+    assert [again.draw()[0] for _ in range(3)] == [0, 2, 3], "the group of draw 1 is finished"
+    assert again.ended_epochs == 0
+
+
+def test_a_finished_group_of_a_task_that_is_gone_is_left_out() -> None:
+    def stream(tasks: list[Task]) -> TaskStream:
+        return TaskStream(tasks, seed=1, curriculum=Curriculum(tasks, CurriculumConfig(hard_at=0.0), seed=1))
+
+    first = stream(TASKS)
+    drawn = [first.draw() for _ in range(3)]
+    second = stream([task for task in TASKS if task != drawn[1][1]])
+    assert second.restore(json.loads(json.dumps(first.state(held=[1, 2])))) == [1]
+    assert second.state()["owed"] == [0, 2]

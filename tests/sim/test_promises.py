@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agentrl.config.load import load_recipe
 from agentrl.inference.backend import InferenceError
 from agentrl.rollout.errors import RolloutError
-from agentrl.rollout.journal import valid_outcomes
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.sim.device import Speed
 from agentrl.sim.faults import KINDS, Durations, Kind, Schedule
 from agentrl.sim.shapes import Lognormal

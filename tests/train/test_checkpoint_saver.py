@@ -109,20 +109,19 @@ def test_one_save_at_a_time(mesh: DeviceMesh, tmp_path: Path, disk: Disk) -> Non
     assert json.loads((tmp_path / "step-000002" / "state.json").read_text()) == {"step": 2}
 
 
-@pytest.mark.parametrize("told_by", ["check", "wait", "save"])
+@pytest.mark.parametrize("told_by", ["settle", "wait", "save"])
 def test_a_full_disk_is_told_by_the_next_call_and_the_checkpoint_before_it_stands(
     mesh: DeviceMesh, tmp_path: Path, disk: Disk, told_by: str
 ) -> None:
     saver = CheckpointSaver(tmp_path, keep=1)
     disk.free.set()
     saver.save(1, state(mesh, 1.0), {"step": 1})
-    saver.wait()
-    saver.check()
+    assert saver.settle() and not saver.settle()
     disk.full = True
     saver.save(2, state(mesh, 2.0), {"step": 2})
     written = saver._written
     assert written is not None and written.exception(SECONDS) is not None
-    calls = {"check": saver.check, "wait": saver.wait, "save": lambda: saver.save(3, state(mesh, 3.0), {"step": 3})}
+    calls = {"settle": saver.settle, "wait": saver.wait, "save": lambda: saver.save(3, state(mesh, 3.0), {"step": 3})}
     with pytest.raises(CheckpointFailed, match=r"step-000002 could not .*newest checkpoint is step-000001: .*No space"):
         calls[told_by]()
     saver.wait()

@@ -150,9 +150,9 @@ def test_a_checkpoint_says_that_its_step_used_up_the_time(
     trainer, _, _ = make_trainer(tiny_model, tmp_path, {"time_budget": budget, "total_steps": 2}, {}, {})
     states: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "agentrl.train.trainer.save_checkpoint", lambda saver, step, engine, state: states.append(state)
+        "agentrl.train.trainer.save_checkpoint", lambda saver, step, engine, state, files: states.append(state)
     )
-    trainer.client.checkpoint = lambda step: {}  # type: ignore[union-attr,method-assign]
+    trainer.client.checkpoint = lambda step: b""  # type: ignore[union-attr,method-assign]
     trainer.save = lambda elapsed: Trainer.save(trainer, elapsed)  # type: ignore[method-assign]
     trainer.run()
     assert [state["spent_budget"] for state in states] == [spent]

@@ -1,0 +1,148 @@
+"""``agentrl runs``: what the folders of runs say, the proof, and the differences of two runs."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli import recipe as recipe_command
+from agentrl.cli.runs import short_time
+from agentrl.config.load import load_recipe
+from agentrl.launch import run_folders
+from agentrl.rollout.journal import Journal
+from tests.cli.test_cli import run
+from tests.launch.test_run import exported, hold
+
+
+def make_run(runs: Path, name: str, *settings: str, steps: int = 3) -> Path:
+    """A run's folder: settings, metrics, a journal and a checkpoint."""
+    folder = runs / name
+    folder.mkdir(parents=True)
+    recipe = load_recipe("arithmetic_grpo", [f"name={name}", f"launch.run_dir={runs}", *settings], device="cpu")
+    (folder / "config.json").write_text(recipe.model_dump_json())
+    records = [{"step": step, "time": 1.0, "reward/mean_drawn": 0.1 * step} for step in range(steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    journal = Journal(folder, episodes=False)
+    for draw in range(steps):
+        journal.admitted(draw=draw, task=f"t{draw}", seed=draw, version=0)
+        journal.group("trained", draw=draw, task=f"t{draw}", step=draw)
+    journal.cut(steps)
+    journal.close()
+    checkpoint = folder / "checkpoints" / f"step-{steps:06d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps({"step": steps, "controller": {"epochs": 0}}))
+    return folder
+
+
+def ended(folder: Path, code: int | None, reason: str = "") -> None:
+    said = {"host": "h", "boot": "b", "pid": 7, "born": 1.0, "started": 1.0}
+    said |= {} if code is None else {"ended": 2.0, "code": code, "reason": reason}
+    (folder / "owner.json").write_text(json.dumps(said))
+    if code is None:  # a heartbeat that is old
+        import os
+
+        os.utime(folder / "owner.json", (1.0, 1.0))
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A run whose launcher lives."""
+    process = hold(make_run(tmp_path, "living"))
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_runs_are_listed_with_their_states_in_80_columns(
+    tmp_path: Path, living: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, code in (("done", 0), ("stopped", 130), ("broken", 1), ("killed", None)):
+        ended(make_run(tmp_path, name, "trainer.total_steps=9"), code)
+    assert run("runs", "list", "--run-dir", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert run("runs", "list", "--run-dir", str(tmp_path), "--json") == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "living": "starting", "done": "finished", "stopped": "stopped", "broken": "failed", "killed": "killed",
+    }  # fmt: skip
+    assert all(state in out for state in ("finished", "stopped", "failed", "killed", "3/9", "mean 0.300"))
+    assert (found["done"]["step"], found["done"]["checkpoint"]) == (3, 3)
+    assert found["done"]["value"] == pytest.approx(0.3)
+
+
+def test_a_run_that_ended_is_shown_with_how_to_go_on(tmp_path: Path, capsys: Any) -> None:
+    folder = make_run(tmp_path, "x", "trainer.total_steps=3")
+    ended(folder, 1, "trainer was killed by SIGKILL; the end of the log:\nmore")
+    assert run("runs", "show", "x", "--run-dir", str(tmp_path)) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "failed: trainer was killed by SIGKILL" in out
+    assert "a resume only writes what is missing: model/: agentrl runs resume x --run-dir" in out
+    exported(folder, 3)
+    assert run("runs", "show", str(folder)) == 0
+    assert "it has made all its 3 steps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_goes_on_is_shown_with_what_each_process_waits_for(
+    tmp_path: Path, living: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "living"
+    (folder / "processes").mkdir()
+    (folder / "processes" / "controller.json").write_text("{}")
+    waits = [{"process": "trainer", "doing": "waits for the batch of step 3", "seconds": 12.0, "seconds_left": 1788.0}]
+    monkeypatch.setattr(run_folders, "live_status", lambda folder: {"waits": waits})
+    assert run("runs", "show", "living", "--run-dir", str(tmp_path)) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"running, process {living.pid} on" in out
+    assert "trainer waits for the batch of step 3, for 12 s, gives up in 30 min" in out
+
+
+def test_the_journal_of_a_run_is_checked(tmp_path: Path, capsys: Any) -> None:
+    folder = make_run(tmp_path, "x")
+    assert run("runs", "check", "x", "--run-dir", str(tmp_path)) == 0
+    assert "3 draws, each admitted once; ended, each once: 3 trained" in capsys.readouterr().out
+    journal = Journal(folder, episodes=False)
+    journal.admitted(draw=3, task="t3", seed=3, version=0)
+    ended(folder, 0)
+    assert run("runs", "check", "x", "--run-dir", str(tmp_path)) == 1
+    assert "draw 3, admitted in line 8, never ended" in capsys.readouterr().out
+    journal.group("trained", draw=1, task="t1", step=3)
+    journal.close()
+    assert run("runs", "check", "x", "--run-dir", str(tmp_path), "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["violation"] == "line 9: draw 1 ended as trained; line 4 says trained already"
+
+
+def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, "x", "trainer.learning_rate=0.125").rename(tmp_path / "y")
+    given: list[Any] = []
+    monkeypatch.setattr(recipe_command, "run_loaded", lambda recipe, *, resume, console: given.append(recipe) or 0)
+    assert run("runs", "resume", "y", "trainer.total_steps=77", "--run-dir", str(tmp_path)) == 0
+    (recipe,) = given
+    assert (recipe.name, recipe.launch.run_dir) == ("y", str(tmp_path))
+    assert (recipe.trainer.total_steps, recipe.trainer.learning_rate) == (77, 0.125)
+    assert run("runs", "resume", "y", "trainer.total_stepz=7", "--run-dir", str(tmp_path)) == 2
+
+
+def test_two_runs_are_compared(tmp_path: Path, capsys: Any) -> None:
+    make_run(tmp_path, "a"), make_run(tmp_path, "b", "trainer.learning_rate=0.125", steps=5)
+    assert run("runs", "diff", "a", "b", "--run-dir", str(tmp_path), "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert list(said["settings"]) == ["trainer.learning_rate"] and said["settings"]["trainer.learning_rate"][1] == 0.125
+    assert said["metrics"] == {"reward/mean_drawn": [0.1 * 3, 0.5], "step": [3, 5]}
+    assert run("runs", "diff", "a", "b", "--run-dir", str(tmp_path)) == 0
+    assert "trainer.learning_rate" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path, capsys: Any) -> None:
+    assert run("runs", "show", "x", "--run-dir", str(tmp_path)) == 2
+    assert "no run 'x'" in capsys.readouterr().err
+    assert run("runs", "list", "--run-dir", str(tmp_path)) == 0
+
+
+def test_a_time_has_one_unit() -> None:
+    assert [short_time(s) for s in (5, 119, 121, 7300, 200_000)] == ["5 s", "119 s", "2 min", "2 h", "2 d"]
