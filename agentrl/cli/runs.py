@@ -96,11 +96,13 @@ def resume(
     """Continue a run with its own settings, from its latest checkpoint."""
     from rich.console import Console
 
-    from agentrl.cli.recipe import run_loaded
+    from agentrl.cli.recipe import finish
+    from agentrl.launch import api
     from agentrl.launch.run_folders import find_run, recipe_to_resume
 
     recipe = recipe_to_resume(find_run(name, run_dir), overrides or [])
-    raise typer.Exit(run_loaded(recipe, resume=True, console=Console(highlight=False)))
+    console = Console(highlight=False)
+    finish(console, lambda: api.run(recipe, resume=True, console=console, numbered=False))
 
 
 @app.command()
