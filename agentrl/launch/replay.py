@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
-from agentrl.core.columns import Columns
+from agentrl.core.columns import Columns, concatenate
 from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.models import resolve_model
@@ -24,6 +24,7 @@ from agentrl.inference.replayed import PromptDifference, ReplayClient
 from agentrl.inference.traffic import FILE, read_traffic
 from agentrl.launch.bounded_run import bounded_run
 from agentrl.rollout.abandoned import Abandoned
+from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.assemble import make_settings, make_workflow
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
@@ -35,7 +36,9 @@ from agentrl.train.checkpoint_state import STATE_FILE
 AT_ONCE = 64  # episodes
 _LAYOUT = frozenset({"train/microbatches", "train/rows_tokens"})  # metrics that follow from the number of ranks
 _NAMES_A_TOKEN = ("ratio_token",)  # parts of the names of metrics that say which token was the worst
-_BY_THE_CLOCK = frozenset({StopReason.TIMEOUT})  # stop reasons that a replay cannot give again
+_NOT_ITS_OWN = frozenset(  # stop reasons that a replay cannot give again: the clock's, other episodes', the machine's
+    {StopReason.TIMEOUT, StopReason.STALE, StopReason.CANCELLED, StopReason.INFRASTRUCTURE_ERROR}
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class StepReplay:
         step: Number of the step, as in ``metrics.jsonl``: from 1.
         episodes: Its episodes that can be replayed, by group and index.
         left_out: Why episodes were left out -> their number.
+        whole: Whether every episode that the run trained is among them.
         advantages: Largest difference between the advantages of the record and those of the replay; ``None`` where they
             cannot be compared.
         why_none: Why they cannot.
@@ -75,6 +79,7 @@ class StepReplay:
     step: int
     episodes: list[EpisodeReplay]
     left_out: dict[str, int] = field(default_factory=dict)
+    whole: bool = True
     advantages: float | None = None
     why_none: str = ""
     update: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -130,13 +135,15 @@ class Replay:
         workflow, limits = make_workflow(self.recipe), Limits.of(self.recipe.rollout)
         now = bounded_run(_run_all(workflow, usable, client, limits), limits.teardown)
         pairs = [self._compared(before, after, client) for before, after in zip(usable, now, strict=True)]
-        largest, why = self._advantages(pairs, step - 1)
-        return StepReplay(step, pairs, left_out, advantages=largest, why_none=why)
+        replayed = {(one.group_id, one.index) for one in usable}
+        whole = all(one.failed or (one.group_id, one.index) in replayed for one in recorded)
+        largest, why = self._advantages(pairs, step)
+        return StepReplay(step, pairs, left_out, whole, advantages=largest, why_none=why)
 
     def update(self, replayed: StepReplay) -> StepReplay:
         """Returns a replayed step with the metrics of its update, where the weights that it started from are there."""
         step, checkpoint = replayed.step, None
-        if replayed.left_out:
+        if not replayed.whole:
             return replace(replayed, why_no_update="episodes are missing")
         if step > 1:
             checkpoint = self.run_dir / "checkpoints" / f"step-{step - 1:06d}"
@@ -147,10 +154,9 @@ class Replay:
             return replace(replayed, why_no_update=f"metrics.jsonl has no learning rate of step {step}")
         from agentrl.train.replay_update import replay_update  # torch.distributed
 
-        before = [one.recorded for one in replayed.episodes]
-        columns = batch_columns([one.now for one in replayed.episodes], before)
-        rate = known["train/learning_rate"]
-        found = replay_update(self.recipe, self.model, checkpoint, step - 1, columns, rate)
+        columns = self._batch(replayed.episodes, "now", step)
+        rate, oldest = known["train/learning_rate"], self._oldest(step)
+        found = replay_update(self.recipe, self.model, checkpoint, step - 1, columns, rate, oldest)
         names = [name for name in sorted(found) if name in known and _compares(name)]
         return replace(replayed, update={name: (known[name], found[name]) for name in names})
 
@@ -176,29 +182,48 @@ class Replay:
             what = f"{sampler.unsent} of the run's requests were not sent"
         return EpisodeReplay(recorded, now, sampler.differences, sampler.unsent, what)
 
-    def _advantages(self, pairs: Sequence[EpisodeReplay], version: int) -> tuple[float | None, str]:
+    def _bound(self, step: int) -> AgeBound | None:
+        """Returns the bound of the age that was in force in a step; ``None`` for a run that did not record it."""
+        bound = self._metrics(step).get("staleness/bound")
+        if bound is None:
+            return None
+        found = AgeBound.of(self.recipe.rollout, int(bound))
+        found.advance(step - 1)
+        return found
+
+    def _oldest(self, step: int) -> int | None:
+        """Returns the oldest version whose tokens carried a loss in a step; ``None``: all did."""
+        bound = self._bound(step)
+        return bound.oldest if bound is not None and bound.policy == "mask" else None
+
+    def _batch(self, pairs: Sequence[EpisodeReplay], side: str, step: int) -> Columns:
+        """Returns the columns of a step's batch, from the records or from the replay: what the run trained of each."""
+        bound, groups = self._bound(step), dict[str, list[Episode]]()
+        for one in pairs:
+            if not one.recorded.failed:
+                groups.setdefault(one.recorded.group_id, []).append(getattr(one, side))
+        parts = [Columns.of(episodes) for episodes in groups.values()]
+        if bound is not None:
+            parts = [part.select([not old for old in bound.stale(part)]) for part in parts]
+        return concatenate(parts) if parts else Columns.of([])
+
+    def _advantages(self, pairs: Sequence[EpisodeReplay], step: int) -> tuple[float | None, str]:
         """Compares the advantages of the sampled tokens; returns the largest difference, or why there is none."""
         trainer = self.recipe.trainer
         if trainer.advantage == "gae":
             return None, "trainer.advantage=gae takes the critic's values"
         if trainer.kl_coef > 0 and trainer.kl_in == "reward":
             return None, "trainer.kl_in=reward takes logprobs of two policies"
-        sides = [
-            batch_columns([getattr(one, side) for one in pairs], trained=[one.recorded for one in pairs])
-            for side in ("recorded", "now")
-        ]
+        oldest = self._oldest(step)
         found = [
-            Batch(side, trainer, self.recipe.reward).train_batch(version=version).tokens.sampled["advantages"]
-            for side in sides
+            Batch(self._batch(pairs, side, step), trainer, self.recipe.reward)
+            .train_batch(version=step - 1, oldest=oldest)
+            .tokens.sampled["advantages"]
+            for side in ("recorded", "now")
         ]
         if found[0].shape != found[1].shape:
             return None, f"the run sampled {len(found[0])} tokens, the replay {len(found[1])}"
         return float(np.abs(found[0] - found[1]).max(initial=0.0)), ""
-
-
-def batch_columns(episodes: Sequence[Episode], trained: Sequence[Episode]) -> Columns:
-    """Returns the columns of those episodes whose records were trained on: those that did not fail in the run."""
-    return Columns.of([one for one, before in zip(episodes, trained, strict=True) if not before.failed])
 
 
 def episode_difference(recorded: Episode, now: Episode) -> str:
@@ -257,8 +282,8 @@ def _usable(recorded: Sequence[Episode], heard: set[int]) -> tuple[list[Episode]
     left_out: dict[str, int] = {}
     for one in recorded:
         why = ""
-        if one.stop_reason in _BY_THE_CLOCK:
-            why = f"ended by the clock ({one.stop_reason})"
+        if one.stop_reason in _NOT_ITS_OWN:
+            why = f"not ended by itself ({one.stop_reason})"
         elif one.seed not in heard and one.trajectories:
             why = f"no requests in {FILE}"
         if why:

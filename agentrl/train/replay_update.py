@@ -19,7 +19,13 @@ from agentrl.train.checkpoint import load_checkpoint
 
 
 def replay_update(
-    recipe: Recipe, model: Path, checkpoint: Path | None, step: int, columns: Columns, learning_rate: float
+    recipe: Recipe,
+    model: Path,
+    checkpoint: Path | None,
+    step: int,
+    columns: Columns,
+    learning_rate: float,
+    oldest: int | None = None,
 ) -> dict[str, float]:
     """Runs one update and returns its metrics.
 
@@ -30,6 +36,7 @@ def replay_update(
         step: Number of updates before this one.
         columns: Episodes of the step.
         learning_rate: Learning rate of the step.
+        oldest: Oldest version whose tokens carry a loss; ``None``: all do.
     """
     trainer = recipe.trainer.model_copy(update={"nproc": 1})
     weights = recipe.weights.model_copy(update={"transport": "disk"})
@@ -44,6 +51,6 @@ def replay_update(
             if checkpoint is not None:
                 load_checkpoint(checkpoint, made.engine)
             made.step = step
-            return made.update(columns, learning_rate)
+            return made.update(columns, learning_rate, oldest=oldest)
         finally:
             dist.destroy_process_group()
