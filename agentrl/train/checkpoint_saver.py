@@ -83,12 +83,10 @@ class CheckpointSaver:
                     shutil.rmtree(left, ignore_errors=True)
                 partial.mkdir(parents=True)
                 write(partial, {**(files or {}), STATE_FILE: json.dumps(state).encode()})
-        begun.check()
+        self._check(begun, partial)
         with _Together() as drawn:
             sync(save_random_state(partial, dist.get_rank(), dist.get_world_size()))
-        if drawn.failed() and self._names:
-            shutil.rmtree(partial, ignore_errors=True)
-        drawn.check()
+        self._check(drawn, partial)
         upload = async_save(
             tensors,
             checkpoint_id=str(partial),
@@ -102,6 +100,16 @@ class CheckpointSaver:
         ).start()
         self.stall = time.monotonic() - start
         return target
+
+    def _check(self, part: "_Together", partial: Path) -> None:
+        """Gives a save up if a part of it failed on some rank.
+
+        Raises:
+            CheckpointFailed: It did.
+        """
+        if part.failed() and self._names:
+            shutil.rmtree(partial, ignore_errors=True)
+        part.check()
 
     def settle(self) -> bool:
         """Wait until the latest save is complete on all ranks; a collective.

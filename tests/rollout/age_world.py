@@ -181,11 +181,11 @@ class World(RolloutWorkflow):
         await self.controller.publish(self._manifest(), final=self.over)
         self.controller.record(self.step, {}, final=self.over)
 
-    async def resume(self, step: int, state: dict[str, Any]) -> None:
+    async def resume(self, step: int, state: bytes) -> None:
         """Start from a checkpoint instead of from the beginning."""
         self.step = self.version = step
         self.before = step * self.recipe.rollout.batch_size
-        self.controller.restore(step, json.loads(json.dumps(state)))
+        self.controller.restore(step, state)
         self.controller.start()
         await self.controller.publish(self._manifest())
         await self.settle()
@@ -219,8 +219,10 @@ class World(RolloutWorkflow):
         self.journal.close()
 
     def outcomes(self) -> list[dict[str, Any]]:
+        """Ends of all groups so far."""
         file = self.folder / "journal.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        return [line for line in lines if line["outcome"] not in ("admitted", "checkpoint", "resumed")]
 
     def ages(self) -> list[int]:
         """Ages of all trained episodes, by their oldest token."""

@@ -159,7 +159,7 @@ async def test_credit_finds_the_choice_where_each_turn_is_rendered_anew(
     """With inference.history=branch a conversation's turns are sequences of their own."""
 
     template = ChatTemplate.from_folder(tiny_model, policy="branch")
-    template.rewrites = lambda new, tools=(): True  # type: ignore[method-assign]
+    template.rewrites = lambda new, tools=(), **_: True  # type: ignore[method-assign]
     log = tmp_path / "log.jsonl"
     workflow = AgentEnvWorkflow(f"{parts}:Paying", f"{parts}:Chooses", env_kwargs={"log": str(log)}, max_turns=3)
     episode = await played(template, workflow, 2)

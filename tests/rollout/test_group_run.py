@@ -395,11 +395,13 @@ def test_every_promise_of_groups_holds_under_any_schedule(tmp_path: Path, seed: 
     for end in ends:
         final = [e for e in written if e.group_id == f"g{end['draw']}" and not e.retried]
         usable = sum(not e.failed for e in final)
-        if end["outcome"] != "cancelled":
+        if end["outcome"] not in ("cancelled", "stale"):
             assert usable == size or (usable < size and len(final) == size + extra), "it ended too early or too late"
             assert (end["outcome"] == "failed") == (usable < least), end
     metrics = run.written[1:]
     drawn = sum(m["rollout/groups_drawn"] for m in metrics)
-    assert drawn == sum(m[f"rollout/groups_{name}"] for m in metrics for name in ("kept", "failed", "filtered"))
+    assert drawn == sum(
+        m[f"rollout/groups_{name}"] for m in metrics for name in ("kept", "failed", "filtered", "stale")
+    )
     assert sum(m["rollout/episodes"] for m in metrics) == sum(len(one) for one in groups.values())
     assert sum(m["rollout/groups_short"] for m in metrics) == sum(len(one) < size for one in groups.values())

@@ -67,7 +67,7 @@ def test_the_same_batch_after_a_resume_gives_the_same_loss_to_the_bit(
     assert expected[0][0]["train/loss"] != expected[0][1]["train/loss"]
 
 
-@pytest.mark.parametrize("place", ["async_save", "save_random_state", "write", "sync", "commit"])
+@pytest.mark.parametrize("place", ["save_random_state", "write", "sync", "commit"])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

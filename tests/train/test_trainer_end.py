@@ -111,8 +111,13 @@ def test_a_request_to_stop_saves_after_the_step_and_exports_nothing(
         return batches(step)
 
     client.next_batch = next_batch  # type: ignore[method-assign]
-    trainer.saver.wait = lambda: said.append((tmp_path / "processes" / SAVED_FILE).exists())  # type: ignore
     said: list[bool] = []
+
+    def settle() -> bool:
+        said.append((tmp_path / "processes" / SAVED_FILE).exists())
+        return True
+
+    trainer.saver.settle = settle  # type: ignore[method-assign]
     trainer.run()
     assert said == [False], "it is said when the checkpoint is complete"
     assert done == ([("save", 3), ("export", 3)] if saved is None else [("save", saved)])
