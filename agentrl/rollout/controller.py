@@ -11,48 +11,35 @@ void there. When the tasks are exhausted, what is left is the last batch, howeve
 training, the servers' version does not change during it, and a push is refused. One evaluation runs at a time, the
 final one with no push beside it; no call waits for its end.
 
-Which groups are kept is decided in :mod:`agentrl.rollout.group_account`; the trainer computes advantages.
+Groups run in :mod:`agentrl.rollout.rollouts`; the trainer computes advantages.
 """
 
 import asyncio
 import logging
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns, concatenate
-from agentrl.core.episode import Episode, Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
-from agentrl.rollout.abandoned import Abandoned
-from agentrl.rollout.age_bound import AgeBound
-from agentrl.rollout.auto_bound import START, AutoBound
-from agentrl.rollout.buffer import Group, GroupBuffer
-from agentrl.rollout.deadline import Limits
-from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.auto_bound import AutoBound
+from agentrl.rollout.buffer import Group
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
-from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
-from agentrl.rollout.group_run import GroupRun, member_seed
 from agentrl.rollout.held_groups import pack, unpack
-from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.journal_lines import Position
 from agentrl.rollout.rollout_metrics import batch_metrics
-from agentrl.rollout.stale_groups import age_metrics, without_stale
-from agentrl.rollout.staleness import StalenessGate
+from agentrl.rollout.rollouts import Rollouts, Score
+from agentrl.rollout.stale_groups import age_metrics
 from agentrl.rollout.step_records import Evaluate, StepRecords, Write
-from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 from agentrl.weights.transaction import WeightTransaction
 
 log = logging.getLogger(__name__)
-Score = Callable[[Episode], Awaitable[Episode]]
 
 
 class Controller:
@@ -87,43 +74,22 @@ class Controller:
         self.recipe = recipe
         self._config = recipe.rollout
         self._tasks = tasks
-        self._workflow = workflow
-        self._client = client
         self._weights = weights
         self._journal = journal
         self._write_metrics = write_metrics
-        self._records = StepRecords(evaluate, self._write_record, self._fail)
+        self._records = StepRecords(evaluate, self._write_record, lambda error: self.rollouts.fail(error))
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
-        self._score = score
-        self._failed = failed or FailedEpisodes(None)
+        self.rollouts = Rollouts(recipe, tasks, workflow, client, journal, score, failed)
+        self._buffer, self._account = self.rollouts.buffer, self.rollouts.account
+        self._bound, self._flight = self.rollouts.bound, self.rollouts.flight
+        self.gate = self.rollouts.gate
         self._auto = AutoBound() if self._config.max_staleness == "auto" else None
-        bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
-        self.gate = StalenessGate(
-            bound,
-            self._config.batch_size,
-            max(1, self._config.max_concurrent // (self._config.group_size + self._config.group_extra)),
-        )
-        self._bound = AgeBound.of(self._config, bound)
-        self._flight = InFlight(self._bound, least_members(self._config), recipe.seed, lambda: self.gate.version)
-        self._buffer = GroupBuffer(self._fit)
         self._handing = asyncio.Lock()
         self._handed: float | None = None  # time at which the latest batch was handed out
-        self._room = asyncio.Event()
-        self._served = asyncio.Event()  # the servers hold the version that training continues from
-        self._served.set()
-        self._groups: set[asyncio.Task[None]] = set()
-        self.runs: dict[int, GroupRun] = {}  # running groups by draw
-        self._admission: asyncio.Task[None] | None = None
         self._consumed: dict[int, bytes] = {}
-        self._next_step = 0  # step that counts the groups that end now
         self._told_epochs = 0  # epochs that were over at the latest batch
         self._pending_metrics: dict[str, float] = {}
-        self._account = GroupAccount()
-        self._rules = StopRules(self._config)
-        self._left = Abandoned()
-        self._limits = Limits.of(self._config)
-        self._over = False  # a stop rule ended the run: no more groups are admitted
         self.finished = asyncio.Event()  # the final version is evaluated and recorded
         self.trainer_done = asyncio.Event()
         self.last_beat = time.monotonic()
@@ -132,8 +98,7 @@ class Controller:
         """Start to admit tasks; a new run also starts to evaluate version 0."""
         if self.gate.version == 0:
             self._records.add(0, {}, evaluate=True)
-        self._admission = asyncio.create_task(self._admit(), name="admission")
-        self._admission.add_done_callback(self._admission_ended)
+        self.rollouts.start()
 
     def restore(self, step: int, saved: bytes, *, recorded: bool = False, evaluated: bool = False) -> None:
         """Continue from the checkpoint after ``step``; call before :meth:`start`.
@@ -157,7 +122,7 @@ class Controller:
             if draw in gone:
                 reason = "its task is not in the dataset any more"
                 self._journal.group("cancelled", draw=draw, task=task, step=step, reason=reason)
-        self._next_step, self._told_epochs = step, state["epochs"]
+        self.rollouts.step, self._told_epochs = step, state["epochs"]
         self._bound.advance(step)
         self._owed = None if recorded else state["unwritten"]
         if evaluated:
@@ -165,148 +130,7 @@ class Controller:
         self.gate.recover(step)
         self.gate.accepted += len(held)
         self._buffer.hold(held)
-        self._served.clear()
-
-    async def _admit(self) -> None:
-        await self._served.wait()
-        while True:
-            while self._has_room() and not self._over and not self._tasks.exhausted:
-                draw, task = self._tasks.draw()
-                self.gate.start()
-                self._journal.admitted(
-                    draw=draw, task=task.id, seed=member_seed(self.recipe.seed, draw, 0), version=self.gate.version
-                )
-                job = asyncio.create_task(self._run_group(draw, task), name=f"group-{draw}")
-                self._groups.add(job)
-                job.add_done_callback(self._group_ended)
-            if self._tasks.exhausted and self.gate.running == 0:
-                await self._buffer.close()
-                return
-            self._room.clear()
-            await self._room.wait()
-
-    def _has_room(self) -> bool:
-        """Whether a group may be started now, and could be trained."""
-        return self.gate.capacity() > 0 and self._bound.may_start(self.gate.version)
-
-    def _group_ended(self, job: "asyncio.Task[None]") -> None:
-        """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
-        self._groups.discard(job)
-        self._fail_with(job, "a group failed as a whole")
-
-    def _admission_ended(self, job: "asyncio.Task[None]") -> None:
-        """End the run if no more tasks can be drawn because of an exception: it would otherwise hang."""
-        self._fail_with(job, "the next task could not be drawn")
-
-    def _fail_with(self, job: "asyncio.Task[None]", what: str) -> None:
-        if not job.cancelled() and (error := job.exception()) is not None:
-            self._fail(RolloutError(f"{what}:\n" + "".join(traceback.format_exception(error))))
-
-    def _fail(self, error: RolloutError) -> None:
-        """Make waiting and later calls of :meth:`next_batch` fail."""
-        log.error("%s", error)
-        self._fail_batches(error)
-
-    def _fail_batches(self, error: RolloutError) -> None:
-        failing = asyncio.create_task(self._buffer.fail(error))
-        self._groups.add(failing)
-        failing.add_done_callback(self._groups.discard)
-
-    async def _run_group(self, draw: int, task: Task) -> None:
-        run = self.runs[draw] = GroupRun(self._config, partial(self._run_episode, draw, task), self._attempt_ended)
-        kept = False
-        try:
-            try:
-                kept = await self._group_ended_as(draw, task, run, await run.run())
-            finally:
-                self._account.oversampled(await run.close())
-        finally:
-            del self.runs[draw]
-            self._flight.forget(draw)
-            self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
-            self._room.set()
-
-    async def _group_ended_as(self, draw: int, task: Task, run: GroupRun, episodes: list[Episode]) -> bool:
-        """Judges a group and hands it on; returns whether it is kept."""
-        columns = Columns.of([episode for episode in episodes if not episode.failed])
-        stale = self._bound.stale(columns)
-        tally = judge(episodes, self._config, self.recipe.reward, self.recipe.trainer.baseline, stale)
-        tally = replace(tally, retried=len(run.retried))
-        if run.reason:
-            tally = replace(tally, outcome="filtered", reason=run.reason)
-        if tally.solve_rate is not None:
-            self._tasks.observe(draw, tally.solve_rate)
-        if tally.outcome == "kept":
-            await self._buffer.put(Group(draw, columns.select([not old for old in stale]), tally))
-        else:
-            self._leave_out(draw, tally, task.id)
-        starved = self._flight.ended(draw, tally)
-        self._stop_if(self._rules.check(episodes, tally) or too_many(len(self._left), self._config) or starved)
-        return tally.outcome == "kept"
-
-    def _attempt_ended(self, episode: Episode) -> Episode:
-        episode = self._journal.episode(episode)
-        self._failed.add(episode)
-        self._stop_if(self._rules.note(episode))
-        return episode
-
-    def _stop_if(self, reason: str | None) -> None:
-        """Ends the run for a stop rule's reason."""
-        if reason is not None:
-            self._over = True
-            self._fail_batches(RolloutError(reason))
-
-    def _leave_out(self, draw: int, tally: Tally, task: str) -> None:
-        assert tally.outcome != "kept"
-        self._account.leave_out(draw, tally)
-        self._journal.group(tally.outcome, draw=draw, task=task, step=self._next_step, reason=tally.reason)
-
-    def _fit(self, group: Group) -> Group | None:
-        """Returns what of a waiting group can still be trained; a group that cannot be leaves room for another."""
-        fitted = without_stale(group, self._bound, self._config, self.recipe.reward, self.recipe.trainer.baseline)
-        if fitted.tally.outcome == "kept":
-            return fitted
-        self._leave_out(group.draw, fitted.tally, group.columns.episodes[0].task_id)
-        self.gate.withdraw()
-        self._room.set()
-        return None
-
-    async def _run_episode(
-        self, draw: int, task: Task, index: int, attempt: int, cancelled: Callable[[Episode], None]
-    ) -> Episode:
-        """Runs an attempt at an episode; one that was cancelled for its age ends as a record, not as cancelled."""
-
-        def straggled(episode: Episode) -> None:
-            if not self._flight.is_stale(draw, index):
-                cancelled(episode)
-
-        play = partial(self._attempt, draw, task, index, attempt, straggled)
-        return await self._flight.run(draw, index, task, play, self._client)
-
-    async def _attempt(
-        self,
-        draw: int,
-        task: Task,
-        index: int,
-        attempt: int,
-        cancelled: Callable[[Episode], None],
-        client: Client,
-    ) -> Episode:
-        episode = await run_episode(
-            self._workflow,
-            task,
-            client,
-            group_id=f"g{draw}",
-            index=index,
-            seed=member_seed(self.recipe.seed, draw, index),
-            limits=self._limits,
-            left=self._left,
-            version=self.gate.version,
-            attempt=attempt,
-            judge_late=self._config.on_timeout == "judge",
-            cancelled=cancelled,
-        )
-        return episode if self._score is None else await self._score(episode)
+        self.rollouts.served.clear()
 
     async def next_batch(self, step: int) -> bytes:
         """Returns the batch of trainer step ``step`` as serialized columns; a repeated call returns the same batch.
@@ -336,7 +160,7 @@ class Controller:
             )
             self.gate.max_staleness = self._auto.bound
             self._bound.change(self._auto.bound)
-            self._room.set()
+            self.rollouts.room.set()
 
     def _count(self, step: int, groups: list[Group], columns: Columns) -> dict[str, Any]:
         """Counts the groups of a step, and those that were left out before it; returns what the trainer is told.
@@ -378,7 +202,7 @@ class Controller:
             self._journal.group("trained", draw=group.draw, task=task, step=step)
         for draw in draws:
             self._tasks.settle(draw)
-        self._next_step = step + 1
+        self.rollouts.step = step + 1
         self._bound.advance(step + 1)
         self._buffer.sweep()
         self._flight.sweep()
@@ -424,12 +248,14 @@ class Controller:
             raise RolloutError(f"version {evaluating} is being evaluated: version {manifest.version} has to wait")
         self._pending_metrics |= await self._weights.push(manifest)
         if final:
-            await self._stop_rollouts()  # before the gate has room for groups that would never be trained on
+            self._pending_metrics["rollout/groups_cancelled"] = float(
+                await self.rollouts.stop()
+            )  # before the gate has room for groups that would never be trained on
         self._flight.next_version()
         self.gate.version = manifest.version
         self._flight.sweep()
-        self._served.set()
-        self._room.set()
+        self.rollouts.served.set()
+        self.rollouts.room.set()
         owed, self._owed = self._owed, None
         if owed is not None:
             self._records.add(owed["step"], owed["metrics"], evaluate=True)
@@ -458,18 +284,6 @@ class Controller:
         """Lists the servers that take part in a broadcast, see :meth:`WeightTransaction.members`."""
         return await self._weights.members()
 
-    async def _stop_rollouts(self) -> None:
-        if self._admission is not None:
-            self._admission.cancel()
-        for job in list(self._groups):
-            job.cancel()
-        await asyncio.gather(*self._groups, return_exceptions=True)
-        uncounted = self._tasks.state()["owed"]
-        self._pending_metrics["rollout/groups_cancelled"] = float(len(uncounted))
-        for draw in sorted(set(uncounted) - set(self._account.uncounted)):
-            task = self._tasks.task(draw).id
-            self._journal.group("cancelled", draw=draw, task=task, step=self._next_step, reason="end of the run")
-
     def checkpoint(self) -> bytes:
         """Returns what :meth:`restore` continues from: the cut of the journal, of the tasks and of the buffer.
 
@@ -482,15 +296,13 @@ class Controller:
         held = self._buffer.held()
         tasks = self._tasks.state([group.draw for group in held])
         state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
-        return pack(held, state | {"journal": self._journal.cut(self._next_step)})
+        return pack(held, state | {"journal": self._journal.cut(self.rollouts.step)})
 
     def status(self) -> dict[str, Any]:
         """Returns how far the run is, as plain data: steps, groups that run or are finished, a running evaluation."""
-        numbers = sorted(
-            int(job.get_name().removeprefix("group-")) for job in self._groups if "group-" in job.get_name()
-        )
+        numbers = sorted(self.rollouts.runs)
         return {
-            "step": self._next_step,
+            "step": self.rollouts.step,
             "version": self.gate.version,
             "running": self.gate.running,
             "oldest": numbers[0] if numbers else None,
@@ -509,7 +321,4 @@ class Controller:
         """Cancel all groups and evaluations; waiting calls of :meth:`next_batch` fail."""
         await self._buffer.fail(RolloutError("the controller is stopping"))
         await self._records.close()
-        jobs = [*self._groups, *([self._admission] if self._admission else [])]
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        await self.rollouts.close()

@@ -161,7 +161,9 @@ class World(RolloutWorkflow):
     def _check_accounts(self) -> None:
         """No capacity leaks: what the gate counts is what runs, waits and was trained."""
         controller = self.controller
-        running = {int(task.get_name()[6:]) for task in controller._groups if task.get_name().startswith("group-")}
+        running = {
+            int(task.get_name()[6:]) for task in controller.rollouts._groups if task.get_name().startswith("group-")
+        }
         trained = sum(len({one.group_id for one in columns.episodes}) for columns in self.trained.values())
         assert controller.gate.running == len(running)
         assert controller.gate.accepted == self.before + trained + len(controller._buffer)

@@ -203,9 +203,9 @@ def test_a_group_that_is_cancelled_from_outside_has_one_end_and_leaves_room(tmp_
     async def work() -> None:
         run.controller.start()
         await asyncio.sleep(5)
-        assert sorted(run.controller.runs) == [0, 1]
-        run.controller.runs[0].cancel("stale")
-        run.controller.runs[1].cancel("stale")
+        assert sorted(run.controller.rollouts.runs) == [0, 1]
+        run.controller.rollouts.runs[0].cancel("stale")
+        run.controller.rollouts.runs[1].cancel("stale")
         await run.step(0)
         await run.close()
 
@@ -363,7 +363,7 @@ def test_every_promise_of_groups_holds_under_any_schedule(tmp_path: Path, seed: 
             for step in range(steps):
                 await run.step(step)
         await run.close()
-        assert run.client.open == 0 and workflow.open == 0 and not run.controller.runs
+        assert run.client.open == 0 and workflow.open == 0 and not run.controller.rollouts.runs
         assert run.controller.gate.running == 0
 
     run_virtually(work())

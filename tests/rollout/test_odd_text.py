@@ -143,7 +143,7 @@ async def test_odd_text_is_sampled_for_and_written_as_one_line(
 
 async def test_a_record_that_cannot_be_written_costs_one_episode(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model, "rollout.max_failure_rate=1.0")
-    run = harness.controller._run_episode
+    run = harness.controller.rollouts._run_episode
 
     async def spoilt(draw: int, task: Task, index: int, *rest: Any) -> Episode:
         episode = await run(draw, task, index, *rest)
@@ -152,7 +152,7 @@ async def test_a_record_that_cannot_be_written_costs_one_episode(tiny_model: Pat
             trajectory.nodes[0] = Node(parent=None, message={"role": "user", "content": object()})
         return episode
 
-    harness.controller._run_episode = spoilt  # type: ignore[method-assign]
+    harness.controller.rollouts._run_episode = spoilt  # type: ignore[method-assign]
     harness.controller.start()
     batch = Columns.from_bytes(await harness.controller.next_batch(0))[0]
     await harness.publish(1)

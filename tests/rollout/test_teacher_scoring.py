@@ -89,7 +89,7 @@ async def test_a_teacher_that_does_not_answer_is_told_at_the_start() -> None:
 async def test_a_teacher_that_dies_ends_the_run_with_one_message(tiny_model: Path, tmp_path: Path) -> None:
     teacher, backend = make_teacher(patience=0.01)
     harness = Harness(tmp_path, tiny_model, "rollout.group_size=1", "trainer.advantage=reward")
-    harness.controller._score = teacher.score
+    harness.controller.rollouts.score = teacher.score
     await teacher.start()
     harness.controller.start()
     batch = await asyncio.wait_for(harness.controller.next_batch(0), 30)
