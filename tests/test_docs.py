@@ -59,6 +59,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(block.splitlines()) <= 30
     (made / "my_env.py").write_text(block)
+    (made / "my_lines").mkdir()
+    example = {"prompt": "What is 1 + 1?", "completion": "2"}
+    for name in ("train", "test"):
+        (made / "my_lines" / f"{name}.jsonl").write_text((json.dumps(example) + "\n") * 8)
     return made
 
 
@@ -92,7 +96,9 @@ def test_reading_commands_run(line: str, folder: Path) -> None:
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl recipe run")])
 def test_runs_are_planned_as_shown(line: str, tiny_model: Path, folder: Path) -> None:
     """Their settings are accepted; that such runs work is shown by the end-to-end tests."""
-    result = run(*shlex.split(line)[1:], f"model.name={tiny_model}", "--dry-run", cwd=folder)
+    result = run(
+        *shlex.split(line)[1:], f"model.name={tiny_model}", "inference.context_length=4000", "--dry-run", cwd=folder
+    )
     assert result.returncode == 0, result.stdout
 
 

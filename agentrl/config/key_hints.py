@@ -59,6 +59,7 @@ _IN_SECTION = {  # where a section gives a name another meaning
     "model.path": "model.name",
     "model.id": "model.name",
     "sampling.n": "rollout.group_size",
+    "rollout.group": "rollout.group_size",
     "env.name": "env.id",
     "agent.name": "agent.id",
 }

@@ -115,7 +115,7 @@ def _run_owned(
         raise RunStopped(message, reached(ExitReason.STOPPED)) from None
     except SavedAndStopped:
         owner.end(SAVED_CODE, "saved and stopped, as SIGUSR1 asked")
-        message = "\n".join(["saved and stopped, as SIGUSR1 asked", *_how_to_continue(run_dir)])
+        message = f"saved and stopped, as SIGUSR1 asked; continue: {again(run_dir)}"
         console.print(message, highlight=False, markup=False, soft_wrap=True)
         return read_training(run_dir, ExitReason.SAVED, seconds=time.monotonic() - started)
     except ChildRefused as error:

@@ -31,7 +31,7 @@ from agentrl.cli.conversation import Conversation
 from agentrl.cli.main import main
 from agentrl.config.errors import ConfigError
 from agentrl.config.supervised import NO_ENV
-from agentrl.inference.backend import Generation, SamplingParams, ServerUnreachable
+from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.client import ChatClient
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
@@ -258,7 +258,7 @@ def test_a_failed_turn_can_be_tried_again(template: ChatTemplate) -> None:
     def script(ids: list[int], params: SamplingParams) -> Generation:
         if not failed:
             failed.append(1)
-            raise ServerUnreachable("connection refused", timed_out=True)
+            raise InferenceError("connection refused")
         return answer([*template.encode("back"), template.eos_id])
 
     code, text, backend = talk(template, script, ["hi", "", "/quit"])

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli import recipe as recipe_command
 from agentrl.cli.runs import short_time
 from agentrl.config.load import load_recipe
-from agentrl.launch import run_folders
+from agentrl.launch import api, run_folders
+from agentrl.launch.results import ExitReason, TrainResult
 from agentrl.rollout.journal import Journal
 from tests.cli.test_cli import run
 from tests.launch.test_run import exported, hold
+
+ENDED = TrainResult(Path("x"), ExitReason.TOTAL_STEPS, steps=1, seconds=1.0)
 
 
 def make_run(runs: Path, name: str, *settings: str, steps: int = 3) -> Path:
@@ -120,7 +122,7 @@ def test_the_journal_of_a_run_is_checked(tmp_path: Path, capsys: Any) -> None:
 def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "x", "trainer.learning_rate=0.125").rename(tmp_path / "y")
     given: list[Any] = []
-    monkeypatch.setattr(recipe_command, "run_loaded", lambda recipe, *, resume, console: given.append(recipe) or 0)
+    monkeypatch.setattr(api, "run", lambda recipe, **_: given.append(recipe) or ENDED)
     assert run("runs", "resume", "y", "trainer.total_steps=77", "--run-dir", str(tmp_path)) == 0
     (recipe,) = given
     assert (recipe.name, recipe.launch.run_dir) == ("y", str(tmp_path))

@@ -219,7 +219,8 @@ def test_a_repeated_key_is_refused_and_the_model_is_told_which(parser: str, text
 
 
 def test_every_format_has_a_case_of_a_repeated_key() -> None:
-    assert {parser for parser, _ in REPEATED} == set(PARSERS)
+    others = {"minimax_m3", "cohere", "hunyuan_v4"}  # in test_tool_parsers_m3_to_cohere.py
+    assert {parser for parser, _ in REPEATED} | others == set(PARSERS)
 
 
 @pytest.mark.parametrize(("parser", "bad", "good"), [

@@ -80,7 +80,7 @@ def test_a_training_takes_a_class_by_the_place_where_its_processes_find_it(
 
 def test_a_class_of_a_script_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = type("Own", (Echo,), {"__module__": "__main__", "__qualname__": "Own"})
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "mine.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "mine.py"), raising=False)
     assert class_path(own, in_process=False) == f"{tmp_path / 'mine.py'}:Own"
     assert class_path(own, in_process=True) == "__main__:Own"
     monkeypatch.delattr(sys.modules["__main__"], "__file__")

@@ -24,7 +24,7 @@ from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
 from agentrl.launch.run_owner import RunOwned
-from agentrl.launch.supervisor import Supervisor
+from agentrl.launch.supervisor import ChildRefused, Supervisor
 from tests.train.noisy_models import write_model
 
 
@@ -258,7 +258,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_
     write_json(run_dir / "config.json", chosen.model_dump(mode="json"))
     view = types.SimpleNamespace(state=lambda text: None)
     try:
-        with pytest.raises(RunError, match=r"^GPT2LMHeadModel cannot be"):
+        with pytest.raises(ChildRefused, match=r"^GPT2LMHeadModel cannot be"):
             run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
     finally:
         supervisor.stop()
@@ -271,4 +271,4 @@ def test_torchrun_makes_its_folder_in_the_run(tmp_path: Path) -> None:
         commands.trainer(chosen, tmp_path, tmp_path / "x", "http://c", False),
         commands.examples_trainer(chosen, tmp_path, tmp_path / "x", tmp_path / "ready", False),
     ):
-        assert command[command.index("--log-dir") + 1] == str(tmp_path / "x" / "processes" / "torchrun")
+        assert command[command.index("--log-dir") + 1] == str(tmp_path / "x" / "processes" / "torchrun-0")

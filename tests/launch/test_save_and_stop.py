@@ -41,4 +41,6 @@ def test_a_run_that_saved_and_stopped_says_so_and_names_no_model(
     result = run_module.run_recipe(recipe, resume=False, console=Console(file=out, width=200))
     assert isinstance(result, TrainResult)
     assert (result.exit_reason, result.steps, result.model) == (ExitReason.SAVED, 4, None)
-    assert f"saved and stopped, as SIGUSR1 asked: continue {tmp_path / 'x'} with --resume" in out.getvalue()
+    assert (
+        f"saved and stopped, as SIGUSR1 asked; continue: agentrl runs resume x --run-dir {tmp_path}" in out.getvalue()
+    )

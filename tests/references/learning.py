@@ -88,7 +88,7 @@ def stepped(
     trainer = Trainer(recipe, given.policy, folder, engine, None, None)  # type: ignore[arg-type]
     trainer.step = given.version
     columns = Columns.of(episodes) if dist.get_rank() == 0 else None
-    metrics = trainer._update(columns, {"learning_rate": given.rate})
+    metrics = trainer.update(columns, given.rate)
     change = {
         name: {key: weight - before[name][key] for key, weight in _weights(module).items()}
         for name, module in modules.items()

@@ -66,7 +66,7 @@ def test_a_run_whose_gradients_stay_broken_stops_and_keeps_the_batches(
 ) -> None:
     engine = make_engine(tiny_model, {"max_nonfinite": 3})
     batch = Columns.of(sample(engine.policy, 0, torch.Generator().manual_seed(0))).to_bytes(
-        last=False, done=0.0, epochs=0, epochs_before=0
+        last=False, done=0.0, epochs=0, epochs_before=0, oldest_version=None
     )
     with torch.no_grad():
         next(engine.policy.parameters()).fill_(float("nan"))

@@ -135,5 +135,5 @@ def test_the_trainer_masks_what_the_controller_says(tiny_model: Path, mesh: Devi
     counts = []
     for oldest in (None, OLDEST):
         plan = trainer._decide({**facts, "oldest_version": oldest}, 0.0)
-        counts.append(trainer._update(columns, plan)["train/tokens"])
+        counts.append(trainer.update(columns, plan["learning_rate"], oldest=plan["oldest_version"])["train/tokens"])
     assert counts == [len(columns.versions), (columns.versions >= OLDEST).sum()] and counts[1] < counts[0]

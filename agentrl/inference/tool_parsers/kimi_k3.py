@@ -9,9 +9,10 @@ Guarantees: a value ends at the first closing tag that is followed by another ta
 without the escapes of an attribute.
 """
 
-import html
 import re
 from collections.abc import Iterator
+from functools import partial
+from xml.sax.saxutils import unescape
 
 from agentrl.inference.tool_parsers.answer import Found, Tools
 from agentrl.inference.tool_parsers.markup import Markup
@@ -36,7 +37,7 @@ _CALLS = Markup(
     layout='<|open|>call tool="NAME"<|sep|><|open|>argument key="KEY" type="string"<|sep|>VALUE<|close|>argument<|sep|>'
     "<|close|>call<|sep|>",
     takes_json=True,
-    key=html.unescape,
+    key=partial(unescape, entities={"&quot;": '"'}),
 )
 
 
