@@ -274,7 +274,7 @@ def test_an_external_server_that_is_not_there_is_one_message(tiny_model: Path, r
     more = ("inference.urls=[http://127.0.0.1:9]",)
     result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, runs, "nobody", *more))
     assert result.returncode == 1
-    assert "http://127.0.0.1:9/model_info: ClientConnectorError" in result.stdout
+    assert "http://127.0.0.1:9/ready: ClientConnectorError" in result.stdout
     assert "Traceback" not in result.stdout
 
 
