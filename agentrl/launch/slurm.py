@@ -16,6 +16,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.save_and_stop import SAVED_CODE
+from agentrl.train.checkpoint_state import STOP_FILE
 
 _SCRIPT = """\
 #!/bin/bash
@@ -41,7 +42,7 @@ export agentrl_run="{python} -m agentrl recipe run $recipe $resume"
 srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c \\
   'exec $agentrl_run {where}launch.node_rank=$SLURM_NODEID' &
 pid=$!
-trap 'kill -USR1 $pid' USR1  # save and stop
+trap 'touch "$run/processes/{stop}"' USR1  # save and stop; a signal to srun would reach every process of the step
 code=0
 while true; do  # a trapped signal ends a wait
   wait $pid
@@ -83,6 +84,7 @@ def script(recipe: Recipe) -> str:
         python=shlex.quote(sys.executable),
         where="launch.head=$SLURM_LAUNCH_NODE_IPADDR " if recipe.trainer.nodes > 1 else "",
         saved=SAVED_CODE,
+        stop=STOP_FILE,
     )
 
 

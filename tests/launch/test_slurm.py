@@ -42,6 +42,7 @@ def test_the_script_is_shell_that_starts_one_launcher_on_each_node(tmp_path: Pat
     assert "launch.node_rank=$SLURM_NODEID" in text
     assert ("launch.head=$SLURM_LAUNCH_NODE_IPADDR" in text) == (nodes == 2)
     assert "#SBATCH --signal=B:USR1@120\n" in text
+    assert "kill -USR1" not in text, "it would reach the controller and the servers too"
     assert "--signal" not in script(recipe(tmp_path, "launch.slurm.save_seconds=0"))
 
 
