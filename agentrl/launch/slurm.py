@@ -15,8 +15,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.save_and_stop import SAVED_CODE
-from agentrl.train.checkpoint_state import STOP_FILE
+from agentrl.train.checkpoint_state import SAVED_FILE, STOP_FILE
 
 _SCRIPT = """\
 #!/bin/bash
@@ -49,7 +48,7 @@ while true; do  # a trapped signal ends a wait
   code=$?
   kill -0 $pid 2> /dev/null || break
 done
-if [ $code = {saved} ]; then
+if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
   scontrol requeue "$SLURM_JOB_ID"
 elif [ $code = 0 ] && [ ! -e "$run/model/config.json" ]; then
   echo "the run ended without its model: a node was lost" >&2
@@ -83,7 +82,7 @@ def script(recipe: Recipe) -> str:
         recipe=shlex.quote(str(recipe_file(recipe))),
         python=shlex.quote(sys.executable),
         where="launch.head=$SLURM_LAUNCH_NODE_IPADDR " if recipe.trainer.nodes > 1 else "",
-        saved=SAVED_CODE,
+        saved=SAVED_FILE,
         stop=STOP_FILE,
     )
 
