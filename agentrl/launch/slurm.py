@@ -49,7 +49,7 @@ while true; do  # a trapped signal ends a wait
   kill -0 $pid 2> /dev/null || break
 done
 if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID" && sleep 600  # Slurm ends this script; its own end would be the job's
 elif [ $code = 0 ] && [ ! -e "$run/model/config.json" ]; then
   echo "the run ended without its model: a node was lost" >&2
   exit 1
