@@ -65,9 +65,12 @@ def replay(
 
 
 def is_same(found: "StepReplay", dtype: str) -> bool:
-    """Whether a replayed step is what the run recorded; metrics of the update may differ in their last digits."""
+    """Whether a replayed step is what the run recorded; metrics of the update may differ in their last digits.
+
+    A step of which nothing can be replayed is not.
+    """
     close = all(is_close(then, now, dtype) for then, now in found.update.values())
-    return not found.differing and not found.advantages and close
+    return bool(found.episodes) and not found.differing and not found.advantages and close
 
 
 def is_close(then: float, now: float, dtype: str) -> bool:

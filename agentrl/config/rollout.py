@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, le=1)]
 StalePolicy = Literal["drop", "mask", "keep"]
-"""What becomes of an episode that is older than ``rollout.max_staleness``."""
+"""Treatment of an episode that is older than ``rollout.max_staleness``."""
 
 _OTHER_BASELINES = {
     "gae": "takes the critic as baseline",

@@ -19,7 +19,7 @@ EXHAUSTED = frozenset(
 
 
 class InfrastructureError(RuntimeError):
-    """What an environment, a tool or a reward runs on has failed: its sandbox, its host, its database.
+    """Failure of the machinery below an environment, a tool or a reward: its sandbox, its host, its database.
 
     Raise it where code cannot go on and another attempt could: the episode counts as failed by the infrastructure, and
     is tried again (``rollout.on_failure=retry``). A tool that raises it ends the episode, and the policy is not told.

@@ -21,7 +21,7 @@ END_SECONDS = 5.0  # for the thread of a loop that is closed
 
 
 class Runner(Protocol):
-    """What runs coroutines: ``asyncio.Runner``, or another with the same interface."""
+    """Runner of coroutines: ``asyncio.Runner``, or another with the same interface."""
 
     def __enter__(self) -> Any: ...
 

@@ -2,8 +2,8 @@
 
 Guarantees: one line for each request that ended, written at once, with everything that the session got: ids, logprobs,
 versions, finish reason, or the error. A prompt stands as the number of leading ids that it shares with the episode's
-previous request and its answer, and the rest, so a conversation is stored once; reading gives the whole prompt. A line
-that was not written to its end is skipped.
+previous request and its answer, and the rest, so a conversation is stored once; reading gives the whole prompt. A full
+disk leaves whole lines out and fails no episode; a line that was not written to its end is skipped.
 
 A request is found by the seeds of its episode and of itself, which no two requests of an episode share
 (:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests.
@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
+from agentrl.core.whole_lines import WholeLines
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 
 FILE = "traffic.jsonl"
-_BLOCK = 1 << 16  # bytes read at once while the last line end is looked for
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class TrafficLog:
     """
 
     def __init__(self, path: Path) -> None:
-        cut_torn_line(path)
-        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        self._lines = WholeLines(path)
         self._runs = 0
 
     def episode(self, seed: int, *, evaluation: bool) -> "EpisodeTraffic":
@@ -56,14 +55,13 @@ class TrafficLog:
         self._runs += 1
         return EpisodeTraffic(self, seed, self._runs, evaluation=evaluation)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Appends one line."""
-        self._file.write(orjson.dumps(record).decode() + "\n")
-        self._file.flush()
+    def write(self, record: dict[str, Any]) -> bool:
+        """Appends one line; returns whether it is in the file: a full disk leaves lines out, and no episode fails."""
+        return self._lines.add(orjson.dumps(record) + b"\n")
 
     def close(self) -> None:
         """Closes the file; later lines are lost."""
-        self._file.close()
+        self._lines.close()
 
 
 @dataclass
@@ -96,15 +94,16 @@ class EpisodeTraffic:
         record |= {"shared": shared, "prompt": prompt[shared:]}
         if self.evaluation:
             record["evaluation"] = True
+        said = prompt
         if isinstance(outcome, Generation):
-            self._said = prompt + outcome.token_ids
+            said = prompt + outcome.token_ids
             versions = [[version, len(list(run))] for version, run in groupby(outcome.versions)]
             record |= {"ids": outcome.token_ids, "logprobs": outcome.logprobs, "versions": versions}
             record["finish"] = outcome.finish_reason
         else:
-            self._said = prompt
             record["error"] = str(outcome)
-        self.log.write(record)
+        if self.log.write(record):  # else the next line says what it shares with the one before
+            self._said = said
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:
@@ -119,23 +118,6 @@ def common_prefix(first: list[int], second: list[int]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def cut_torn_line(path: Path) -> None:
-    """Removes what stands after the last line end of a file: a line that was not written to its end."""
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        end = file.seek(0, 2)
-        while end > 0:
-            start = max(0, end - _BLOCK)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                file.truncate(start + found + 1)
-                return
-            end = start
-        file.truncate(0)
 
 
 def read_traffic(path: Path, episodes: Collection[int]) -> dict[int, dict[int | None, Exchange]]:

@@ -48,7 +48,7 @@ def train(
             A class stands for its path: ``env=MyEnv``, ``agent={"id": MyAgent, "kwargs": {...}}``.
 
     Returns:
-        What the training came to. A name that was not chosen and is taken gets a number: ``run_dir`` says which.
+        Result of the training. A name that was not chosen and is taken gets a number: ``run_dir`` says which.
 
     Raises:
         UserError: The recipe or a setting cannot be used, or the run cannot start.

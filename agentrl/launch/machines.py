@@ -40,13 +40,13 @@ class MachineError(UserError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine tells of itself.
+    """Description that a machine gives of itself.
 
     Attributes:
         host: Name of the machine.
         versions: Package -> version.
         model: Fingerprint of the starting model.
-        time: Its clock, in seconds since 1970.
+        time: Time on its clock, in seconds since 1970.
         run: Identity of the run that it takes part in.
     """
 
@@ -64,14 +64,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Head:
-    """Where the ranks of a run meet.
+    """Meeting point of a run's ranks.
 
     Attributes:
         run: Identity of this start of the run.
         address: Address of the head.
         port: Port of the ranks' store there.
         resume: Whether the run goes on from a checkpoint.
-        machine: What the head tells of itself.
+        machine: Description of the head.
     """
 
     run: str
@@ -129,7 +129,7 @@ def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool) -> Hea
         resume: Whether the run goes on from a checkpoint.
 
     Returns:
-        What was written; ``None`` where all ranks are on this machine.
+        The head as written; ``None`` where all ranks are on this machine.
     """
     if recipe.trainer.nodes == 1:
         return None
@@ -158,7 +158,7 @@ def meet(
 
     Args:
         recipe: Resolved recipe.
-        head: What the head has announced; ``None`` where all ranks are on this machine.
+        head: The announced head; ``None`` where all ranks are on this machine.
         run_dir: Folder of the run.
         check: Called repeatedly; it raises when the run has failed meanwhile.
         say: Called with what a person should know.
@@ -179,7 +179,7 @@ def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None])
 
     Args:
         recipe: Resolved recipe.
-        head: What the head has announced.
+        head: The announced head.
         run_dir: Folder of the run.
         check: Called repeatedly; it raises when the run has failed meanwhile.
 
@@ -225,11 +225,11 @@ def fit(head: Machine, other: Machine, rank: int, *, now: float) -> list[str]:
     Args:
         head: The head.
         other: The machine.
-        rank: Its ``launch.node_rank``.
+        rank: The machine's ``launch.node_rank``.
         now: The head's clock.
 
     Raises:
-        MachineError: Its packages or its model are others.
+        MachineError: The machine has other packages or another model.
     """
     who = f"node {rank} ({other.host})"
     wrong = [

@@ -1,9 +1,9 @@
 """Runs a recipe on a Ray cluster: one launcher on each of ``trainer.nodes`` nodes, started by an actor of the node.
 
 Guarantees: the launchers are the same processes as on machines without a scheduler (:mod:`agentrl.launch.machines`),
-so nothing of a run's own data goes through Ray; what the cluster lacks is said before anything starts; however this
-process ends, no process of the run is left on any node. A run whose node dies goes on from its newest checkpoint on the
-nodes that are left or come, ``launch.restarts`` times.
+so nothing of a run's own data goes through Ray; what the cluster lacks is said before anything starts; at the end and
+after Ctrl-C all launchers are told to end. Where Ray reports a dead node, the run starts again from its newest
+checkpoint, ``launch.restarts`` times.
 """
 
 import os
@@ -148,7 +148,7 @@ def _connect(recipe: Recipe) -> None:
 
 
 def wanted(recipe: Recipe) -> dict[str, float]:
-    """Returns what a run needs of each node."""
+    """Returns the resources that a run needs of each node."""
     device = {"GPU": float(recipe.trainer.nproc)} if recipe.launch.device == "cuda" else {}
     return {"CPU": 1.0, **device, **recipe.launch.ray_resources}
 

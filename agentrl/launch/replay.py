@@ -66,7 +66,7 @@ class StepReplay:
 
     Attributes:
         step: Number of the step, as in ``metrics.jsonl``: from 1.
-        episodes: Its episodes that can be replayed, by group and index.
+        episodes: The episodes that can be replayed, by group and index.
         left_out: Why episodes were left out -> their number.
         whole: Whether every episode that the run trained is among them.
         advantages: Largest difference between the advantages of the record and those of the replay; ``None`` where they
@@ -221,6 +221,8 @@ class Replay:
             .tokens.sampled["advantages"]
             for side in ("recorded", "now")
         ]
+        if not len(found[0]):
+            return None, "no episode that the run trained can be replayed"
         if found[0].shape != found[1].shape:
             return None, f"the run sampled {len(found[0])} tokens, the replay {len(found[1])}"
         return float(np.abs(found[0] - found[1]).max(initial=0.0)), ""

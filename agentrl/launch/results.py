@@ -138,7 +138,7 @@ class RunFailed(RuntimeError):
     """A process of a run failed; the message ends with the end of its log.
 
     Attributes:
-        result: What the training came to; ``None`` if it was an evaluation.
+        result: Result of the training so far; ``None`` of an evaluation.
     """
 
     def __init__(self, message: str, result: TrainResult | None) -> None:
@@ -153,7 +153,7 @@ class RunStopped(KeyboardInterrupt, SystemExit):
     ends as the command does: without a traceback, with code 130.
 
     Attributes:
-        result: What the training came to; ``None`` if it was an evaluation.
+        result: Result of the training so far; ``None`` of an evaluation.
     """
 
     def __init__(self, message: str, result: TrainResult | None) -> None:

@@ -29,18 +29,18 @@ SHOWN = ("eval/accuracy", "eval/reward", "reward/mean_drawn", "eval/loss", "trai
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run's folder says.
+    """Summary of a run, read from its folder.
 
     Attributes:
         name: Name of the run.
-        folder: Its folder.
-        kind: What learns, and in which environment.
+        folder: Folder of the run.
+        kind: Trainer and environment.
         state: Whether it goes on, or how it ended.
         step: Steps recorded; ``None`` without any.
         total: Steps that it makes at most; ``None`` for an evaluation.
         checkpoint: Step of the latest checkpoint; ``None`` without one.
         metric: Name of the metric shown.
-        value: Its latest value.
+        value: Latest value of the metric.
         age: Seconds since the folder's run last wrote something.
         reason: Why it ended, where it did not succeed.
         owner: Record of its latest launcher; empty without one.

@@ -2,19 +2,21 @@
 
 Guarantees: one line for each failed attempt, retried ones included, with what is needed to run it again (task, seed);
 the first of each kind (:mod:`agentrl.rollout.failure_kinds`) with its traceback, each later one with the number of its
-kind so far. A resumed run counts on. Read with :func:`failure_counts`.
+kind so far. A resumed run counts on; a full disk leaves whole lines out. Read with :func:`failure_counts`.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from agentrl.core.episode import Episode, StopReason
+from agentrl.core.whole_lines import WholeLines
 from agentrl.rollout.failure_kinds import kind_of
 
 FILE = "failed-episodes.jsonl"
+_CANCELLED = frozenset({StopReason.CANCELLED, StopReason.STALE})  # not needed any more, or too old to be trained
 MOST_KINDS = 1000  # kinds that are told apart; what comes after them is counted as one more
 
 
@@ -27,14 +29,14 @@ class FailedEpisodes:
 
     def __init__(self, run_dir: Path | None) -> None:
         self._path = None if run_dir is None else run_dir / FILE
-        self._file: TextIO | None = None
+        self._lines: WholeLines | None = None
         self._counts = Counter[str]()
         if self._path is not None and self._path.is_file():
             self._counts.update(dict(failure_counts(self._path)))
 
     def add(self, episode: Episode) -> None:
-        """Write a failed episode; nothing of one that did not fail, or was cancelled."""
-        if self._path is None or not episode.failed or episode.stop_reason is StopReason.CANCELLED:
+        """Write a failed episode; nothing of one that did not fail, or that the controller cancelled."""
+        if self._path is None or not episode.failed or episode.stop_reason in _CANCELLED:
             return
         kind = kind_of(episode)
         kind = kind if kind in self._counts or len(self._counts) < MOST_KINDS else "further kinds"
@@ -51,18 +53,15 @@ class FailedEpisodes:
         }
         if self._counts[kind] == 1:
             said |= {"started": episode.started, "version": episode.version, "error": episode.error}
-        if self._file is None:
-            torn = self._path.is_file() and not self._path.read_bytes().endswith(b"\n")
-            self._file = self._path.open("a", encoding="utf-8")
-            self._file.write("\n" * torn)
-        self._file.write(json.dumps(said) + "\n")
-        self._file.flush()
+        if self._lines is None:
+            self._lines = WholeLines(self._path)
+        self._lines.add(json.dumps(said).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
 
 def failure_counts(file: Path) -> list[tuple[str, int]]:

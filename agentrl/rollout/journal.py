@@ -25,9 +25,9 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import PydanticSerializationError
 
 from agentrl.core.episode import Episode, StopReason
+from agentrl.core.whole_lines import WholeLines
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
-from agentrl.rollout.whole_lines import WholeLines
 
 log = logging.getLogger(__name__)
 _LINE_ENDS = {one: f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # that JSON allows inside a text

@@ -35,7 +35,7 @@ class Position(NamedTuple):
 
 
 class Journaled(NamedTuple):
-    """What a journal's file holds.
+    """Contents of a journal's file.
 
     Attributes:
         records: Records in order; the line of ``records[i]`` is ``i + 1``.

@@ -23,7 +23,7 @@ class Violation(JournalError):
 
 @dataclass
 class Proof:
-    """What a journal shows: each draw with its one end, without what resumes made void.
+    """Facts that a journal shows: each draw with its one end, without what resumes made void.
 
     Attributes:
         admitted: Draw index -> line of its admission.

@@ -60,6 +60,8 @@ class Rollouts:
         runs: Running groups by draw.
         served: Set while the servers hold the version that training continues from.
         room: Set when there may be room for another group.
+        left: Abandoned tasks that still run.
+        workflow, score: As given.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Rollouts:
             self.fail(RolloutError(f"{what}:\n" + "".join(traceback.format_exception(error))))
 
     def fail(self, error: RolloutError) -> None:
-        """Make waiting and later calls of :meth:`next_batch` fail."""
+        """Make waiting and later calls for a batch fail."""
         log.error("%s", error)
         self._fail_batches(error)
 

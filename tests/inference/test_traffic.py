@@ -90,6 +90,19 @@ def test_a_torn_last_line_is_skipped_and_removed(tmp_path: Path, kept: int) -> N
     assert path.read_bytes() == whole[:first]
 
 
+def test_a_full_disk_leaves_a_line_out_and_the_rest_is_read_right(tmp_path: Path) -> None:
+    log = TrafficLog(tmp_path / "t")
+    one = log.episode(7, evaluation=False)
+    one.add([1, 2, 3], params(10), FIRST)
+    write, log._lines.add = log._lines.add, lambda line: False  # type: ignore[method-assign]
+    one.add([1, 2, 3, 4, 5, 6], params(11), SECOND)
+    log._lines.add = write  # type: ignore[method-assign]
+    one.add([1, 2, 3, 4, 5, 6, 9, 8, 7, 1], params(12), FIRST)
+    log.close()
+    found = read_traffic(tmp_path / "t", [7])[7]
+    assert found == {10: Exchange([1, 2, 3], FIRST), 12: Exchange([1, 2, 3, 4, 5, 6, 9, 8, 7, 1], FIRST)}
+
+
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     log_conversation(tmp_path / "t")
     text = (tmp_path / "t").read_text()

@@ -266,6 +266,14 @@ def test_failed_episodes_are_in_a_file_with_the_first_traceback_of_each_kind(tmp
     assert dict(failure_counts(tmp_path / FILE))[key] == first + 1, "a resumed run counts on"
 
 
+def test_what_the_controller_cancelled_is_no_failure_to_look_into(tmp_path: Path) -> None:
+    failed = FailedEpisodes(tmp_path)
+    for reason in (StopReason.STALE, StopReason.CANCELLED):
+        failed.add(Episode(group_id="g", task_id="t", index=0, seed=0, stop_reason=reason, error="cancelled"))
+    failed.close()
+    assert not (tmp_path / FILE).exists()
+
+
 def test_the_kind_of_a_group_of_exceptions_is_that_of_the_last_one_in_it() -> None:
     async def fails() -> None:
         async with asyncio.TaskGroup() as group:

@@ -6,11 +6,11 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from agentrl.core.whole_lines import WholeLines
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.journal_lines import FILE, JournalError, Position
 from agentrl.rollout.journal_proof import Violation, prove, prove_records, valid_outcomes
-from agentrl.rollout.whole_lines import WholeLines
 
 
 def test_a_resume_voids_the_groups_of_the_steps_that_it_repeats_whatever_became_of_them(tmp_path: Path) -> None:
