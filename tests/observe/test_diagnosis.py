@@ -174,6 +174,14 @@ def test_tasks_that_are_solved_are_no_fault() -> None:
     start = {**HEALTHY, **cut, "metrics/accuracy": 0.13}
     assert diagnose([start] * 5) == [], "the right answers are cut like the others"
     assert [finding.kind for finding in diagnose([{**start, "metrics/accuracy": 0.0}] * 5)] == ["truncation"]
+    early = {**start, "tokens/truncated": 0.89, "rollout/ended_length": 0.89}  # the first steps of ``arithmetic_grpo``
+    earned = {"rollout/reward_truncated": 0.128, "rollout/reward_finished": 0.131}
+    assert diagnose([{**early, **earned}] * 3) == [], "answers that were cut earn as much as those that ended"
+    for harmful in (
+        {"rollout/reward_truncated": 0.05},
+        {"rollout/reward_truncated": 0.0, "rollout/reward_finished": 0.0},
+    ):
+        assert [one.kind for one in diagnose([{**early, **earned, **harmful}] * 3)] == ["truncation"]
     unsolved = {**HEALTHY, **SOLVED, "rollout/all_solved": 0.05, "rollout/none_solved": 0.9}
     found = {finding.kind: finding for finding in diagnose([unsolved] * 20)}
     assert set(found) == {"signal", "entropy"} and "in 90% no answer is right" in found["signal"].symptom
