@@ -161,6 +161,15 @@ def test_the_end_of_a_decaying_learning_rate_is_no_fault() -> None:
     assert [finding.kind for finding in diagnose(run(1e-5))] == ["weights"]
 
 
+def test_a_push_after_no_update_is_no_fault() -> None:
+    """The middle of ``calculator_grpo``: two of the last three steps had no group to learn from."""
+    idle = {**HEALTHY, "train/skipped": 1.0, "train/tokens": 0.0, "train/signal": 0.0, "weights/unchanged": 1.0}
+    updated = {**HEALTHY, "train/skipped": 0.0}
+    assert "weights" not in {finding.kind for finding in diagnose([updated] * 8 + [idle] * 2)}
+    frozen = [{**updated, "weights/unchanged": 0.9}, idle] * 4
+    assert "weights" in {finding.kind for finding in diagnose(frozen)}
+
+
 SOLVED = {
     "rollout/groups_with_signal": 0.05, "train/signal": 0.05, "rollout/all_solved": 0.9, "rollout/none_solved": 0.05,
     "train/entropy": 0.001, "metrics/accuracy": 0.93,
