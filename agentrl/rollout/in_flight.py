@@ -32,8 +32,8 @@ class _Member:
 
     Attributes:
         job: Task of the episode.
-        served: Version that was served at its start.
-        began: Time of its start on the event loop's clock.
+        served: Version that was served at its start; before it, at that of its group.
+        began: Time of its start on the event loop's clock; ``None`` while it waits for a place.
         llm: Its model access, once it has one; that of the latest attempt.
         asked: Version that was served when it asked for its first answer, if that is not the served one.
         oldest: Version of its oldest token, once it has one.
@@ -44,7 +44,7 @@ class _Member:
 
     job: "asyncio.Task[object]"
     served: int
-    began: float
+    began: float | None = None
     llm: EpisodeLLM | None = None
     asked: int | None = None
     oldest: int | None = None
@@ -52,9 +52,10 @@ class _Member:
     usable: bool = True
     cancelled: bool = False
 
-    def acquired(self, llm: EpisodeLLM) -> None:
-        """Note the model access of a new attempt, which has sampled nothing yet."""
+    def acquired(self, llm: EpisodeLLM, served: int) -> None:
+        """Note that an attempt begins, with its model access; it has sampled nothing yet."""
         self.llm, self.asked, self.oldest = llm, None, None
+        self.served, self.began = served, asyncio.get_running_loop().time()
 
     def version(self) -> int | None:
         """Returns the version of its oldest token as far as it is known."""
@@ -104,12 +105,12 @@ class InFlight:
             episode: Function of a client that runs the episode.
             client: Client of the run.
         """
-        job, now = asyncio.current_task(), asyncio.get_running_loop().time()
+        job = asyncio.current_task()
         assert job is not None
         group = self._groups.setdefault(draw, _Group(self._bound.step, task))
-        member = group.members[index] = _Member(job, self._served(), now)
+        member = group.members[index] = _Member(job, self._served())
         try:
-            found = await episode(_Watched(client, member))
+            found = await episode(_Watched(client, member, self._served))
         except asyncio.CancelledError:
             if not member.cancelled or job.uncancel() > 0:
                 raise  # the task was also cancelled by someone else
@@ -155,14 +156,14 @@ class InFlight:
         return None if group is None else self._bound.starved(tally, group.started)
 
     def _record(self, draw: int, index: int, task: Task, member: _Member) -> Episode:
-        llm = member.llm
+        llm, now = member.llm, asyncio.get_running_loop().time()
         return Episode(
             group_id=f"g{draw}",
             task_id=task.id,
             index=index,
             seed=stream_seed(self._seed, draw, index),
             task=task.data,
-            seconds=asyncio.get_running_loop().time() - member.began,
+            seconds=0.0 if member.began is None else now - member.began,
             version=member.served,
             sampling={} if llm is None else llm.sampling,
             trajectories={} if llm is None else llm.trajectories(),
@@ -174,14 +175,15 @@ class InFlight:
 class _Watched:
     """A client that notes the model access which it gives an episode."""
 
-    def __init__(self, client: Client, member: _Member) -> None:
+    def __init__(self, client: Client, member: _Member, served: Callable[[], int]) -> None:
         self._client = client
         self._member = member
+        self._served = served
 
     def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
         """Returns a handle for an episode, and the function that releases it."""
         llm, release = self._client.acquire(evaluation=evaluation, seed=seed)
-        self._member.acquired(llm)
+        self._member.acquired(llm, self._served())
         return llm, release
 
 
