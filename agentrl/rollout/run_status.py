@@ -72,6 +72,9 @@ def run_status(controller: Controller, servers: Sequence[dict[str, Any]], calls:
     state = controller.status()
     waits = [_controller(state, controller.recipe), calls.wait(controller)]
     waits += [_wait(server["url"], _server(server), None, None) for server in servers]
+    limit = controller.recipe.rollout.episode_timeout
+    for name, episodes in controller.rollouts.episodes.in_flight.items():
+        waits.append(_wait(name, f"runs {episodes} episodes", None, limit if episodes else None, each=True))
     return {**state, "waits": waits}
 
 
