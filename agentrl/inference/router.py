@@ -50,12 +50,13 @@ class _Server:
 class ServerStatus:
     """State of one server: ``state`` is ``serving``, ``reserved``, ``leaving`` or ``gone``.
 
-    ``number`` is that of its admission: a server that was taken out and came back has another one.
+    ``sessions`` is the number of open sessions; ``None`` where other processes open them. ``number`` is that of its
+    admission: a server that was taken out and came back has another one.
     """
 
     url: str
     state: str
-    sessions: int
+    sessions: int | None
     error: str
     number: int
 
@@ -84,6 +85,7 @@ class Router:
         self._arrived = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # gives a server that is back current weights
+        self.sessions_elsewhere = False  # whether other processes open sessions on the servers
         self.changed: Callable[[], None] = lambda: None  # called when the state of a server changed
 
     @property
@@ -125,7 +127,7 @@ class Router:
             ServerStatus(
                 url=url,
                 state=_state(server),
-                sessions=server.sessions,
+                sessions=None if self.sessions_elsewhere else server.sessions,
                 error=server.error,
                 number=server.number,
             )

@@ -258,7 +258,7 @@ def make_workers(recipe: Recipe, router: Router, processes: Path) -> WorkerProce
         lambda: servers_as_json(router),
         lost,
     )
-    router.changed = workers.servers_changed
+    router.changed, router.sessions_elsewhere = workers.servers_changed, True
     return workers
 
 

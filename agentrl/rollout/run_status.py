@@ -105,7 +105,8 @@ def _controller(state: dict[str, Any], recipe: Recipe) -> Wait:
 
 def _server(server: dict[str, Any]) -> str:
     error = f": {server['error']}" if server["error"] else ""
-    return f"{server['state']}, {server['sessions']} sessions{error}"
+    sessions = "" if server["sessions"] is None else f", {server['sessions']} sessions"
+    return f"{server['state']}{sessions}{error}"
 
 
 def _wait(process: str, what: str, seconds: float | None, left: float | None, *, each: bool = False) -> Wait:
