@@ -166,6 +166,8 @@ def _processes(recipe: Recipe) -> list[str]:
             "memory is not in the estimate"
         )
     found.append("1 x rollout controller")
+    if recipe.rollout.workers and trainer.type is not None:
+        found.append(f"{recipe.rollout.workers} x rollout worker")
     if trainer.type is None:
         found.append("no trainer: evaluation only")
     else:

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -52,6 +53,7 @@ from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
+from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail
@@ -301,6 +303,9 @@ def _train(
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
+    worker = partial(commands.rollout_worker, model, run_dir)
+    workers = WorkerWatch(supervisor, recipe.rollout.workers, worker, shared_env, processes)
+    workers.start()
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
     if teacher is not None:
@@ -309,6 +314,7 @@ def _train(
     view.state("starting the controller")
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
+    workers.wait_ready(recipe.inference.start_timeout)
     meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
     trainer = supervisor.start(
         "trainer",
@@ -322,6 +328,8 @@ def _train(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
+        for text in workers.poll():
+            view.state(text)
         check_saved(run_dir)
 
     supervisor.wait([controller, trainer], poll)
