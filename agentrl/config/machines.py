@@ -57,7 +57,8 @@ class SlurmConfig(Section):
 def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     """Yields contradictions between the machines of a run and the launch section."""
     nodes, launch, servers = recipe.trainer.nodes, recipe.launch, recipe.inference.nodes
-    for key, kinds in (("ray_address", ("ray",)), ("ray_resources", ("ray",)), ("restarts", ("ray", "slurm"))):
+    only = dict.fromkeys(("ray_address", "ray_resources", "ray_server_resources"), ("ray",))
+    for key, kinds in {**only, "restarts": ("ray", "slurm")}.items():
         if getattr(launch, key) and launch.type not in kinds:
             yield f"launch.{key} does nothing with launch.type={launch.type}"
     if launch.type != "local":
@@ -97,6 +98,10 @@ def _server_contradictions(recipe: "Recipe") -> Iterator[str]:
             f"weights.transport=shm does not leave this machine, and the servers stand on inference.nodes={own.nodes} "
             "others; use weights.transport=auto"
         )
+    if launch.ray_server_resources and not own.nodes:
+        yield "launch.ray_server_resources does nothing with inference.nodes=0"
+    if launch.slurm.server_args and not own.nodes:
+        yield "launch.slurm.server_args does nothing with inference.nodes=0"
     if own.port and not own.nodes:
         yield f"inference.port={own.port} does nothing with inference.nodes=0"
     if own.max_servers is not None:

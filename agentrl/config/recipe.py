@@ -306,7 +306,10 @@ class LaunchConfig(Section):
     slurm: SlurmConfig = SlurmConfig()
     ray_address: str | None = Field(default=None, description="Address of the Ray cluster; null: $RAY_ADDRESS.")
     ray_resources: dict[str, float] = Field(
-        default={}, description="More that each node must have in Ray, e.g. {CPU: 8, trainer: 1}."
+        default={}, description="More that each node of the trainer must have in Ray, e.g. {CPU: 8, trainer: 1}."
+    )
+    ray_server_resources: dict[str, float] = Field(
+        default={}, description="More that each node of servers must have in Ray, e.g. {CPU: 8}."
     )
 
 

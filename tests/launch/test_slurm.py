@@ -55,7 +55,7 @@ SERVERS = ("trainer.nodes=2", "inference.nodes=3", "inference.servers=6")
 def test_the_launchers_of_servers_are_a_step_of_their_own(tmp_path: Path) -> None:
     text = script(recipe(tmp_path, *SERVERS))
     assert "#SBATCH --nodes=5\n" in text and "hetjob" not in text
-    trainers, servers = re.findall(r"srun .*", text)
+    trainers, servers = re.findall(r"^  srun .*", text, re.MULTILINE)
     assert "--relative=0 --nodes=2 " in trainers and "--kill-on-bad-exit=1" in trainers
     assert "--relative=2 --nodes=3 " in servers and "--kill-on-bad-exit" not in servers, "the run goes on without one"
     assert "launch.node_rank=$((2 + SLURM_NODEID))" in text
