@@ -45,6 +45,11 @@ SYNONYMS = {  # last part of a key, as TRL, verl, OpenRLHF, prime-rl and others 
     "inference.engine": "backend inference_engine",
     "inference.urls": "url base_url server_url",
     "inference.servers": "num_servers workers num_workers num_engines",
+    "inference.tp": "tensor_parallel_size tp_size tensor_model_parallel_size",
+    "inference.pp": "pipeline_parallel_size pp_size",
+    "inference.dp": "data_parallel_size dp_size",
+    "inference.ep": "expert_parallel_size ep_size",
+    "allocation": "allocation_mode alloc_mode",
     "model.name": "model_name model_path model_name_or_path pretrain",
     "env.id": "env_id env_name environment",
     "agent.id": "agent_id agent_name",
@@ -94,7 +99,8 @@ def meant_key(key: str, known: Sequence[str]) -> str | None:
     near = closest(section, sorted(sections)) if section else None
     if near is not None:
         return _within(last, [one for one in values if one.startswith(f"{near}.")]) or near
-    return _within(last, values) or closest(key, known)
+    below = [one for one in sections if one.rpartition(".")[2] == last]
+    return _within(last, values) or closest(key, known) or next(iter(below), None)
 
 
 def _within(last: str, keys: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
-from agentrl.config.machines import SlurmConfig, machine_contradictions
+from agentrl.config.machines import SlurmConfig, TlsConfig, machine_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -108,7 +108,22 @@ class InferenceConfig(Section):
     urls: tuple[str, ...] = Field(
         default=(), description="URLs of running servers, which agentrl does not start or stop."
     )
-    servers: Positive = 1
+    servers: Positive = Field(
+        default=1, description="Servers that the run starts; 2..8: at least 2, up to inference.max_servers=8."
+    )
+    max_servers: Positive | None = Field(
+        default=None, description="With launch.type=ray: most servers, while the cluster has nodes for them."
+    )
+    nodes: int = Field(
+        default=0, ge=0, description="Machines that run servers only, beside trainer.nodes; 0: they stand on the head."
+    )
+    port: int = Field(
+        default=0, ge=0, le=65535, description="First port of servers on machines of their own; 0: any free ones."
+    )
+    tp: Positive = Field(default=1, description="Tensor-parallel ranks of a server (sglang, vllm).")
+    pp: Positive = Field(default=1, description="Pipeline-parallel ranks of a server (sglang, vllm).")
+    dp: Positive = Field(default=1, description="Data-parallel copies within a server (sglang, vllm).")
+    ep: Positive = Field(default=1, description="Expert-parallel ranks of a server (sglang, vllm).")
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
     api_key_env: str = Field(default="OPENAI_API_KEY", description="Environment variable that holds the API key.")
     dtype: DType = "auto"
@@ -138,6 +153,11 @@ class InferenceConfig(Section):
         description="Most seconds that an episode waits for an external API that refuses (429), fails or is lost, "
         "before it counts as failed. They are added to rollout.episode_timeout.",
     )
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that one server takes."""
+        return self.tp * self.pp * self.dp
 
 
 class EvalConfig(Section):
@@ -259,19 +279,37 @@ class LaunchConfig(Section):
     )
     head: str | None = Field(
         default=None,
-        description="With trainer.nodes > 1: address of node 0, as the others reach it. Each machine runs the same "
+        description="With several machines: address of node 0, as the others reach it. Each machine runs the same "
         "command with its launch.node_rank, and launch.run_dir on a disk that all see.",
     )
-    node_rank: int = Field(default=0, ge=0, description="Number of this machine; node 0 also runs all but the ranks.")
-    port: int = Field(default=0, ge=0, le=65535, description="Port of node 0 where ranks meet; 0: any free one.")
+    node_rank: int = Field(
+        default=0, ge=0, description="Number of this machine: trainer.nodes first, then inference.nodes; 0: the head."
+    )
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of node 0 where ranks meet, the next one for machines; 0: free ones.",
+    )
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
     restarts: int = Field(
-        default=0, ge=0, description="With launch.type=ray: times that the run starts again when a node dies."
+        default=0,
+        ge=0,
+        description="With launch.type=ray or slurm: times that the run starts again from a new checkpoint when a node "
+        "dies or a process fails.",
     )
+    interface: str | None = Field(
+        default=None,
+        description="Network interface of traffic between machines, e.g. ib0; null: the one that leads to the head.",
+    )
+    tls: TlsConfig = TlsConfig()
     slurm: SlurmConfig = SlurmConfig()
     ray_address: str | None = Field(default=None, description="Address of the Ray cluster; null: $RAY_ADDRESS.")
     ray_resources: dict[str, float] = Field(
-        default={}, description="More that each node must have in Ray, e.g. {CPU: 8, trainer: 1}."
+        default={}, description="More that each node of the trainer must have in Ray, e.g. {CPU: 8, trainer: 1}."
+    )
+    ray_server_resources: dict[str, float] = Field(
+        default={}, description="More that each node of servers must have in Ray, e.g. {CPU: 8}."
     )
 
 
@@ -292,6 +330,11 @@ class Recipe(Section):
 
     name: str = Field(default="run", description="Run name: runs/<name>/ holds its outputs.")
     description: str = ""
+    allocation: str | None = Field(
+        default=None,
+        description="GPUs of servers and trainer in one word, e.g. sglang.d4t2+fsdp.d8; sets the keys of inference and "
+        "trainer, see docs/machines.md.",
+    )
     seed: int = 0
     model: ModelConfig
     train_dataset: DatasetConfig = DatasetConfig()

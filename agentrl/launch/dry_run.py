@@ -16,6 +16,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.supervised import SUPERVISED, evaluates
 from agentrl.inference.kinds.kind import server_kind
+from agentrl.launch import placement
 from agentrl.launch.model_shape import ModelShape, model_shape
 from agentrl.launch.resolve import BYTES, decided, pushed_bytes, resolve
 from agentrl.weights.transport import BUFFERS, costs
@@ -127,7 +128,8 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
 
 
 def _before_memory(recipe: Recipe, model: str) -> list[str]:
-    return [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
+    machines = [f"machine    {text}" for text in placement.lines(recipe)]
+    return [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *machines, *_tokens(recipe)]
 
 
 def _memory_lines(recipe: Recipe, shape: ModelShape | None, unknown: str) -> list[str]:
@@ -156,7 +158,10 @@ def _processes(recipe: Recipe) -> list[str]:
         found.append(f"inference server, running already: {', '.join(inference.urls)}")
     else:
         threads = f", {inference.threads} threads" if inference.threads else ""
-        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {inference.dtype}{threads}")
+        most = f" to {inference.max_servers}" if inference.max_servers else ""
+        split = "".join(f", {name} {size}" for name, size in placement.sizes(recipe).items())
+        kind = f"{inference.engine}, {where}, {inference.dtype}{split}{threads}"
+        found.append(f"{inference.servers}{most} x inference server, {kind}")
     teacher = recipe.teacher
     if teacher.urls and trainer.type is not None:
         found.append(f"teacher server, running already: {', '.join(teacher.urls)}")
