@@ -12,6 +12,7 @@ from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
 from agentrl.config.machines import SlurmConfig, machine_contradictions
+from agentrl.config.mesh import MeshConfig, mesh_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -154,7 +155,7 @@ class EvalConfig(Section):
     )
 
 
-class TrainerConfig(AdapterConfig, AlgorithmConfig):
+class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
     """The optimisation. Times are in wall-clock seconds, lengths in tokens."""
 
     type: str | None = Field(
@@ -323,7 +324,10 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        for problem in (*teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self)):
+        for problem in (
+            *teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self),
+            *mesh_contradictions(self),
+        ):  # fmt: skip
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
@@ -349,6 +353,7 @@ class Recipe(Section):
             raise ValueError(
                 "trainer.type=grpo needs the whole distribution: sampling.top_p must be 1 and sampling.top_k -1"
             )
-        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks:
+        shared = self.trainer.context_parallel * self.trainer.tensor_parallel
+        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks // shared:
             raise ValueError("trainer.nproc * trainer.nodes is larger than rollout.batch_size * rollout.group_size")
         return self

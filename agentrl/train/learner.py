@@ -29,6 +29,7 @@ from agentrl.train.loss import (
     token_losses,
 )
 from agentrl.train.measured import Measured
+from agentrl.train.mesh import RankMesh
 from agentrl.train.metric_sample import sample_branches, tokens_to_compute
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
@@ -51,6 +52,7 @@ class PolicyLearner:
         config: The recipe's trainer section.
         device: Device of the micro-batches.
         critic: Learner of the critic; needed exactly when ``config.advantage`` is ``gae``.
+        mesh: Mesh of the ranks; by default all are shards of one replica.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PolicyLearner:
         config: TrainerConfig,
         device: torch.device,
         critic: ValueLearner | None = None,
+        mesh: RankMesh | None = None,
     ) -> None:
         if (critic is not None) != (config.advantage == "gae"):
             raise ValueError("trainer.advantage=gae needs a critic, and a critic needs it")
@@ -70,10 +73,11 @@ class PolicyLearner:
         self.critic = critic
         self.config = config
         self.device = device
-        self.layout = layout_of(policy.model)
+        self.mesh = mesh or RankMesh.of_world(device)
+        self.layout = layout_of(policy.model, self.mesh)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
-        self.measured = Measured(device)  # of the latest step, from before its first update
+        self.measured = Measured(device, self.mesh)  # of the latest step, from before its first update
         self._by_token = not needs_whole_sequences(config)
 
     @property
@@ -98,7 +102,7 @@ class PolicyLearner:
             metrics |= self.critic.update(batch, learning_rate / config.learning_rate)
         drawn = [] if batch is None else self._sample(batch)
         share = self._share(self._work(batch, len(drawn)), config.minibatches)
-        measured, sums = Measured(self.device), TokenSums(self.device)
+        measured, sums = Measured(self.device, self.mesh), TokenSums(self.device, self.mesh)
         self.measured = measured
         if share.notes["drawn"]:
             work = None if batch is None else Work(drawn, batch.tokens)
@@ -135,7 +139,7 @@ class PolicyLearner:
         def apply(any_gradient: bool) -> None:
             applied.append(self._apply_gradients(any_gradient))
 
-        run_updates(self.policy, share, self.layout, self.device, loss_of, apply)
+        run_updates(self.policy, share, self.layout, self.device, self.mesh, loss_of, apply)
         return _mean_over_updates(applied)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
@@ -184,7 +188,7 @@ class PolicyLearner:
         return sample_branches(rest, tokens, budget, batch.version)
 
     def _share(self, work: Work | None, updates: int = 1) -> Share:
-        return distribute(work, self.layout, self.config.tokens_per_microbatch, updates)
+        return distribute(work, self.layout, self.config.tokens_per_microbatch, self.mesh, updates)
 
     def _scores(self, policy: nn.Module, share: Share) -> Tensor:
         """Computes ``[places]`` logprobs of all trained tokens under a policy, on every rank."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.mismatch import SUMS, MeasuredTokens, mismatch_metrics, mismatch_sums
 
@@ -53,10 +54,12 @@ class Measured:
 
     Args:
         device: Device of the micro-batches.
+        mesh: Mesh of the ranks.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mesh: RankMesh) -> None:
         self._device = device
+        self._mesh = mesh
         self._parts: list[MeasuredTokens] = []
         self._positions: list[Tensor] = []  # of the same tokens, in their sequences
 
@@ -97,8 +100,9 @@ class Measured:
             most: Largest number of tokens to return.
         """
         own, count = self._differences(beyond), sum(len(part.logprobs) for part in self._parts)
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, (own[:most], len(own), count))
+        group = self._mesh.tokens
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, (own[:most], len(own), count), group=group)
         first = sorted(one for found, *_ in every for one in found)[:most]
         return Differences(sum(one[1] for one in every) / max(1, sum(one[2] for one in every)), first)
 
@@ -122,7 +126,7 @@ class Measured:
         worst = torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64, device=self._device)
         if self._parts:
             sums, worst = mismatch_sums(MeasuredTokens.joined(self._parts), config, version)
-        sums, worst = merged(sums, worst)
+        sums, worst = merged(sums, worst, self._mesh)
         total = dict(zip(SUMS, sums[0].tolist(), strict=True))
         if not total["tokens"]:
             return {}
@@ -133,16 +137,17 @@ class Measured:
         return found | mismatch_metrics(sums, worst, config)
 
 
-def merged(sums: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
+def merged(sums: Tensor, worst: Tensor, mesh: RankMesh) -> tuple[Tensor, Tensor]:
     """Merges all ranks' sums, and takes the largest of their maxima; a collective.
 
     Args:
         sums: ``[rows, sums]``.
         worst: ``[rows, 2]`` a maximum and what it belongs to.
+        mesh: Mesh of the ranks.
     """
     own = torch.cat([sums, worst], dim=1)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, own)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size(mesh.tokens))]
+    dist.all_gather(every, own, group=mesh.tokens)
     of_ranks = torch.stack(every)  # [ranks, rows, sums + 2]
     count = sums.shape[1]
     rank = of_ranks[:, :, count].argmax(0)

@@ -1,0 +1,165 @@
+"""The same training on several meshes of forked ranks.
+
+``python -m tests.train.meshes FOLDER NAME...`` trains the models in ``FOLDER`` for three steps on each named mesh and
+writes the weights to ``FOLDER/NAME.safetensors``, and the metrics of each step to ``FOLDER/NAME.json``. A name
+``a->b`` saves after two steps on ``a``, and makes the third on ``b``.
+"""
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agentrl.bench.made_batch import made_batch
+from agentrl.config.mesh import mesh_shape
+from agentrl.config.recipe import Recipe
+from agentrl.train.__main__ import make_critic, make_policy
+from agentrl.train.checkpoint import load_checkpoint
+from agentrl.train.learner import PolicyLearner
+from agentrl.train.mesh import RankMesh
+from agentrl.weights.gather import full_tensor
+from tests.train.ranks import on_ranks
+from tests.train.saved import save_whole
+from tests.tiny import build_tiny_model
+from tests.train.test_rows import random_sequences
+
+CPU = torch.device("cpu")
+RATE = 1e-2
+Names = dict[str, Any]
+MESHES: dict[str, tuple[int, Names]] = {
+    "1": (1, {}),
+    "2": (2, {}),
+    "zero3": (2, {"reshard_after_forward": True}),
+    "hsdp": (4, {"replicas": 2}),
+    "tp": (2, {"tensor_parallel": 2}),
+    "fsdp_tp": (4, {"tensor_parallel": 2}),
+    "cp": (2, {"context_parallel": 2}),
+    "fsdp_cp": (4, {"context_parallel": 2}),
+    "hsdp_cp_tp": (8, {"replicas": 2, "context_parallel": 2, "tensor_parallel": 2}),
+}
+# What is trained: the model's folder and more keys of the trainer.
+KINDS: dict[str, tuple[str, Names]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "sequences": ("llama", {"preset": "gspo"}),
+    "critic": ("llama", {"advantage": "gae", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
+    "moe": ("moe", {}),
+}
+
+
+def build_models(folder: Path) -> None:
+    """Writes the models to train: a tied Llama, a Qwen3 with norms of its heads, and a Qwen3 of experts."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    build_tiny_model(folder / "llama")
+    sizes = {
+        "vocab_size": 270, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.3,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=False)).save_pretrained(folder / "qwen3")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, tie_word_embeddings=True)).save_pretrained(folder / "moe")
+
+
+def recipe_of(folder: Path, ranks: int, choices: Names) -> Recipe:
+    trainer = {
+        "nproc": ranks, "dtype": "float32", "tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3,
+        "attention": "packed", **choices,
+    }  # fmt: skip
+    sections = {"inference": {"context_length": 64}, "sampling": {"temperature": 0.8, "max_new_tokens": 16}}
+    return Recipe.model_validate(
+        {"model": {"name": str(folder)}, "env": {"id": "unused"}, "trainer": trainer, **sections}
+    )
+
+
+def engine_of(recipe: Recipe, folder: Path) -> PolicyLearner:
+    """Makes the learner as a trainer does."""
+    config = recipe.trainer
+    mesh = RankMesh.of_world(CPU, mesh_shape(config, dist.get_world_size()))
+    policy = make_policy(recipe, folder, mesh, CPU)
+    reference = make_policy(recipe, folder, mesh, CPU).requires_grad_(False) if config.kl_coef else None
+    critic = make_critic(recipe, folder, mesh, CPU) if config.advantage == "gae" else None
+    return PolicyLearner(policy, reference, config, CPU, critic, mesh)
+
+
+def steps(engine: PolicyLearner, first: int, last: int) -> list[dict[str, float]]:
+    """Runs updates on batches that depend only on the batch's number."""
+    found = []
+    for version in range(first, last):
+        rng = random.Random(version)
+        sequences = [
+            replace(
+                sequence, logprobs=[-4.0 + rng.gauss(0, 1) for _ in sequence.token_ids],
+                advantages=[rng.gauss(0, 1) for _ in sequence.token_ids], group=index // 3,
+            )
+            for index, sequence in enumerate(random_sequences(version, 8))
+        ]  # fmt: skip
+        if engine.critic is not None:
+            sequences = [
+                replace(one, values=[rng.gauss(0, 1) for _ in one.token_ids], returns=[rng.gauss(0, 1) for _ in one.token_ids])
+                for one in sequences
+            ]  # fmt: skip
+        batch = made_batch(sequences, 100.0, 1.0, version=version) if dist.get_rank() == 0 else None
+        found.append(engine.update(batch, RATE))
+    return found
+
+
+def weights(engine: PolicyLearner) -> dict[str, Tensor]:
+    """Returns all weights, on every rank."""
+    modules = {"policy": engine.policy.model} | ({"critic": engine.critic.critic} if engine.critic else {})
+    return {
+        f"{kind}/{name}": full_tensor(weight).clone()
+        for kind, module in modules.items()
+        for name, weight in module.named_parameters()
+    }
+
+
+def train(folder: Path, name: str) -> None:
+    """Trains on a mesh, or on two with a checkpoint between them."""
+    kind, _, meshes = name.partition(":")
+    model, choices = KINDS[kind]
+    parts = [meshes] if "->" not in meshes else meshes.split("->")
+    for number, mesh in enumerate(parts):
+        ranks, more = MESHES[mesh]
+        recipe = recipe_of(folder / model, ranks, choices | more)
+        saved = folder / f"saved-{kind}-{parts[0]}"
+        if len(parts) == 2 and number == 0 and saved.is_dir():
+            continue
+
+        def run(rank: int) -> None:
+            engine = engine_of(recipe, folder / model)
+            metrics: list[dict[str, float]] = []
+            if len(parts) == 2 and number == 0:
+                steps(engine, 0, 2)
+                save_whole(saved, 2, engine, {})
+                return
+            if len(parts) == 2:
+                load_checkpoint(saved / "step-000002", engine)
+            metrics = steps(engine, 2 * number, 3)
+            found = weights(engine)
+            if rank == 0:
+                save_file(found, folder / f"{name}.safetensors")
+                (folder / f"{name}.json").write_text(json.dumps(metrics))
+
+        on_ranks(ranks, run)
+
+
+def main(folder: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    if not (Path(folder) / "moe").is_dir():
+        build_models(Path(folder))
+    for name in names:
+        print(name, flush=True)
+        train(Path(folder), name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
