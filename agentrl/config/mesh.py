@@ -29,12 +29,12 @@ class MeshConfig(Section):
         default=1, description="Ranks that share each layer's matrices, by transformers' plan of the model."
     )
     expert_parallel: Positive = Field(
-        default=1, description="Ranks that share the experts of a mixture-of-experts model, a multiple of tensor_parallel."
+        default=1, description="Ranks that share the experts of a mixture of experts, a multiple of tensor_parallel."
     )
     reshard_after_forward: Literal["auto"] | bool = Field(
         default="auto",
-        description="Free a layer's gathered weights after its use (ZeRO-3), at the price of gathering them again. auto: "
-        "where the whole weights and gradients do not fit beside the shards.",
+        description="Free a layer's gathered weights after its use (ZeRO-3), at the price of gathering them again. "
+        "auto: where the whole weights and gradients do not fit beside the shards.",
     )
 
 

@@ -19,6 +19,7 @@ from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
 from agentrl.train.batch_selection import Selection, needs_selection, select_tokens
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
+from agentrl.train.context_parallel import SharedBatch
 from agentrl.train.critic import ValueLearner
 from agentrl.train.layout import layout_of
 from agentrl.train.loss import (
@@ -229,12 +230,17 @@ class PolicyLearner:
         measured: Measured | None,
     ) -> Tensor:  # fmt: skip
         """Computes one micro-batch's part of the loss; ``measured`` is ``None`` after the first update."""
-        config, columns = self.config, batch.columns
+        config = self.config
         kept, penalized = selection.kept, selection.penalized
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
                 reference, _ = self.reference(batch)
+        computed = () if self._by_token else self.policy(batch)
+        if computed and isinstance(batch, SharedBatch):
+            batch, found = batch.whole_sequences(*computed, *(() if reference is None else (reference,)))
+            computed, reference = found[:2], found[2] if reference is not None else None
+        columns = batch.columns
 
         def loss_of(chosen: Tensor, logprobs: Tensor, entropies: Tensor) -> Tensor:
             places, behavior, versions = batch.places[chosen], columns["behavior"][chosen], columns["versions"][chosen]
@@ -275,7 +281,7 @@ class PolicyLearner:
         if self._by_token:
             total = self.policy(batch, loss_of)
         else:
-            total = loss_of(torch.arange(len(batch.trained), device=self.device), *self.policy(batch))
+            total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
         return total / share.normalizer
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Collects what a step computes of its tokens before the first update, and makes metrics of it.
 
-Guarantees: metrics do not depend on ranks or micro-batches (a sequence lies on one rank); tokens stay on the device
-until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
+Guarantees: metrics do not depend on ranks or micro-batches (the tokens of a sequence are put together); tokens stay on
+the device until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
 """
 
 from typing import Any, NamedTuple
@@ -114,6 +114,22 @@ class Measured:
             found += [Difference(*one) for one in zip(*(column[far].tolist() for column in columns), strict=True)]
         return sorted(found)
 
+    def _whole_sequences(self) -> MeasuredTokens | None:
+        """Returns the tokens; with context parallelism those of this rank's part of the sequences, a collective."""
+        tokens = MeasuredTokens.joined(self._parts) if self._parts else None
+        ranks = self._mesh.shape.context
+        if ranks == 1:
+            return tokens
+        every: list[Any] = [None] * ranks
+        own = None if tokens is None else {name: values.cpu() for name, values in vars(tokens).items()}
+        dist.all_gather_object(every, own, group=self._mesh.context)
+        parts = [MeasuredTokens(**{k: v.to(self._device) for k, v in one.items()}) for one in every if one is not None]
+        if not parts:
+            return None
+        joined = MeasuredTokens.joined(parts)
+        mine = joined.select(joined.sequences % ranks == self._mesh.context_rank)
+        return mine if len(mine.logprobs) else None
+
     def metrics(self, config: TrainerConfig, version: int, sampled: float) -> dict[str, float]:
         """Computes the step's metrics from before its first update, the same on every rank; a collective.
 
@@ -124,8 +140,9 @@ class Measured:
         """
         sums = torch.zeros(4, len(SUMS), dtype=torch.float64, device=self._device)
         worst = torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64, device=self._device)
-        if self._parts:
-            sums, worst = mismatch_sums(MeasuredTokens.joined(self._parts), config, version)
+        tokens = self._whole_sequences()
+        if tokens is not None:
+            sums, worst = mismatch_sums(tokens, config, version)
         sums, worst = merged(sums, worst, self._mesh)
         total = dict(zip(SUMS, sums[0].tolist(), strict=True))
         if not total["tokens"]:

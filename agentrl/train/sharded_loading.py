@@ -10,6 +10,7 @@ model must be FSDP2's root. There is no public hook for this: two of transformer
 model loads.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,8 @@ def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMes
     model._tp_size, model._fsdp_size = config.tp_size, config.fsdp_size
     if config.tp_size == config.ep_size == 1:
         return
+    # It warns of each matrix that is gathered over two dimensions of the mesh: they are exported one by one.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     whole = (model.get_input_embeddings(), model.get_output_embeddings())  # whose weights the policy reads directly
     named = {name: module for name, module in model.named_modules() if any(module is one for one in whole)}
     model._tp_plan = {**model.tp_plan, **dict.fromkeys(named, "replicate")}
@@ -108,7 +111,9 @@ def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMes
 
 
 @contextmanager
-def _hooks(mesh: RankMesh, distribute: Callable[[Any, DistributedConfig, TransformersDeviceMesh], Any]) -> Iterator[None]:
+def _hooks(
+    mesh: RankMesh, distribute: Callable[[Any, DistributedConfig, TransformersDeviceMesh], Any]
+) -> Iterator[None]:
     """Replaces how transformers makes its mesh, and what it does with a model before its weights are read."""
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device == "cuda" else torch.device(mesh.device)
     manager = TransformersDeviceMesh(mesh.parameters, mesh.experts)
@@ -141,5 +146,3 @@ def inside(module: nn.Module, compute: Callable[[], Any]) -> Any:
     finally:
         del module.forward
         reshard(module)
-
-

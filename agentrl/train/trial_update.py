@@ -120,9 +120,7 @@ def trial_error(
     return why or ("its first update fails on another rank" if failed else None)
 
 
-def _try(
-    module: Any, trial: TrialBatch, device: torch.device, tolerance: float, mesh: RankMesh | None
-) -> str | None:
+def _try(module: Any, trial: TrialBatch, device: torch.device, tolerance: float, mesh: RankMesh | None) -> str | None:
     layout = layout_of(module.model, mesh)
     batch = collate(layout.rows(trial.branches, trial.tokens, 2 * LENGTH), trial.branches, trial.tokens, layout, device)
     accumulate(module, last=True)

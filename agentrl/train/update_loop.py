@@ -1,7 +1,8 @@
 """One pass of optimizer updates over a rank's share of a batch, for policy and critic.
 
 Guarantees: gradients of all micro-batches of an update are summed before its optimizer step; the loss is a sum over the
-global batch, so FSDP's average over ranks is undone (ranks of a tensor group compute one gradient together); an update without micro-batches does not change the parameters.
+global batch, so FSDP's average over ranks is undone (ranks of a tensor group compute one gradient together); an update
+without micro-batches does not change the parameters.
 """
 
 from collections.abc import Callable

@@ -23,8 +23,8 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
 from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.critic import ValueLearner
-from agentrl.train.mesh import RankMesh
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.mesh import RankMesh
 from agentrl.train.trainer import Trainer
 from agentrl.weights.gather import full_tensor
 from tests.references.cases import TEMPERATURE, VERSION

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from agentrl.train.checkpoint import load_checkpoint
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.mesh import RankMesh
 from agentrl.weights.gather import full_tensor
+from tests.tiny import build_tiny_model
 from tests.train.ranks import on_ranks
 from tests.train.saved import save_whole
-from tests.tiny import build_tiny_model
 from tests.train.test_rows import random_sequences
 
 CPU = torch.device("cpu")
@@ -42,6 +43,8 @@ MESHES: dict[str, tuple[int, Names]] = {
     "fsdp_tp": (4, {"tensor_parallel": 2}),
     "cp": (2, {"context_parallel": 2}),
     "fsdp_cp": (4, {"context_parallel": 2}),
+    "ep": (2, {"expert_parallel": 2}),
+    "fsdp_tp_ep": (4, {"tensor_parallel": 2, "expert_parallel": 4}),
     "hsdp_cp_tp": (8, {"replicas": 2, "context_parallel": 2, "tensor_parallel": 2}),
 }
 # What is trained: the model's folder and more keys of the trainer.
@@ -104,9 +107,9 @@ def steps(engine: PolicyLearner, first: int, last: int) -> list[dict[str, float]
         ]  # fmt: skip
         if engine.critic is not None:
             sequences = [
-                replace(one, values=[rng.gauss(0, 1) for _ in one.token_ids], returns=[rng.gauss(0, 1) for _ in one.token_ids])
+                replace(one, **{name: [rng.gauss(0, 1) for _ in one.token_ids] for name in ("values", "returns")})
                 for one in sequences
-            ]  # fmt: skip
+            ]
         batch = made_batch(sequences, 100.0, 1.0, version=version) if dist.get_rank() == 0 else None
         found.append(engine.update(batch, RATE))
     return found
@@ -125,31 +128,36 @@ def weights(engine: PolicyLearner) -> dict[str, Tensor]:
 def train(folder: Path, name: str) -> None:
     """Trains on a mesh, or on two with a checkpoint between them."""
     kind, _, meshes = name.partition(":")
-    model, choices = KINDS[kind]
-    parts = [meshes] if "->" not in meshes else meshes.split("->")
-    for number, mesh in enumerate(parts):
-        ranks, more = MESHES[mesh]
-        recipe = recipe_of(folder / model, ranks, choices | more)
-        saved = folder / f"saved-{kind}-{parts[0]}"
-        if len(parts) == 2 and number == 0 and saved.is_dir():
-            continue
+    first, _, second = meshes.partition("->")
+    saved = folder / f"saved-{kind}-{first}"
+    if not second:
+        on_ranks(MESHES[first][0], partial(_train, folder, name, kind, first, None))
+        return
+    if not saved.is_dir():
+        on_ranks(MESHES[first][0], partial(_save, folder, kind, first, saved))
+    on_ranks(MESHES[second][0], partial(_train, folder, name, kind, second, saved / "step-000002"))
 
-        def run(rank: int) -> None:
-            engine = engine_of(recipe, folder / model)
-            metrics: list[dict[str, float]] = []
-            if len(parts) == 2 and number == 0:
-                steps(engine, 0, 2)
-                save_whole(saved, 2, engine, {})
-                return
-            if len(parts) == 2:
-                load_checkpoint(saved / "step-000002", engine)
-            metrics = steps(engine, 2 * number, 3)
-            found = weights(engine)
-            if rank == 0:
-                save_file(found, folder / f"{name}.safetensors")
-                (folder / f"{name}.json").write_text(json.dumps(metrics))
 
-        on_ranks(ranks, run)
+def _engine(folder: Path, kind: str, mesh: str) -> PolicyLearner:
+    (model, choices), (ranks, more) = KINDS[kind], MESHES[mesh]
+    return engine_of(recipe_of(folder / model, ranks, choices | more), folder / model)
+
+
+def _save(folder: Path, kind: str, mesh: str, saved: Path, rank: int) -> None:
+    engine = _engine(folder, kind, mesh)
+    steps(engine, 0, 2)
+    save_whole(saved, 2, engine, {})
+
+
+def _train(folder: Path, name: str, kind: str, mesh: str, checkpoint: Path | None, rank: int) -> None:
+    engine = _engine(folder, kind, mesh)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, engine)
+    metrics = steps(engine, 0 if checkpoint is None else 2, 3)
+    found = weights(engine)
+    if rank == 0:
+        save_file(found, folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps(metrics))
 
 
 def main(folder: str, *names: str) -> None:

@@ -20,6 +20,7 @@ from agentrl.launch.resolve import resolve
 from agentrl.train import row_attention
 from agentrl.train.__main__ import build_trainer, make_critic, make_policy
 from agentrl.train.layout import layout_of
+from agentrl.train.mesh import RankMesh
 from agentrl.train.row_attention import is_packed
 from tests.train.noisy_models import CONFIGS, write_model
 from tests.train.test_rows import collated, random_sequences
@@ -107,7 +108,9 @@ def test_a_path_that_computes_something_else_is_refused(
 
     monkeypatch.setattr(row_attention, "tree_attention", shifted)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM cannot be trained: its logprobs differ from the plain"):
-        make_policy(recipe_of("trainer.dtype=float32", "trainer.attention=packed"), tiny_model, RankMesh.of_world(CPU), CPU)
+        make_policy(
+            recipe_of("trainer.dtype=float32", "trainer.attention=packed"), tiny_model, RankMesh.of_world(CPU), CPU
+        )
 
 
 def test_a_backward_pass_that_fails_is_refused(
