@@ -66,7 +66,7 @@ def build_trainer(
         from agentrl.train.lora import BasePolicy
 
         reference = BasePolicy(policy)
-    publisher = make_publisher(recipe, policy, run_dir, device, client)
+    publisher = make_publisher(recipe, policy, run_dir, device, client, mesh)
     critic = make_critic(decided, model_path, mesh, device) if config.advantage == "gae" else None
     engine = PolicyLearner(policy, reference, config, device, critic, mesh)
     if device.type == "cpu":
@@ -239,11 +239,12 @@ def prepared(module: Any, config: TrainerConfig, mesh: RankMesh, device: torch.d
 
 
 def make_publisher(
-    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None
+    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None, mesh: RankMesh
 ) -> Publisher:
     """Makes the publisher for the weight transport that the resolved recipe names."""
     folder, is_writer, transport = run_dir / "weights", dist.get_rank() == 0, recipe.weights.transport
     assert transport != "auto", "the launcher resolves it"
+    place = (mesh.tensor_rank, mesh.shape.tensor)
     dtype = DTYPES[recipe.inference.dtype]
     weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
     if recipe.trainer.lora_rank is not None:
@@ -255,8 +256,8 @@ def make_publisher(
 
             return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
     if transport != "broadcast":
-        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer)
-    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer)
+        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer, tensor=place)
+    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer, tensor=place)
     return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
 

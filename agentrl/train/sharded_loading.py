@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from transformers.distributed import mixin
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.distributed.expert_parallel import apply_expert_parallelism
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
 
 from agentrl.config.recipe import TrainerConfig
@@ -93,7 +95,8 @@ def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMes
     model._mesh_manager, model._device_mesh = manager, manager.get_mesh(("pp", "fsdp", "tp"))
     model._is_distributed_loading_by_transformers = True
     model._tp_size, model._fsdp_size = config.tp_size, config.fsdp_size
-    if config.tp_size == config.ep_size == 1:
+    tensor, expert = config.tp_size or 1, config.ep_size or 1
+    if tensor == expert == 1:
         return
     # It warns of each matrix that is gathered over two dimensions of the mesh: they are exported one by one.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -101,10 +104,10 @@ def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMes
     named = {name: module for name, module in model.named_modules() if any(module is one for one in whole)}
     model._tp_plan = {**model.tp_plan, **dict.fromkeys(named, "replicate")}
     tensor_plan, expert_plan, _ = model._resolve_parallel_plans(config)
-    if config.tp_size > 1:
-        mixin.apply_tensor_parallelism(model, manager.get_mesh("tp"), tensor_plan)
-    if config.ep_size > 1:
-        mixin.apply_expert_parallelism(
+    if tensor > 1:
+        apply_tensor_parallelism(model, manager.get_mesh("tp"), tensor_plan)
+    if expert > 1:
+        apply_expert_parallelism(
             model, manager.get_mesh("ep"), manager.get_mesh("tp"), expert_plan,
             ep_implementation=config.ep_implementation,
         )  # fmt: skip
