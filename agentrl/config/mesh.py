@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.section import Positive, Section
 
 if TYPE_CHECKING:
@@ -118,16 +119,27 @@ def mesh_contradictions(recipe: "Recipe") -> Iterator[str]:
             yield f"trainer.{name}_parallel={count} does not work with trainer.lora_rank: an adapter is not split"
 
 
+def check_mesh(config: MeshConfig, model: Mapping[str, Any]) -> None:
+    """Refuses a model that cannot be split as asked.
+
+    Raises:
+        ConfigError: It cannot; the message has its numbers.
+    """
+    for problem in model_contradictions(config, model):
+        raise ConfigError(problem)
+
+
 def model_contradictions(config: MeshConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """Yields why a model cannot be split as asked.
 
     Args:
         config: The mesh's keys.
-        model: The model's ``config.json``, or its text part.
+        model: The model's ``config.json``.
     """
+    model = model.get("text_config") or model
     tensor, expert = config.tensor_parallel, config.expert_parallel
-    heads = model.get("num_attention_heads")
-    for name, count in (("num_attention_heads", heads), ("num_key_value_heads", model.get("num_key_value_heads"))):
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = model.get(name)
         if count is not None and count % tensor:
             yield f"trainer.tensor_parallel={tensor} does not divide the model's {name}={count}"
     if expert > 1:

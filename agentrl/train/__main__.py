@@ -45,7 +45,7 @@ from agentrl.train.training_noise import remove_noise
 from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error, trial_without_logprobs
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
-from agentrl.weights.gather import Weight
+from agentrl.weights.gather import Weight, own_part
 
 
 def build_trainer(
@@ -71,7 +71,8 @@ def build_trainer(
     engine = PolicyLearner(policy, reference, config, device, critic, mesh)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
-        take_memory(3 * sum(p.numel() * p.element_size() for p in learned if p.requires_grad))  # gradients, two moments
+        sizes = [own_part(p).numel() * p.element_size() for p in learned if p.requires_grad]
+        take_memory(3 * sum(sizes))  # gradients, two moments
     made: type[Trainer] = load("trainer", config.type or "grpo")
     return made(recipe, model_path, run_dir, engine, publisher, client)
 
@@ -162,7 +163,8 @@ def build_sharded(
             use_memory_saving_layers(module.model, norms_only=mesh.shape.tensor > 1)
         shard(module, mesh.fsdp, DTYPES[config.dtype], free_layers=choice.frees)
 
-    module = load_sharded(model_path, mesh, wrap, split, context=recipe.inference.context_length, head=head)
+    dtype, context = DTYPES[config.dtype], recipe.inference.context_length
+    module = load_sharded(model_path, mesh, wrap, split, dtype, context=context, head=head)
     model = module.model
 
     def check() -> TrialBatch:

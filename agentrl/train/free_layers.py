@@ -13,10 +13,10 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.mesh import RankMesh
+from agentrl.weights.gather import own_part
 
 SHARE = 0.5  # of the free memory that kept weights and gradients may take; the rest is for activations and logits
 STATE = 16  # bytes of a parameter's shard: itself, its gradient, two moments, all float32
@@ -40,7 +40,7 @@ def choose(config: TrainerConfig, parameters: Iterable[Tensor], mesh: RankMesh, 
     asked = config.reshard_after_forward
     if asked != "auto":
         return Choice(asked, f"trainer.reshard_after_forward={str(asked).lower()}")
-    counts = [_of_tensor_rank(one) for one in parameters]
+    counts = [own_part(one).numel() for one in parameters]  # with tensor parallelism, of this rank's matrices
     free = torch.tensor(float(free_memory(device)))
     if mesh.shape.size > 1:
         dist.all_reduce(free, dist.ReduceOp.MIN)
@@ -73,7 +73,3 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     return psutil.virtual_memory().available // local
-
-
-def _of_tensor_rank(parameter: Tensor) -> int:
-    return parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()

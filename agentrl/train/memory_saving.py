@@ -106,14 +106,28 @@ def _replacement(module: Any) -> partial[Tensor] | None:
     return None
 
 
+def _with_weights(module: Any) -> Any:
+    """Returns a module without memory as a narrow one with random weights."""
+    narrow = deepcopy(module)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        if (layer := getattr(narrow, name, None)) is not None:
+            inner = layer.weight[:, :TRIAL_ROWS] if name == "down_proj" else layer.weight[:TRIAL_ROWS]
+            layer.weight = nn.Parameter(inner)
+            if layer.bias is not None and name != "down_proj":
+                layer.bias = nn.Parameter(layer.bias[:TRIAL_ROWS])
+    narrow.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    for parameter in narrow.parameters():
+        parameter.normal_(std=0.1, generator=generator)
+    return narrow
+
+
 @torch.no_grad()
 def _same_results(module: Any, replacement: partial[Tensor]) -> bool:
     weight = module.weight if hasattr(module, "weight") else module.down_proj.weight
-    if weight.is_meta:  # the same module with some weights
-        module = deepcopy(module).to_empty(device="cpu")
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.1)
-        return _same_results(module, partial(replacement.func, module))
+    if weight.is_meta:
+        trial = _with_weights(module)
+        return _same_results(trial, partial(replacement.func, trial))
     width = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIAL_ROWS, width, generator=generator).to(weight)

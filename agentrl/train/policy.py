@@ -237,7 +237,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _ClassForward(policy)
+    inner = ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -246,7 +246,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _ClassForward(nn.Module):
+class ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -61,6 +61,7 @@ class SharedMask(BlockMask):
     def __repr__(self) -> str:
         return f"SharedMask({self.inner!r})"
 
+    @torch.compiler.disable
     def gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Gathers ``[1, heads, tokens, size]`` keys and values of all ranks; a collective over the group."""
         both = torch.cat([key, value], -1)[0].transpose(0, 1)  # one message

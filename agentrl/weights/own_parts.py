@@ -66,7 +66,7 @@ def _parts(weight: Weight, number: int, tensor: tuple[int, int]) -> Iterator[tup
         if number % dist.get_world_size() == dist.get_rank():
             yield 0, whole
         return
-    local = base.detach().to_local()
+    local: Tensor = base.detach().to_local()  # type: ignore[attr-defined]
     if isinstance(weight, MergedWeight):
         local = _merged(weight, local, found)
     copy, copies = _copy(base, tensor)
