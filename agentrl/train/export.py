@@ -35,6 +35,7 @@ def export_model(
     mesh: RankMesh,
     *,
     adapter: bool,
+    gather: bool = False,
 ) -> None:
     """Writes a model folder with the current weights, atomically; a collective.
 
@@ -49,6 +50,7 @@ def export_model(
         start: Folder of the starting policy, with the tokenizer.
         mesh: Mesh of the ranks.
         adapter: Whether an adapter was trained.
+        gather: Whether rank 0 writes all weights even where each rank could write its own parts.
 
     Raises:
         TrainingStopped: The folder cannot be written.
@@ -62,7 +64,7 @@ def export_model(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     begun.check(partial)
-    parts = mesh.shape.size > 1 and has_plain_names(policy.model, shapes) and seen_by_all(partial)
+    parts = not gather and mesh.shape.size > 1 and has_plain_names(policy.model, shapes) and seen_by_all(partial)
     with _Writing(target) as made:
         if parts and mesh.rank == 0:
             make_files(partial, shapes, dtype)

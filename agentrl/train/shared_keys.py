@@ -4,6 +4,7 @@ Guarantees: a query sees the keys of all ranks' tokens that its mask allows; the
 ranks' queries.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ class Gather(torch.autograd.Function):
         return own, None
 
 
+_opaque: Callable[..., Tensor] = torch.compiler.disable(Gather.apply)  # type: ignore[assignment]
+
+
 class SharedMask(BlockMask):
     """A mask of this rank's queries over the keys of all ranks of a group.
 
@@ -61,11 +65,10 @@ class SharedMask(BlockMask):
     def __repr__(self) -> str:
         return f"SharedMask({self.inner!r})"
 
-    @torch.compiler.disable
     def gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Gathers ``[1, heads, tokens, size]`` keys and values of all ranks; a collective over the group."""
         both = torch.cat([key, value], -1)[0].transpose(0, 1)  # one message
-        every: Tensor = Gather.apply(both, self.group)  # type: ignore[assignment]
+        every = _opaque(both, self.group)
         if self.order is not None:
             every = every[self.order]
         keys, values = every.transpose(0, 1)[None].split([key.shape[-1], value.shape[-1]], -1)

@@ -15,18 +15,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from agentrl.bench.made_batch import made_batch
 from agentrl.config.mesh import mesh_shape
 from agentrl.config.recipe import Recipe
+from agentrl.core.weight_manifest import fingerprint
 from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.checkpoint import load_checkpoint
+from agentrl.train.export import export_model, exported_weights
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.lora import BasePolicy
 from agentrl.train.mesh import RankMesh
-from agentrl.weights.gather import full_tensor
-from tests.tiny import build_tiny_model
+from agentrl.weights.file_publisher import WeightPublisher
+from agentrl.weights.gather import Weight, full_tensor
+from tests.tiny import build_tiny_model, build_tiny_tokenizer
 from tests.train.ranks import on_ranks
 from tests.train.saved import save_whole
 from tests.train.test_rows import random_sequences
@@ -54,6 +59,7 @@ KINDS: dict[str, tuple[str, Names]] = {
     "sequences": ("llama", {"preset": "gspo"}),
     "critic": ("llama", {"advantage": "gae", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
     "moe": ("moe", {}),
+    "lora": ("llama", {"lora_rank": 4, "kl_coef": 0.1}),
 }
 
 
@@ -69,6 +75,8 @@ def build_models(folder: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=False)).save_pretrained(folder / "qwen3")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+    for name in ("qwen3", "moe"):
+        build_tiny_tokenizer(folder / name)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, tie_word_embeddings=True)).save_pretrained(folder / "moe")
 
 
@@ -88,7 +96,10 @@ def engine_of(recipe: Recipe, folder: Path) -> PolicyLearner:
     config = recipe.trainer
     mesh = RankMesh.of_world(CPU, mesh_shape(config, dist.get_world_size()))
     policy = make_policy(recipe, folder, mesh, CPU)
-    reference = make_policy(recipe, folder, mesh, CPU).requires_grad_(False) if config.kl_coef else None
+    reference: Any = None
+    if config.kl_coef:
+        own = config.lora_rank is None
+        reference = make_policy(recipe, folder, mesh, CPU).requires_grad_(False) if own else BasePolicy(policy)
     critic = make_critic(recipe, folder, mesh, CPU) if config.advantage == "gae" else None
     return PolicyLearner(policy, reference, config, CPU, critic, mesh)
 
@@ -103,7 +114,7 @@ def steps(engine: PolicyLearner, first: int, last: int) -> list[dict[str, float]
                 sequence, logprobs=[-4.0 + rng.gauss(0, 1) for _ in sequence.token_ids],
                 advantages=[rng.gauss(0, 1) for _ in sequence.token_ids], group=index // 3,
             )
-            for index, sequence in enumerate(random_sequences(version, 8))
+            for index, sequence in enumerate(random_sequences(version, 5))
         ]  # fmt: skip
         if engine.critic is not None:
             sequences = [
@@ -117,12 +128,39 @@ def steps(engine: PolicyLearner, first: int, last: int) -> list[dict[str, float]
 
 def weights(engine: PolicyLearner) -> dict[str, Tensor]:
     """Returns all weights, on every rank."""
-    modules = {"policy": engine.policy.model} | ({"critic": engine.critic.critic} if engine.critic else {})
-    return {
-        f"{kind}/{name}": full_tensor(weight).clone()
-        for kind, module in modules.items()
-        for name, weight in module.named_parameters()
-    }
+    found = {f"policy/{name}": full_tensor(weight).clone() for name, weight in exported(engine)}
+    if engine.critic is not None:
+        critic = engine.critic.critic.named_parameters()
+        found |= {f"critic/{name}": full_tensor(weight).clone() for name, weight in critic}
+    return found
+
+
+def written(engine: PolicyLearner, folder: Path, start: Path) -> None:
+    """Fails if an exported model or a pushed file does not hold the weights to the bit; a collective."""
+    mesh, first = engine.mesh, engine.mesh.rank == 0
+    whole = {name: full_tensor(weight).clone() for name, weight in exported(engine)}
+    publisher = WeightPublisher(
+        exported(engine), torch.float32, "disk", folder, is_writer=first, tensor=(mesh.tensor_rank, mesh.shape.tensor)
+    )
+    manifest = publisher.write(1)
+    if manifest is not None:
+        pushed = load_file(manifest.file)
+        assert all(torch.equal(pushed[name], tensor) for name, tensor in whole.items()), "another push"
+        data = {name: memoryview(tensor.numpy()) for name, tensor in whole.items()}
+        assert manifest.fingerprints == {name: fingerprint(one) for name, one in data.items()}
+    dist.barrier()
+    publisher.close()
+    adapter = engine.config.lora_rank is not None
+    export_model(engine.policy, exported(engine), folder / "model", 3, start, mesh, adapter=adapter)
+    if first:
+        state = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in whole.items()), "another export"
+        assert "distributed_config" not in (folder / "model" / "config.json").read_text()
+
+
+def exported(engine: PolicyLearner) -> list[tuple[str, Weight]]:
+    """Returns the plain model's weights."""
+    return exported_weights(engine.policy.model, adapter=engine.config.lora_rank is not None)
 
 
 def train(folder: Path, name: str) -> None:
@@ -155,6 +193,7 @@ def _train(folder: Path, name: str, kind: str, mesh: str, checkpoint: Path | Non
         load_checkpoint(checkpoint, engine)
     metrics = steps(engine, 0 if checkpoint is None else 2, 3)
     found = weights(engine)
+    written(engine, folder / f"written-{name}", folder / KINDS[kind][0])
     if rank == 0:
         save_file(found, folder / f"{name}.safetensors")
         (folder / f"{name}.json").write_text(json.dumps(metrics))
