@@ -194,7 +194,9 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
         default="auto", description="Compute dtype; parameters are float32. auto: bfloat16 if it is native."
     )
     tokens_per_microbatch: Positive = Field(
-        default=1024, description="Token budget of a micro-batch, padding included; 8192 or more on a GPU."
+        default=1024,
+        description="Token budget of a micro-batch, padding included; 8192 or more on a GPU. Ranks of a context group "
+        "have it together, times their number.",
     )
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",

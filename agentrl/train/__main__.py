@@ -99,7 +99,8 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
     dtype = DTYPES[recipe.trainer.dtype]
     policy, trial = build_policy(recipe, model_path, mesh, device)
     why = trial_error(policy, trial, device, dtype, mesh)
-    if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model):
+    packed_only = mesh.shape.context > 1
+    if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model) and not packed_only:
         if dist.get_rank() == 0:
             name = type(policy.model).__name__
             print(f"trainer.attention=auto: {name} cannot use packed rows, its rows are padded: {why}", flush=True)
@@ -127,6 +128,7 @@ def build_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch
     model = load_for(recipe, model_path)
     trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
+    require_packed(model, mesh)
     if config.lora_rank is not None:
         from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
@@ -179,9 +181,23 @@ def build_sharded(
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     choose_attention(model, config, device)
+    require_packed(model, mesh)
     if config.compile:
         compile_layers(model)
     return module, trial
+
+
+def require_packed(model: Any, mesh: RankMesh) -> None:
+    """Refuses context parallelism for a model whose rows cannot be packed.
+
+    Raises:
+        ModelRefused: They cannot.
+    """
+    if mesh.shape.context > 1 and not is_packed(model):
+        raise ModelRefused(
+            f"trainer.context_parallel={mesh.shape.context} shares the tokens of packed rows, and the attention of "
+            f"{type(model).__name__} cannot be replaced, so its rows are padded"
+        )
 
 
 def _way_out(model: Any) -> str:
