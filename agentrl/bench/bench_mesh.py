@@ -25,8 +25,8 @@ def run(model: str | None = None, repeats: int = 5) -> dict[str, list[float]]:
         repeats: Number of measurements of each figure.
 
     Returns:
-        ``load_peak_vs_shard``: peak of anonymous memory of the rank that takes most while four ranks load and try a
-        model, over its shard; ``export_vs_gather``: seconds of an export by four ranks, over one that is gathered to
+        ``load_peak_vs_shard``: peak of anonymous memory of the rank that takes most while four ranks load a model, over
+        its shard; ``export_vs_gather``: seconds of an export by four ranks, over one that is gathered to
         rank 0; ``hosts_vs_local``: seconds of an update on two torchrun nodes of one rank, over one node of two; and
         what they are computed from.
     """

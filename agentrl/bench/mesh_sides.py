@@ -91,19 +91,25 @@ def load(model: str, folder: str) -> None:
     """Measures the peak of each rank's memory while it loads, over its shard."""
     import torch
 
-    from agentrl.train.__main__ import make_policy
     from agentrl.train.mesh import RankMesh
+    from agentrl.train.policy import Policy, shard
+    from agentrl.train.sharded_loading import load_sharded
     from agentrl.weights.gather import own_part
 
     def measure(rank: int) -> None:
-        device = torch.device("cpu")
-        mesh = RankMesh.of_world(device)
+        mesh = RankMesh.of_world(torch.device("cpu"))
         with Peak() as peak:
             begun = time.perf_counter()
-            policy = make_policy(recipe_of(model), Path(model), mesh, device)
+            policy = load_sharded(
+                Path(model),
+                mesh,
+                lambda loaded: Policy(loaded, 1.0, 256),
+                lambda policy: shard(policy, mesh.fsdp, torch.float32),
+                torch.float32,
+            )
             seconds = time.perf_counter() - begun
-        shard = sum(own_part(one).numel() * 4 for one in policy.parameters())
-        _write(folder, rank, load_peak_vs_shard=peak.bytes / shard, load_peak_mb=peak.bytes / 1e6, load_s=seconds)
+        own = sum(own_part(one).numel() * 4 for one in policy.parameters())
+        _write(folder, rank, load_peak_vs_shard=peak.bytes / own, load_peak_mb=peak.bytes / 1e6, load_s=seconds)
 
     on_ranks(measure)
 

@@ -195,8 +195,8 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
     )
     tokens_per_microbatch: Positive = Field(
         default=1024,
-        description="Token budget of a micro-batch, padding included; 8192 or more on a GPU. With context_parallel each "
-        "rank has about so many.",
+        description="Token budget of a micro-batch, padding included; 8192 or more on a GPU. With context_parallel "
+        "each rank has about so many.",
     )
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",
