@@ -39,6 +39,11 @@ class MeshConfig(Section):
     )
 
 
+SIZES = ("replicas", "context_parallel", "tensor_parallel", "expert_parallel")
+ONE_RANK = dict.fromkeys(SIZES, 1)
+"""The keys of a trainer that runs on one rank, whatever mesh its recipe has."""
+
+
 @dataclass(frozen=True)
 class MeshShape:
     """Sizes of a device mesh.
@@ -79,7 +84,7 @@ def mesh_shape(config: MeshConfig, ranks: int) -> MeshShape:
     Raises:
         ValueError: The ranks do not fill the mesh, or experts do not divide over it.
     """
-    asked = {name: getattr(config, name) for name in ("replicas", "context_parallel", "tensor_parallel")}
+    asked = {name: getattr(config, name) for name in SIZES[:3]}
     least = config.replicas * config.context_parallel * config.tensor_parallel
     if ranks % least:
         named = " * ".join(f"trainer.{name}={count}" for name, count in asked.items() if count > 1)

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
-from agentrl.config.mesh import MeshConfig, MeshShape, check_mesh, mesh_shape
+from agentrl.config.mesh import ONE_RANK, MeshConfig, MeshShape, check_mesh, mesh_shape
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,11 @@ def test_a_model_that_cannot_be_split_is_refused_with_its_numbers(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         check_mesh(MeshConfig(**keys), model)
+
+
+def test_one_rank_computes_again_what_any_mesh_did() -> None:
+    asked = MeshConfig(replicas=2, context_parallel=2, tensor_parallel=2, expert_parallel=4)
+    assert mesh_shape(asked.model_copy(update=ONE_RANK), 1).size == 1
 
 
 def test_a_model_that_can_be_split_is_taken() -> None:
