@@ -6,6 +6,7 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.hints import hints
+from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
@@ -157,6 +159,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
+    check_mesh(recipe.trainer, json.loads((model.path / "config.json").read_text()))
     recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
