@@ -26,7 +26,10 @@ def plan(
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file merged over the recipe.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="Cards to split between servers and trainer.")] = 8,
-    gpu: Annotated[str, typer.Option(help="Card: h100, h200, b200, a100, a100-40, l40s, 4090, mi300x, cpu.")] = "h100",
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Card: h100 (default), h200, b200, a100, a100-40, l40s, 4090, mi300x, cpu."),
+    ] = None,
     assume: Annotated[
         list[str] | None,
         typer.Option("--assume", metavar="NAME=VALUE", help="Another value of an assumption; the plan lists them all."),
@@ -73,6 +76,7 @@ def plan(
     from agentrl.plan.times import Case
     from agentrl.plan.work import work_of
 
+    gpu = gpu or "h100"
     card = find_card(gpu)
     recipe = _loaded(name, overrides or (), config, "cpu" if card.name == "cpu" else "cuda")
     decoder, source = _decoder(recipe)
@@ -170,7 +174,7 @@ def _folder(run: Path) -> Path:
     return run if run.is_dir() else Path("runs") / run
 
 
-def _explain(run: Path, gpu: str, assume: Any, probe: float | None, *, as_json: bool) -> None:
+def _explain(run: Path, gpu: str | None, assume: Any, probe: float | None, *, as_json: bool) -> None:
     import json
 
     from agentrl.config.load import recipe_of_run
@@ -181,6 +185,7 @@ def _explain(run: Path, gpu: str, assume: Any, probe: float | None, *, as_json: 
     steps = read_steps(folder)
     recipe = recipe_of_run(folder)
     decoder, _ = _decoder(recipe)
+    gpu = gpu or ("cpu" if recipe.launch.device == "cpu" else "h100")
     known = _assumptions(recipe, gpu, assume, probe, decoder, folder)
     found = account(recipe, decoder, known, steps)
     typer.echo(json.dumps(as_data(found)) if as_json else "\n".join(lines(found, folder)))

@@ -140,12 +140,16 @@ def _of_software(card: Card) -> list[Assumption]:
     step = Assumption("decode_step_ms", 5.0 if ours else 2.0, "ms", "a decode step beside products", ours or guess)
     return [
         Assumption("mfu", 0.55 if ours else 0.4, "", "share of the peak that an update reaches", mfu),
-        Assumption("prefill_mfu", 0.55 if ours else 0.4, "", "the same for prompts, decoding and scoring", mfu),
+        Assumption("prefill_mfu", 0.55 if ours else 0.4, "", "the same for prompts and scoring", mfu),
+        Assumption("decode_mfu", 0.55 if ours else 0.4, "", "the same for decoding many sequences", mfu),
         Assumption("mbu", 0.6, "", "share of the memory bandwidth that decoding reaches", mbu),
         step,
         Assumption("link_share", 0.7, "", "share of link, network and host bandwidth that is reached", guess),
         Assumption("reserve_gb", 1.0 if ours else 4.0, "GB", "runtime, buffers and gaps in each process", guess),
-        Assumption("server_share", 0.88, "", "share of a card's memory that a server takes", "SGLang's usual default"),
+        Assumption(
+            "server_share", 1.0 if ours else 0.88, "", "share of a card's memory that a server may take",
+            "the embedded engine takes what it needs" if ours else "SGLang's usual default",
+        ),
         Assumption(
             "controller_s_per_mtoken", 0.23, "s", "controller and rank 0 for 10^6 tokens",
             "cpu_per_million_tokens in docs/performance.md, Zen 3",
@@ -162,9 +166,11 @@ def _of_episodes(recipe: Recipe) -> list[Assumption]:
         Assumption(
             "prompt", room / 2, "tokens", "mean prompt", "half of inference.context_length - sampling.max_new_tokens"
         ),
+        Assumption("shared", 0.0, "tokens", "beginning that all prompts have, computed once", "the most work"),
+        Assumption("turns", 1.0, "", "answers of an episode", "one turn"),
         Assumption("observation", 0.0, "tokens", "tool results in an episode, not sampled", "one turn"),
         Assumption("outside", 0.0, "s", "environment and tools in an episode", "one turn"),
         Assumption("signal", 1.0, "", "share of groups with unequal rewards, which are computed", "the most work"),
-        Assumption("distinct", 1.0, "", "share of an update's tokens that no two answers share", "the most work"),
+        Assumption("distinct", 1.0, "", "share of an update's tokens left where answers begin alike", "the most work"),
         Assumption("distinct_rows", 1.0, "", "share of decoded rows that differ", "the most work"),
     ]

@@ -95,7 +95,7 @@ def predict(case: Case, layout: Layout) -> Prediction:
         tuple(trainer_memory(recipe, case.decoder, layout.mesh, known, updates=microbatches(case, layout.mesh))),
         tuple(server_memory(recipe, case.decoder, layout.server_cards, known, here, case.work.context)),
         known["memory_gb"] * GB,
-        known["memory_gb"] * GB * (1.0 if known["gpus_per_machine"] == 1 else known["server_share"]),
+        known["memory_gb"] * GB * known["server_share"],
     )
 
 

@@ -74,7 +74,7 @@ def decode_seconds(case: Case, sequences: float, cards: int = 1) -> float:
     known, decoder, width = case.known, case.decoder, BYTES[case.recipe.inference.dtype]
     rows = max(1.0, sequences * known["distinct_rows"])
     bandwidth = known["bandwidth_gbs"] * GB * known["mbu"] * cards
-    compute = known["serving_tflops"] * TERA * known["prefill_mfu"] * cards
+    compute = known["serving_tflops"] * TERA * known["decode_mfu"] * cards
     reading = decoder.read(rows) * width / bandwidth
     computing = decoder.forward_flops(rows, rows, rows * case.work.context) / compute
     cache = rows * case.work.context * decoder.kv_bytes(width) / bandwidth
@@ -89,11 +89,11 @@ def prefill_seconds(case: Case, layout: Layout) -> float:
     """Returns the seconds of a step's prompts and observations, spread over all servers."""
     work, known = case.work, case.known
     copies = min(work.members, layout.servers)  # members of a group go to the least loaded servers
-    tokens = work.groups * copies * work.prompt + work.episodes * work.observation
-    pairs = work.groups * copies * work.prompt**2 / 2 + work.episodes * work.observation * work.context
+    prompts = work.groups * copies
+    tokens = prompts * (work.prompt - work.shared) + layout.servers * work.shared + work.episodes * work.observation
+    pairs = prompts * (work.prompt**2 - work.shared**2) / 2 + work.episodes * work.observation * work.context
     rate = known["serving_tflops"] * TERA * known["prefill_mfu"] * layout.servers * layout.server_cards
-    predicted = work.groups * copies
-    return case.decoder.forward_flops(tokens, predicted, pairs) / rate
+    return case.decoder.forward_flops(tokens, prompts, pairs) / rate
 
 
 def at_a_time(case: Case, layout: Layout) -> float:

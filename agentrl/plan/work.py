@@ -29,7 +29,8 @@ class Work:
         observation: Tokens of an episode that are neither prompt nor sampled.
         outside: Seconds of an episode outside of the servers.
         signal: Share of the groups that an update computes.
-        distinct: Share of an update's tokens that no two answers of a group share.
+        shared: Tokens at the beginning of every prompt.
+        distinct: Share of an update's tokens that are left when equal beginnings of answers are computed once.
     """
 
     groups: float
@@ -39,6 +40,7 @@ class Work:
     observation: float = 0.0
     outside: float = 0.0
     signal: float = 1.0
+    shared: float = 0.0
     distinct: float = 1.0
 
     @property
@@ -65,19 +67,20 @@ class Work:
     @property
     def computed(self) -> float:
         """Tokens that an update computes."""
-        return self.groups * self.signal * (self.prompt + self.members * (self.answer + self.observation) * self.distinct)
+        own = self.prompt - self.shared + self.members * (self.answer + self.observation)
+        return self.distinct * (self.shared + self.groups * self.signal * own)
 
     @property
     def predicted(self) -> float:
         """Tokens that go through the head in an update."""
-        return self.episodes * self.signal * self.answer * self.distinct
+        return self.distinct * self.episodes * self.signal * self.answer
 
     @property
     def pairs(self) -> float:
         """Query-key pairs of an update, in one layer and head."""
         after = [length + self.observation for length in self.lengths]
         own = fmean(one * one / 2 + one * self.prompt for one in after)
-        return self.groups * self.signal * (self.prompt**2 / 2 + self.members * own * self.distinct)
+        return self.distinct * self.groups * self.signal * (self.prompt**2 / 2 + self.members * own)
 
 
 def lognormal(mean: float, sigma: float, cap: float, count: int = QUANTILES) -> tuple[float, ...]:
@@ -100,10 +103,11 @@ def work_of(recipe: Recipe, known: Assumptions) -> Work:
         groups=recipe.rollout.batch_size,
         members=recipe.rollout.group_size,
         prompt=known["prompt"],
-        lengths=lognormal(known["answer"], known["sigma"], recipe.sampling.max_new_tokens),
+        lengths=lognormal(known["answer"], known["sigma"], recipe.sampling.max_new_tokens * known["turns"]),
         observation=known["observation"],
         outside=known["outside"],
         signal=known["signal"],
+        shared=min(known["shared"], known["prompt"]),
         distinct=known["distinct"],
     )
 
