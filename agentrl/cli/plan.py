@@ -148,10 +148,11 @@ def _assumptions(
         from agentrl.launch.needed_packages import require_packages
 
         require_packages(dict.fromkeys(("torch", "transformers", "tokenizers"), "agentrl plan --probe"))
-        from agentrl.plan.probe import measured
+        from agentrl.bench.machine_probe import measured
+        from agentrl.plan.published import config_of
 
         here = known.replaced(by_hand, "--assume")  # lengths decide what is tried
-        values, sources = measured(recipe, decoder, here, probe)
+        values, sources = measured(recipe, decoder, dict(config_of(recipe.model.name)[0]), here, probe)
         known = known.replaced(values, sources)
     return known.replaced(by_hand, "--assume")
 

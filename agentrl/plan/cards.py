@@ -52,8 +52,8 @@ CARDS = {
         Card("l40s", 48, 362, 91.6, 864, 32, 6.25, 32, "NVIDIA L40S data sheet; network assumed: 400 Gb/s for 8"),
         Card("4090", 24, 165.2, 82.6, 1008, 32, 1.5, 32, "NVIDIA Ada white paper; network assumed: 100 Gb/s for 8"),
         Card("mi300x", 192, 1307.4, 163.4, 5300, 448, 50, 64, "AMD Instinct MI300X data sheet; network assumed"),
-        Card("cpu", 24, 0.43, 0.11, 32, 5, 1.25, 16, "measured: two cores with AVX-512 BF16 (float32: AVX2), "
-             "docs/performance.md; --probe measures yours"),
+        Card("cpu", 24, 0.43, 0.11, 32, 5, 1.25, 5, "ours on two cores (Zen 4; float32: Zen 3), docs/performance.md; "
+             "--probe measures yours"),
     )
 }  # fmt: skip
 
