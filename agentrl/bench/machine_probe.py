@@ -42,6 +42,11 @@ class Found:
     sources: dict[str, str]
     disturbed: str = ""
 
+    @property
+    def clock(self) -> str:
+        """``cpu`` where other processes are busy, else ``wall``."""
+        return "cpu" if self.disturbed else "wall"
+
     def note(self, source: str, **values: float) -> None:
         """Keep values that come from one measurement."""
         self.values |= {name: value for name, value in values.items() if value > 0}
@@ -63,8 +68,8 @@ def measured(
     Returns:
         Values of assumptions and their sources; those that were not reached are absent.
     """
-    end, found = time.monotonic() + seconds, Found({}, {}, _load())
     device = recipe.launch.device
+    end, found = time.monotonic() + seconds, Found({}, {}, _load(device))
     few = replace(decoder, layers=min(decoder.layers, MOST_LAYERS))
     few = replace(few, sparse_layers=min(few.layers, decoder.sparse_layers) if decoder.sparse_layers else 0)
     case = Case(recipe, few, probe_work(recipe, known), known)
@@ -94,10 +99,12 @@ def probe_work(recipe: Recipe, known: Assumptions) -> Work:
     return Work(groups=groups, members=whole.members, prompt=prompt, lengths=(float(answer),))
 
 
-def _load() -> str:
-    """Says that other processes are busy, where they are."""
+def _load(device: str) -> str:
+    """Says that other processes are busy on the cores that are measured, where they are."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f" (beside other processes, load {load:.1f} on {cores} cores)" if load > BUSY * cores else ""
+    if device != "cpu" or load <= BUSY * cores:
+        return ""
+    return f" (CPU time over {cores} cores: other processes were busy, load {load:.1f})"
 
 
 @contextmanager
@@ -120,13 +127,13 @@ def _side(module: str, *arguments: str, seconds: float) -> Iterator[Side]:
 
 def _machine(side: Side, case: Case, task: dict[str, Any], found: Found) -> None:
     recipe = case.recipe
-    rates = {dtype: side.do({"what": "products", "dtype": dtype}) for dtype in
+    rates = {dtype: side.do({"what": "products", "dtype": dtype, "clock": found.clock}) for dtype in
              {recipe.trainer.dtype, recipe.inference.dtype}}  # fmt: skip
     for name, dtype in (("peak_tflops", recipe.trainer.dtype), ("serving_tflops", recipe.inference.dtype)):
         found.note(f"products of matrices, {dtype}, {rates[dtype]['of']}", **{name: rates[dtype]["flops"] / TERA})
-    copied = side.do({"what": "copy"})
+    copied = side.do({"what": "copy", "clock": found.clock})
     found.note("copies in memory, read and written bytes", bandwidth_gbs=copied["rate"] / GB)
-    host = side.do({"what": "host"})
+    host = side.do({"what": "host", "clock": found.clock})
     share = case.known["link_share"]
     found.note("a file in shared memory, written and read", host_gbs=host["rate"] / GB / share)
     if recipe.launch.device == "cuda":
@@ -136,7 +143,7 @@ def _machine(side: Side, case: Case, task: dict[str, Any], found: Found) -> None
 def _update(side: Side, case: Case, task: dict[str, Any], seconds: float, found: Found) -> None:
     work = case.work
     asked = task | {"what": "update", "groups": work.groups, "members": work.members, "prompt": work.prompt,
-                    "answer": work.answer, "seconds": seconds}  # fmt: skip
+                    "answer": work.answer, "seconds": seconds, "clock": found.clock}  # fmt: skip
     result = side.do(asked)
     here = replace(case, known=case.known.replaced(found.values, "measured"))
     spent = max(LEAST, result["seconds"] - optimizer_seconds(here, Mesh()))
@@ -156,7 +163,9 @@ def _decode(side: Side, case: Case, slots: int, found: Found) -> None:
 
     def once(count: int, tokens: int) -> float:
         task = {"what": "speed", "count": count, "seed": next(seeds), "new": tokens, "lengths": [prompt, prompt]}
-        return count * tokens / side.do(task)["value"]
+        before = side.cpu_seconds()
+        wall = count * tokens / side.do(task)["value"]
+        return wall if found.clock == "wall" else (side.cpu_seconds() - before) / (os.cpu_count() or 1)
 
     def seconds(count: int, tokens: int) -> float:
         return min(once(count, tokens) for _ in range(REPEATS))

@@ -120,17 +120,23 @@ def bound(recipe: Recipe) -> int:
 
 
 def generation_seconds(case: Case, layout: Layout) -> float:
-    """Returns the seconds in which the servers sample a step's episodes, without prompts."""
-    here = at_a_time(case, layout)
+    """Returns the seconds in which the servers sample a step's episodes, without prompts.
+
+    With staleness several batches are under way at a time. A batch is complete with its longest episode, so a step takes
+    no less than that episode's time over the number of batches, and no less than all tokens at full load.
+    """
+    here, work = at_a_time(case, layout), case.work
+    count = max(1, round(work.episodes / layout.servers))
+    played = min(count, MOST_PLAYED)
+    lengths = spread(work.lengths, played)
     if bound(case.recipe) == 0:
-        count = max(1, round(case.work.episodes / layout.servers))
-        played = min(count, MOST_PLAYED)
-        lengths = spread(case.work.lengths, played)
-        slots = max(1, round(here * played / count))
-        scale = count / played
+        slots, scale = max(1, round(here * played / count)), count / played
         once = makespan(lengths, slots, lambda running: decode_seconds(case, running * scale, layout.server_cards))
-        return once + case.work.outside
-    return case.work.sampled / (layout.servers * here) * decode_seconds(case, here, layout.server_cards)
+        return once + work.outside
+    step = decode_seconds(case, here, layout.server_cards)
+    batches = min(bound(case.recipe) + 1, max(1.0, case.recipe.rollout.max_concurrent / work.episodes))
+    longest = max(spread(work.lengths, min(MOST_PLAYED, max(1, round(work.episodes)))))
+    return max(work.sampled / (layout.servers * here) * step, (longest * step + work.outside) / batches)
 
 
 def passes(case: Case) -> dict[str, float]:

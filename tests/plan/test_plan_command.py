@@ -31,13 +31,13 @@ def test_a_plan_names_memory_time_split_and_every_assumption(capsys: pytest.Capt
     found = data(capsys, "--gpus", "64", "model.name=Qwen/Qwen3-8B")
     for one in found["assumptions"]:
         assert f"{one['name']} " in text and one["source"], "every assumption stands in the text, with its source"
-    assert found["best"]["servers"] * found["best"]["server_gpus"] + 8 * 0 < 64
     mesh = found["best"]["mesh"]
     assert found["best"]["servers"] + mesh["shards"] == 64
 
 
 def test_each_assumption_can_be_set_and_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["trainer.kl_coef=0.1", "model.name=Qwen/Qwen3-8B", "--gpus", "16", "--tensor", "2"]
+    settings += ["inference.max_running=1024", "rollout.max_concurrent=16384", "rollout.batch_size=512"]
     base = data(capsys, *settings)
     same = []
     for one in base["assumptions"]:
@@ -53,7 +53,7 @@ def test_each_assumption_can_be_set_and_changes_the_plan(capsys: pytest.CaptureF
 
 
 def test_what_does_not_fit_is_said_with_changes_that_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    big = ["model.name=meta-llama/Llama-3.3-70B-Instruct", "--gpus", "16"]
+    big = ["model.name=Qwen/Qwen3-8B", "--gpus", "4"]
     found = data(capsys, *big)
     assert not found["best"]["fits"]
     text = planned(capsys, "gsm8k_grpo", *big)
