@@ -11,6 +11,10 @@ from typing import Any
 import torch
 
 VOCABULARY = 512
+MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
+UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
+"""What a class raises for a config whose sizes it does not accept."""
+
 _WIDTHS = (
     "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size",
     "word_embed_proj_dim",
@@ -18,6 +22,7 @@ _WIDTHS = (
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _HEAD, _LARGEST_INNER, _MOST_EXPERTS, _LAYERS = 16, 64, 4, 2
 _SPREAD = 0.2  # standard deviation of random weights: large enough for logits of several nats
+SHORT = 4  # tokens of a window or a chunk that is cut
 _BIAS = 0.05  # standard deviation that is added to every parameter, since biases start at 0
 
 
@@ -29,6 +34,32 @@ def small_configs(config: Any) -> Iterator[Any]:
     """
     yield _fewer_layers(_narrow(copy.deepcopy(config)))
     yield _fewer_layers(copy.deepcopy(config))
+
+
+def short_windows(model: Any) -> Any | None:
+    """Makes a small random model of a model's class whose windows and chunks are :data:`SHORT` tokens long.
+
+    Args:
+        model: A causal language model.
+
+    Returns:
+        The small model with the attention implementation of ``model``; ``None`` if no small config is accepted.
+    """
+    for config in small_configs(model.config.get_text_config(decoder=True)):
+        for name in ("sliding_window", "attention_chunk_size"):
+            if getattr(config, name, None):
+                setattr(config, name, SHORT)
+        config._attn_implementation = model.config.get_text_config(decoder=True)._attn_implementation
+        with torch.device("meta"):
+            if sum(parameter.numel() for parameter in random_model(config).parameters()) > MOST_PARAMETERS:
+                continue
+        try:
+            small = random_model(config).eval()
+            small(input_ids=torch.arange(SHORT)[None], use_cache=False)
+        except UNFIT:
+            continue
+        return small
+    return None
 
 
 def random_model(config: Any, seed: int = 0) -> Any:

@@ -20,12 +20,8 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.host.entry import begin, refuse, run_arguments
-from agentrl.models.small_model import random_model, small_configs
+from agentrl.models.small_model import MOST_PARAMETERS, UNFIT, random_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
-from agentrl.train.policy import check_layers
-
-MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
-_UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
 
 
 def check_model(recipe: Recipe, model_path: Path) -> str | None:
@@ -42,8 +38,7 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
         ModelRefused: The model cannot be trained.
     """
     config = AutoConfig.from_pretrained(str(model_path))
-    text = config.get_text_config()
-    check_layers(config, recipe.inference.context_length)
+    text = config.get_text_config(decoder=True)
     if text is not config:
         return f"{type(config).__name__} is of more than text"
     model = small_model(config)
@@ -67,7 +62,7 @@ def small_model(config: Any) -> Any | None:
             model = random_model(small)
             ids = torch.arange(8)[None]
             model(input_ids=ids, use_cache=False).logits.sum().backward()
-        except _UNFIT as error:
+        except UNFIT as error:
             print(f"a small {type(small).__name__} does not fit: {type(error).__name__}: {error}", flush=True)
             continue
         model.zero_grad()

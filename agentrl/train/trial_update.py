@@ -49,7 +49,7 @@ def trial_batch(model: Any, temperature: float) -> TrialBatch:
         model: Hugging Face causal LM, before its attention or its layers are replaced.
         temperature: Sampling temperature of the behavior policy.
     """
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
     count = SEQUENCES * LENGTH  # ids from the whole vocabulary: on special tokens some models have huge activations
     ids = ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).view(SEQUENCES, LENGTH)
     ids[1, :SHARED] = ids[0, :SHARED]
