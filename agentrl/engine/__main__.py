@@ -173,15 +173,15 @@ def _start_service(args: argparse.Namespace) -> "Service":
     from transformers.utils import logging as transformers_logging
 
     from agentrl.engine.engine import Engine
+    from agentrl.engine.make_runner import Runner, make_runner
     from agentrl.engine.model import load_model
-    from agentrl.engine.runner import ModelRunner
     from agentrl.engine.service import Service
 
     transformers_logging.disable_progress_bar()
 
-    def build() -> ModelRunner:
+    def build() -> Runner:
         loaded = load_model(args.model, args.dtype, args.device, args.context_length)
-        return ModelRunner(loaded, args.max_running, args.kept_tokens)
+        return make_runner(loaded, args.max_running, args.kept_tokens)
 
     engine = Engine(
         build,

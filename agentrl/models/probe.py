@@ -22,7 +22,7 @@ LENGTH, SHARED = 11, 5  # tokens of each of the two test sequences, common leadi
 # a wrong window or a state that crosses to the next sequence changes few tokens.
 TOLERANCE = {torch.float32: 1e-3}
 COARSE = 0.1  # for other dtypes
-_FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError)
+FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError)
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
@@ -120,7 +120,7 @@ def wrong_trees(model: Any, way: Way) -> str | None:
     masks = masks_of(way, ends, positions, next(model.parameters()).dtype)
     try:
         together = _states(model, [tree.token_ids], position_ids=positions, attention_mask=masks)[0, paths]
-    except _FAULTS as error:
+    except FAULTS as error:
         return f"it does not accept an attention mask for trees ({type(error).__name__}: {error})"
     return _gap(model, together, _alone(model, first, second), "that shares a row with it")
 
@@ -137,7 +137,7 @@ def wrong_rows(model: Any, rows: str) -> str | None:
             found = torch.cat([found[0], found[1, : len(short)]])
         else:
             found = _states(model, [first + short], **packed_inputs([LENGTH, len(short)], model.device))[0]
-    except _FAULTS as error:
+    except FAULTS as error:
         return f"it does not accept {rows} rows ({type(error).__name__}: {error})"
     return _gap(model, found, expected, "after it, or that shares a batch with it")
 
@@ -175,4 +175,3 @@ def _gap(model: Any, found: Tensor, expected: Tensor, which: str) -> str | None:
     if gap <= TOLERANCE.get(next(model.parameters()).dtype, COARSE):  # false for NaN
         return None
     return f"tokens of one sequence depend on another {which} (by {gap:.1%} on average)"
-

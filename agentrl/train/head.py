@@ -28,9 +28,7 @@ class Head:
         chunk: Number of tokens whose logits exist at one time.
     """
 
-    def __init__(
-        self, model: Any, form: HeadForm, parameters: Sequence[str], temperature: float, chunk: int
-    ) -> None:
+    def __init__(self, model: Any, form: HeadForm, parameters: Sequence[str], temperature: float, chunk: int) -> None:
         self._model, self._form = model, form
         self._names = [f"model.{name}" for name in parameters]
         self._temperature, self._chunk = temperature, chunk
@@ -126,7 +124,9 @@ class _OwnLogprobs(torch.autograd.Function):
         ctx.save_for_backward(states, targets, *parameters)
         ctx.own = own
         empty = states.new_empty(0, dtype=torch.float32)
-        return tuple(torch.cat([empty, *some]) for some in zip(*parts, strict=True)) if parts else (empty, empty.clone())
+        return (
+            tuple(torch.cat([empty, *some]) for some in zip(*parts, strict=True)) if parts else (empty, empty.clone())
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
