@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
     parser.add_argument("--seed", type=int, help="seed for requests without a sampling_seed")
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 
@@ -180,7 +181,7 @@ def _start_service(args: argparse.Namespace) -> "Service":
     transformers_logging.disable_progress_bar()
 
     def build() -> Runner:
-        loaded = load_model(args.model, args.dtype, args.device, args.context_length)
+        loaded = load_model(args.model, args.dtype, args.device, args.context_length, trust=args.trust_remote_code)
         return make_runner(loaded, args.max_running, args.kept_tokens)
 
     engine = Engine(

@@ -6,8 +6,8 @@ with each part, and keeps its place in the queue. Runs in the loop thread.
 
 from collections.abc import Sequence
 
-from agentrl.engine.request import Request
 from agentrl.engine.make_runner import Runner
+from agentrl.engine.request import Request
 from agentrl.engine.scheduler import Scheduler
 
 PREFILLS_PER_STEP = 32  # most prompts between two decode steps: running requests wait for them

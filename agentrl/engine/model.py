@@ -5,7 +5,7 @@ where every layer attends to the whole past, in transformers' own caches, or not
 later ones is refused. End tokens come from the generation config, the config and the tokenizer together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.models.folder_check import refused_folder, unknown_config
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,12 +93,21 @@ def load_model(
     """
     from transformers import AutoTokenizer
 
-    if not Path(path, "config.json").is_file():
-        raise ModelError(f"{path} is no model folder: it has no config.json")
+    loaded = load_without_tokenizer(path, dtype, device, context_length, trust=trust)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+    ends = loaded.eos_ids if tokenizer.eos_token_id is None else loaded.eos_ids | {tokenizer.eos_token_id}
+    return replace(loaded, tokenizer=tokenizer, eos_ids=ends)
+
+
+def load_without_tokenizer(
+    path: str, dtype: str, device: str, context_length: int | None, *, trust: bool = False
+) -> LoadedModel:
+    """Loads a model alone, for tests of it; arguments and errors are those of :func:`load_model`."""
+    if why := refused_folder(Path(path)):
+        raise ModelError(why)
     target = pick_device(device)
     model = _loaded(path, pick_dtype(dtype, target), trust)
     model.eval().requires_grad_(False).to(target)
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
     config = model.config.get_text_config(decoder=True)
     context = _context_length(config, context_length)
     past, why = find_past(model, context)
@@ -108,9 +118,9 @@ def load_model(
     return LoadedModel(
         path=str(path),
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=None,
         context_length=context,
-        eos_ids=_eos_ids(model, config, tokenizer),
+        eos_ids=_eos_ids(model, config),
         vocab_size=model.get_input_embeddings().num_embeddings,
         layers=config.num_hidden_layers,
         past=past,
@@ -120,8 +130,12 @@ def load_model(
 
 def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
     """Loads the weights with the first attention that the class has."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    try:
+        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+    except (ValueError, KeyError) as error:
+        raise ModelError(unknown_config(Path(path), error)) from error
     errors = []
     for attention in ("sdpa", "eager"):
         how: dict[str, Any] = {"attn_implementation": attention, "local_files_only": True, "trust_remote_code": trust}
@@ -142,12 +156,10 @@ def _context_length(config: Any, asked: int | None) -> int:
     return asked
 
 
-def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Collects the end tokens from generation config, config and tokenizer."""
+def _eos_ids(model: Any, config: Any) -> frozenset[int]:
+    """Collects the end tokens from generation config and config."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for source in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
         found.update([source] if isinstance(source, int) else source or [])
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
     return frozenset(found)

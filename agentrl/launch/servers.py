@@ -79,6 +79,7 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> S
         max_running=inference.max_running,
         threads=inference.threads,
         seed=recipe.seed + index,
+        trust=recipe.model.trust_remote_code,
     )
 
 

@@ -7,6 +7,7 @@ once. A model that cannot be trained is refused before the first batch, after a 
 import contextlib
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
+from agentrl.models.way import Way, form_of, set_form
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
@@ -70,14 +72,21 @@ def with_attention(recipe: Recipe, attention: Literal["packed", "padded"]) -> Re
 
 def load_for(recipe: Recipe, model_path: Path) -> Any:
     """Loads the starting model of the policy or the critic."""
-    checkpointing, context = recipe.trainer.gradient_checkpointing, recipe.inference.context_length
-    return load_model(model_path, gradient_checkpointing=checkpointing, context=context)
+    config = recipe.trainer
+    return load_model(
+        model_path,
+        gradient_checkpointing=config.gradient_checkpointing,
+        context=recipe.inference.context_length,
+        packed=config.attention == "packed" or (config.attention == "auto" and recipe.launch.device == "cuda"),
+        trust=recipe.model.trust_remote_code,
+    )
 
 
 def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
     """Makes the starting policy, with LoRA adapters if the recipe trains adapters, and tries a first update.
 
-    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
+    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows, and one whose
+    prefix trees do not pass it one sequence a row; the log says so.
 
     Raises:
         ModelRefused: The model cannot be trained.
@@ -92,15 +101,34 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
         del policy
         policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
         why = trial_error(policy, trial, device, dtype)
+    if why is not None and recipe.trainer.attention == "auto" and form_of(policy.model).way.rows == "trees":
+        del policy
+        policy, trial = build_policy(recipe, model_path, mesh, device, no_trees=why)
+        why = trial_error(policy, trial, device, dtype)
     if why is not None:
         raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
+    way = form_of(policy.model).way
+    if way.rows != "trees" and dist.get_rank() == 0:
+        print(f"the rows of {type(policy.model).__name__} are {way}", flush=True)
     return policy
 
 
-def build_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
-    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded."""
+def build_policy(
+    recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device, *, no_trees: str | None = None
+) -> tuple[Policy, TrialBatch]:
+    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded.
+
+    Args:
+        recipe: Resolved recipe.
+        model_path: Folder of the model.
+        mesh: Mesh of the ranks.
+        device: Device of this rank.
+        no_trees: Why the model's prefix trees are not used, although it was loaded for them.
+    """
     config = recipe.trainer
     model = load_for(recipe, model_path)
+    if no_trees is not None:
+        set_form(model, replace(form_of(model), way=Way("padded", why=no_trees)))
     trial = trial_batch(model, recipe.sampling.temperature)
     choose_attention(model, config, device)
     if config.lora_rank is not None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoConfig
 from transformers.utils import logging
 
 from agentrl.config.errors import UserError
@@ -22,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.models.small_model import MOST_PARAMETERS, UNFIT, random_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
+from agentrl.train.policy import load_config
 
 
 def check_model(recipe: Recipe, model_path: Path) -> str | None:
@@ -37,7 +37,7 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
     Raises:
         ModelRefused: The model cannot be trained.
     """
-    config = AutoConfig.from_pretrained(str(model_path))
+    config = load_config(model_path, trust=recipe.model.trust_remote_code, weights=False)
     text = config.get_text_config(decoder=True)
     if text is not config:
         return f"{type(config).__name__} is of more than text"

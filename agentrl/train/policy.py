@@ -19,6 +19,7 @@ from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
+from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.probe import Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
@@ -151,7 +152,7 @@ def load_model(
         ModelRefused: The model's logprobs would be wrong: see :func:`find_form` and
             :mod:`agentrl.train.training_noise`; or it cannot be loaded.
     """
-    config = without_noise(AutoConfig.from_pretrained(str(path), trust_remote_code=trust))
+    config = without_noise(load_config(path, trust=trust))
     model = _loaded(path, config, trust)
     remove_noise(model)
     if random := still_random(model):
@@ -162,6 +163,25 @@ def load_model(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any:
+    """Reads a model's config.
+
+    Args:
+        path: Model folder.
+        trust: Whether code that comes with the model may run.
+        weights: Whether the folder must hold weights.
+
+    Raises:
+        ModelRefused: The folder's model cannot be trained, or transformers does not know it.
+    """
+    if why := refused_folder(path, weights=weights):
+        raise ModelRefused(f"the model cannot be trained: {why}")
+    try:
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+    except (ValueError, KeyError) as error:
+        raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
 
 
 def _loaded(path: Path, config: Any, trust: bool) -> Any:

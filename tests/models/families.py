@@ -34,6 +34,10 @@ SMALL: dict[str, Any] = {
     "block_ff_dim": 48,
 }  # fmt: skip
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SHARING: dict[str, Any] = {  # the last two layers take the keys of earlier ones
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostly kinds of layers
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "dbrx": {
@@ -42,14 +46,8 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     },
     "dots3_note": {"num_key_value_heads": 4, "per_layer_config": {}},
     "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
-    **dict.fromkeys(
-        ("gemma3n", "gemma3n_text"),
-        {
-            "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"] * 2, "intermediate_size": [48] * 4,
-            "activation_sparsity_pattern": [0.0] * 4,
-        },
-    ),
+    "gemma3n": _SHARING,
+    "gemma3n_text": _SHARING,
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "zamba": {

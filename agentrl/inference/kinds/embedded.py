@@ -86,6 +86,7 @@ class Embedded(ServerKind):
             *("--kept-tokens", str(KEPT_TOKENS)),
             *("--seed", str(start.seed)),
         ]
+        command += ["--trust-remote-code"] if start.trust else []
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:

@@ -65,6 +65,7 @@ class ServerStart:
         max_running: Most requests that are decoded together.
         threads: Number of CPU threads; ``None`` for the server's default.
         seed: Seed for requests that have none.
+        trust: Whether Python code that comes with the model may run.
     """
 
     model: Path
@@ -77,6 +78,7 @@ class ServerStart:
     max_running: int
     threads: int | None
     seed: int
+    trust: bool = False
 
 
 @dataclass(frozen=True)

@@ -321,6 +321,7 @@ class SGLang(ServerKind):
             *("--max-running-requests", str(start.max_running)),
             *("--random-seed", str(start.seed)),
             "--skip-server-warmup",
+            *(["--trust-remote-code"] if start.trust else []),
         ]
         if start.device == "cpu":
             tokens = start.max_running * start.context_length
