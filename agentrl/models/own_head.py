@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
 
 ROWS = 6  # hidden states of a probe
 SMALL, HUGE = 1e-3, 1e5  # factors on them: a soft cap is the identity on the first and constant on the second
@@ -42,13 +41,19 @@ class HeadForm:
         return "linear" + (f" with {', '.join(parts)}" if parts else "")
 
 
-class _States(ModelOutput):
+class _States:
     """What a decoder returns: hidden states, and nothing else of what a head may ask for."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
 
 
 class OwnHead(nn.Module):
@@ -66,7 +71,7 @@ class OwnHead(nn.Module):
         """Computes ``[tokens, vocab]`` logits of ``[tokens, hidden]`` hidden states."""
         decoder = self.model.get_decoder()
         before = decoder.__dict__.get("forward")
-        decoder.forward = lambda *args, **kwargs: _States(last_hidden_state=hidden[None])
+        decoder.forward = lambda *args, **kwargs: _States(hidden[None])
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
             return self.model(input_ids=ids).logits[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.models.prefix_tree import PrefixTree
-from agentrl.models.small_model import short_windows
+from agentrl.models.small_model import short_windows, windows_of
 from agentrl.models.tree_mask import Reach, added, tree_mask
 from agentrl.models.tree_support import ids_of, limited_attention
 from agentrl.models.way import Way
@@ -45,7 +45,7 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     limited = limited_attention(config, context)
     if not limited:
         way = Way()
-        why = wrong_trees(model, way)
+        why = wrong_trees(model, way) or hidden_window(model, context)
         if why is not None and wrong_trees(model, masked := Way(added=True)) is None:
             return masked
     else:
@@ -59,6 +59,25 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     if wrong := wrong_rows(model, "padded"):
         raise Unfit(wrong)
     return Way("padded", why=why)
+
+
+def hidden_window(model: Any, context: int) -> str | None:
+    """Returns which window that its config names a model applies to places in a row, instead of to positions.
+
+    Such a window does not show in short sequences; so it is cut on a small model.
+
+    Args:
+        model: A model whose layer kinds name no limited attention.
+        context: Largest number of tokens of a sequence.
+    """
+    config = model.config.get_text_config(decoder=True)
+    known = {"sliding_window"} if limited_attention(config, 10**9) else set()  # it is not used within the context
+    named = [name for name, value in windows_of(config).items() if value < context and name not in known]
+    if not named:
+        return None
+    small = short_windows(model)
+    wrong = "no small model shows what they do" if small is None else wrong_trees(small, Way())
+    return None if wrong is None else f"of its {', '.join(named)}: {wrong}"
 
 
 def _limited_trees(model: Any, config: Any, limited: list[str]) -> tuple[Way, str | None]:

@@ -19,7 +19,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.host.entry import begin, refuse, run_arguments
-from agentrl.models.small_model import MOST_PARAMETERS, UNFIT, random_model, small_configs
+from agentrl.models.small_model import fitting_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.policy import load_config
 
@@ -53,21 +53,7 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
 
 def small_model(config: Any) -> Any | None:
     """Makes the smallest model of a config that computes a forward and a backward pass; ``None`` if none does."""
-    for small in small_configs(config):
-        try:
-            with torch.device("meta"):
-                count = sum(parameter.numel() for parameter in random_model(small).parameters())
-            if count > MOST_PARAMETERS:
-                continue
-            model = random_model(small)
-            ids = torch.arange(8)[None]
-            model(input_ids=ids, use_cache=False).logits.sum().backward()
-        except UNFIT as error:
-            print(f"a small {type(small).__name__} does not fit: {type(error).__name__}: {error}", flush=True)
-            continue
-        model.zero_grad()
-        return model
-    return None
+    return next(filter(None, map(fitting_model, small_configs(config))), None)
 
 
 def _try(recipe: Recipe, folder: Path) -> None:

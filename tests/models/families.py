@@ -48,6 +48,7 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
     "gemma3n": _SHARING,
     "gemma3n_text": _SHARING,
+    "gpt_neo": {"window_size": 4, "attention_types": [[["global", "local"], 1]]},
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "zamba": {
@@ -99,7 +100,8 @@ SAMPLE = {  # characteristic families, and the way in which the trainer computes
     "jamba": "padded",
     "bloom": "padded",
 }
-REFUSED: dict[str, str] = {}
+REFUSED: dict[str, str] = {}  # families that cannot be trained, and the reason that is given
+UNSERVED: dict[str, str] = {}  # families that the embedded engine cannot serve, and the reason that is given
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
 
 
