@@ -43,13 +43,7 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     """
     config = model.config.get_text_config(decoder=True)
     limited = limited_attention(config, context)
-    if not limited:
-        way = Way()
-        why = wrong_trees(model, way) or hidden_window(model, context)
-        if why is not None and wrong_trees(model, masked := Way(added=True)) is None:
-            return masked
-    else:
-        way, why = _limited_trees(model, config, limited)
+    way, why = _limited_trees(model, config, limited) if limited else _plain_trees(model, context)
     if why is None:
         return way
     if packed and (apart := wrong_rows(model, "packed")) is None:
@@ -61,7 +55,18 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     return Way("padded", why=why)
 
 
-def hidden_window(model: Any, context: int) -> str | None:
+def _plain_trees(model: Any, context: int) -> tuple[Way, str | None]:
+    """Tries trees with one mask of unlimited reach; returns the way, or why there is none."""
+    whys = []
+    for way in (Way(), Way(added=True)):
+        why = wrong_trees(model, way) or hidden_window(model, context, way)
+        if why is None:
+            return way, None
+        whys.append(why)
+    return Way(), whys[0]
+
+
+def hidden_window(model: Any, context: int, way: Way | None = None) -> str | None:
     """Returns which window that its config names a model applies to places in a row, instead of to positions.
 
     Such a window does not show in short sequences; so it is cut on a small model.
@@ -69,6 +74,7 @@ def hidden_window(model: Any, context: int) -> str | None:
     Args:
         model: A model whose layer kinds name no limited attention.
         context: Largest number of tokens of a sequence.
+        way: Masks that the model takes.
     """
     config = model.config.get_text_config(decoder=True)
     known = {"sliding_window"} if limited_attention(config, 10**9) else set()  # it is not used within the context
@@ -76,7 +82,7 @@ def hidden_window(model: Any, context: int) -> str | None:
     if not named:
         return None
     small = short_windows(model)
-    wrong = "no small model shows what they do" if small is None else wrong_trees(small, Way())
+    wrong = "no small model shows what they do" if small is None else wrong_trees(small, way or Way())
     return None if wrong is None else f"of its {', '.join(named)}: {wrong}"
 
 

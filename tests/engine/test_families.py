@@ -35,11 +35,11 @@ SAMPLE = {  # characteristic families, and how the engine keeps their past
 PROMPTS = ([7, 9, 11, 5, 3, 8, 21, 30, 4], [7, 9, 11, 5, 3, 8, 40], [6, 5])
 
 
-def load(name: str, folder: Path) -> LoadedModel:
+def load(name: str, folder: Path, dtype: str = "float32") -> LoadedModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         small_model(name).save_pretrained(folder)
-        return load_without_tokenizer(str(folder), "float32", "cpu", 64)
+        return load_without_tokenizer(str(folder), dtype, "cpu", 64)
 
 
 def generated(model: Any, prompt: list[int], count: int) -> list[int]:
