@@ -19,6 +19,7 @@ from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.model import app as model_app
 from agentrl.cli.plan import plan
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
@@ -43,6 +44,7 @@ app.add_typer(recipe_app, name="recipe")
 app.add_typer(runs_app, name="runs")
 app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
+app.add_typer(model_app, name="model")
 app.command(name="eval")(evaluate)
 app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)

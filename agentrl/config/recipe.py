@@ -31,6 +31,9 @@ class ModelConfig(Section):
         description="Replaces the model's template: a Jinja file, chatml_tools (ours: ChatML with tools, for models "
         "whose template has none), or training (TRL's, which keeps earlier turns).",
     )
+    trust_remote_code: bool = Field(
+        default=False, description="Run the Python code that comes with the model, in the trainer and the servers."
+    )
 
 
 class DatasetConfig(Section):

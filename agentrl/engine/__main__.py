@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
     parser.add_argument("--seed", type=int, help="seed for requests without a sampling_seed")
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 
@@ -197,15 +198,15 @@ def _start_service(args: argparse.Namespace) -> "Service":
     from transformers.utils import logging as transformers_logging
 
     from agentrl.engine.engine import Engine
+    from agentrl.engine.make_runner import Runner, make_runner
     from agentrl.engine.model import load_model
-    from agentrl.engine.runner import ModelRunner
     from agentrl.engine.service import Service
 
     transformers_logging.disable_progress_bar()
 
-    def build() -> ModelRunner:
-        loaded = load_model(args.model, args.dtype, args.device, args.context_length)
-        return ModelRunner(loaded, args.max_running, args.kept_tokens)
+    def build() -> Runner:
+        loaded = load_model(args.model, args.dtype, args.device, args.context_length, trust=args.trust_remote_code)
+        return make_runner(loaded, args.max_running, args.kept_tokens)
 
     engine = Engine(
         build,

@@ -96,6 +96,7 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         private_key=(tls.key or "") if apart else "",
         sizes=sizes(recipe),
         guarded=apart,
+        trust=recipe.model.trust_remote_code,
     )
 
 

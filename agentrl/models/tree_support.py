@@ -33,12 +33,16 @@ def limited_attention(config: Any, context: int) -> list[str]:
     return sorted(kinds - {"full_attention"})
 
 
+def ids_of(model: Any, count: int) -> list[int]:
+    """Returns ids from a model's whole vocabulary: on special tokens some models have too large activations."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).tolist()
+
+
 @torch.no_grad()
 def not_for_trees(model: Any) -> str | None:
     """Returns why a causal language model cannot compute prefix trees, from a trial on a small tree; None if it can."""
-    vocabulary = model.config.get_text_config().vocab_size
-    # Ids from the whole vocabulary: on special tokens some models have activations too large for bfloat16.
-    ids = ((torch.arange(2 * LENGTH - SHARED) * 2 + 1) * vocabulary // (2 * (2 * LENGTH - SHARED))).tolist()
+    ids = ids_of(model, 2 * LENGTH - SHARED)
     first, second = ids[:LENGTH], ids[:SHARED] + ids[LENGTH:]
     tree = PrefixTree()
     paths = tree.add(first), tree.add(second)

@@ -7,6 +7,7 @@ once. A model that cannot be trained is refused before the first batch, after a 
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from agentrl.config.mesh import mesh_shape
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
+from agentrl.models.probe import find_way
+from agentrl.models.way import ModelForm, Way, form_of, set_form
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
@@ -84,14 +87,32 @@ def with_attention(recipe: Recipe, attention: Literal["packed", "padded"]) -> Re
 
 def load_for(recipe: Recipe, model_path: Path) -> Any:
     """Loads the starting model of the policy or the critic."""
-    checkpointing, context = recipe.trainer.gradient_checkpointing, recipe.inference.context_length
-    return load_model(model_path, gradient_checkpointing=checkpointing, context=context)
+    return load_model(
+        model_path,
+        gradient_checkpointing=recipe.trainer.gradient_checkpointing,
+        context=recipe.inference.context_length,
+        packed=prefers_packed(recipe),
+        trust=recipe.model.trust_remote_code,
+    )
+
+
+def prefers_packed(recipe: Recipe) -> bool:
+    """Whether packed rows are preferred to padded ones for a model that computes no prefix trees."""
+    attention = recipe.trainer.attention
+    return attention == "packed" or (attention == "auto" and recipe.launch.device == "cuda")
+
+
+def without_trees(model: Any, why: str | None) -> None:
+    """Has a model compute one sequence a row if there is a reason for it."""
+    if why is not None:
+        set_form(model, replace(form_of(model), way=Way("padded", why=why)))
 
 
 def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> Policy:
     """Makes the starting policy, with LoRA adapters if the recipe trains adapters, and tries a first update.
 
-    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
+    With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows, and one whose
+    prefix trees do not pass it one sequence a row; the log says so.
 
     Raises:
         ModelRefused: The model cannot be trained.
@@ -107,25 +128,43 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
         del policy
         policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
         why = trial_error(policy, trial, device, dtype, mesh)
+    if why is not None and recipe.trainer.attention == "auto" and form_of(policy.model).way.rows == "trees":
+        del policy
+        policy, trial = build_policy(recipe, model_path, mesh, device, no_trees=why)
+        why = trial_error(policy, trial, device, dtype, mesh)
     if why is not None:
         raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
+    way = form_of(policy.model).way
+    if way.rows != "trees" and dist.get_rank() == 0:
+        print(f"the rows of {type(policy.model).__name__} are {way}", flush=True)
     return policy
 
 
-def build_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
-    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded."""
+def build_policy(
+    recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device, *, no_trees: str | None = None
+) -> tuple[Policy, TrialBatch]:
+    """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded.
+
+    Args:
+        recipe: Resolved recipe.
+        model_path: Folder of the model.
+        mesh: Mesh of the ranks.
+        device: Device of this rank.
+        no_trees: Why the model's prefix trees are not used, although it was loaded for them.
+    """
     config, temperature = recipe.trainer, recipe.sampling.temperature
 
     def wrap(model: Any) -> Policy:
         return Policy(model, temperature, config.logprob_chunk)
 
     if (why := loads_whole(model_path, config, mesh)) is None:
-        return build_sharded(recipe, model_path, mesh, device, wrap)
+        return build_sharded(recipe, model_path, mesh, device, wrap, no_trees=no_trees)
     if mesh.shape.tensor * mesh.shape.expert > 1:
         raise ModelRefused(f"trainer.tensor_parallel and expert_parallel split a model while it is loaded, but {why}")
     if mesh.rank == 0 and mesh.shape.size > 1:
         print(f"every rank loads the whole model before it is sharded: {why}", flush=True)
     model = load_for(recipe, model_path)
+    without_trees(model, no_trees)
     trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
     require_packed(model, mesh)
@@ -144,6 +183,7 @@ def build_sharded(
     wrap: Callable[[Any], Any],
     *,
     head: bool = True,
+    no_trees: str | None = None,
 ) -> tuple[Any, TrialBatch]:
     """Builds a policy or a critic of which each rank loads its own part, and a batch to try it on; a collective.
 
@@ -153,7 +193,8 @@ def build_sharded(
         mesh: Mesh of the ranks.
         device: Device of this rank.
         wrap: Function of the model that returns the policy or critic.
-        head: Whether the model has its output head; a critic's has not, and was checked with the policy.
+        head: Whether the model has its output head; a critic's has not.
+        no_trees: Why the model's prefix trees are not used.
     """
     config = recipe.trainer
 
@@ -165,19 +206,20 @@ def build_sharded(
             use_memory_saving_layers(module.model, norms_only=mesh.shape.tensor > 1)
         shard(module, mesh.fsdp, DTYPES[config.dtype], free_layers=choice.frees)
 
-    dtype, context = DTYPES[config.dtype], recipe.inference.context_length
-    module = load_sharded(model_path, mesh, wrap, split, dtype, context=context, head=head)
-    model = module.model
+    dtype, trust = DTYPES[config.dtype], recipe.model.trust_remote_code
+    module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust)
+    model, context, packed = module.model, recipe.inference.context_length, prefers_packed(recipe)
 
     def check() -> TrialBatch:
-        check_model(model)
+        if not head:
+            remove_noise(model)
+            set_form(model, ModelForm(find_way(model, context, packed=packed)))
+            return trial_without_logprobs(model)
+        check_model(model, context, packed=packed)
         return trial_batch(model, recipe.sampling.temperature)
 
-    if head:
-        trial = inside(module, check)
-    else:
-        remove_noise(model)
-        trial = trial_without_logprobs(model)
+    trial = inside(module, check)
+    without_trees(model, no_trees)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     choose_attention(model, config, device)
@@ -188,11 +230,17 @@ def build_sharded(
 
 
 def require_packed(model: Any, mesh: RankMesh) -> None:
-    """Refuses context parallelism for a model whose rows cannot be packed.
+    """Refuses context parallelism for a model whose prefix trees cannot be packed, or have limited attention.
 
     Raises:
-        ModelRefused: They cannot.
+        ModelRefused: They cannot be shared.
     """
+    way = form_of(model).way
+    if mesh.shape.context > 1 and (way.rows != "trees" or any(reach.limited for reach in way.reaches.values())):
+        raise ModelRefused(
+            f"trainer.context_parallel={mesh.shape.context} shares the tokens of prefix trees whose layers attend "
+            f"to the whole past, and those of {type(model).__name__} do not" + (f": {way.why}" if way.why else "")
+        )
     if mesh.shape.context > 1 and not is_packed(model):
         raise ModelRefused(
             f"trainer.context_parallel={mesh.shape.context} shares the tokens of packed rows, and the attention of "

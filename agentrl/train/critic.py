@@ -36,7 +36,7 @@ class Critic(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        self.head = nn.Linear(model.config.get_text_config(decoder=True).hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -54,8 +54,8 @@ def load_sharded(
     shard: Callable[[nn.Module], None],
     dtype: torch.dtype,
     *,
-    context: int = 0,
     head: bool = True,
+    trust: bool = False,
 ) -> Any:
     """Loads a model sharded; a collective.
 
@@ -65,8 +65,8 @@ def load_sharded(
         wrap: Function of the model that returns the policy or critic around it.
         shard: Function that shards that, except experts that are split already.
         dtype: Compute dtype.
-        context: Largest number of tokens of a sequence.
         head: Whether to load the output head.
+        trust: Whether code that comes with the model may run.
 
     Returns:
         The policy or critic.
@@ -92,7 +92,7 @@ def load_sharded(
         ep_implementation="auto" if shape.expert == 1 else "all_to_all",
     )
     with _hooks(mesh, distribute):
-        model = read_model(path, context, head=head, distributed_config=config)
+        model = read_model(path, head=head, trust=trust, distributed_config=config)
     del model.config.distributed_config  # saving a model looks at it
     return made[0]
 

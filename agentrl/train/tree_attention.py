@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from agentrl.models.tree_mask import Reach
+
 QUERIES = 128  # most tokens of a block; a longer chain is cut into several, and each sees the previous ones
 SMALL = 64  # a subtree of at most so many tokens is one block, with a mask inside
 TILE = 200_000  # scores of one head that are computed together, so that they stay in the cache
@@ -70,21 +72,29 @@ class TreeTiles(BlockMask):
     Args:
         ends: int64 ``[length]`` index after each node's last descendant, see
             :class:`~agentrl.models.prefix_tree.PrefixTree`.
+        positions: int64 ``[length]`` depth of each node; needed for a limited reach.
+        reach: How far tokens see along their branch; ``None`` for all of it.
     """
 
-    def __init__(self, ends: Tensor) -> None:
+    def __init__(self, ends: Tensor, positions: Tensor | None = None, reach: Reach | None = None) -> None:
         self.length = len(ends)
-        self.tiles, self.places = self._planned(blocks(ends.tolist()), ends)
+        limited = None if reach is None or not reach.limited or positions is None else (positions, reach)
+        found = blocks(ends.tolist())
+        if limited is not None and limited[1].window is not None:
+            found = [_within(block, limited[0], limited[1].window) for block in found]
+        self.tiles, self.places = self._planned(found, ends, limited)
 
     @staticmethod
-    def _planned(found: Sequence[Block], ends: Tensor) -> tuple[list[Tile], Tensor]:
+    def _planned(
+        found: Sequence[Block], ends: Tensor, limited: tuple[Tensor, Reach] | None = None
+    ) -> tuple[list[Tile], Tensor]:
         """Makes the tiles of some blocks, and the place of each of their nodes in the tiles' results."""
         ordered = sorted(found, key=lambda block: (len(block), block.keys), reverse=True)
         tiles: list[Tile] = []
         places = torch.empty(len(ends), dtype=torch.long)
         first = 0
         for one in _cut(ordered):
-            tile = _tile(one, ends)
+            tile = _tile(one, ends, limited)
             for index, block in enumerate(one):
                 start = first + index * len(one[0])
                 places[block.start : block.end] = torch.arange(start, start + len(block))
@@ -182,7 +192,18 @@ def _cut(ordered: Sequence[Block]) -> list[list[Block]]:
     return tiles
 
 
-def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
+def _within(block: Block, positions: Tensor, window: int) -> Block:
+    """Drops those nodes of a block's path that none of its nodes has in its window."""
+    first = int(positions[block.start : block.end].min()) - window + 1
+    path = []
+    for part in block.path:  # a range of a path is a chain: its positions are consecutive
+        start = part.start + max(0, first - int(positions[part.start]))
+        if start < part.stop:
+            path.append(range(start, part.stop))
+    return Block(block.start, block.end, tuple(path))
+
+
+def _tile(members: Sequence[Block], ends: Tensor, limited: tuple[Tensor, Reach] | None) -> Tile:
     most_queries, most_keys = max(map(len, members)), max(block.keys for block in members)
     queries = torch.zeros(len(members), most_queries, dtype=torch.long)
     keys = torch.zeros(len(members), most_keys, dtype=torch.long)
@@ -196,6 +217,9 @@ def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
         exists[index, : block.keys] = True
     query, key = queries[:, :, None], keys[:, None, :]
     seen = (key <= query) & (query < ends[keys][:, None, :]) & exists[:, None, :]
+    if limited is not None:
+        positions, reach = limited
+        seen &= reach.sees(positions[query], positions[key])
     bias = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN)
     return Tile(
         queries=queries.flatten(),

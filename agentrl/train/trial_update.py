@@ -67,7 +67,7 @@ def trial_without_logprobs(model: Any) -> TrialBatch:
 
 
 def _ids(model: Any) -> Tensor:
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
     count = SEQUENCES * LENGTH  # ids from the whole vocabulary: on special tokens some models have huge activations
     ids = ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).view(SEQUENCES, LENGTH)
     ids[1, :SHARED] = ids[0, :SHARED]

@@ -93,6 +93,7 @@ class Embedded(ServerKind):
         ]
         if start.certificate:
             command += ["--tls-certificate", start.certificate, "--tls-key", start.private_key]
+        command += ["--trust-remote-code"] if start.trust else []
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:

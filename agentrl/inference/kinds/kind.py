@@ -77,6 +77,7 @@ class ServerStart:
         private_key: File of the certificate's key.
         sizes: Parallel ranks by name (``tp``, ``pp``, ``dp``, ``ep``), those above 1.
         guarded: Whether no call may be answered without the key in its environment.
+        trust: Whether Python code that comes with the model may run.
     """
 
     model: Path
@@ -94,6 +95,7 @@ class ServerStart:
     private_key: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     guarded: bool = False
+    trust: bool = False
 
     def module(self, name: str) -> list[str]:
         """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""

@@ -325,6 +325,7 @@ class SGLang(ServerKind):
             *("--random-seed", str(start.seed)),
             "--skip-server-warmup",
             *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
+            *(["--trust-remote-code"] if start.trust else []),
         ]
         if start.certificate:
             command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]

@@ -242,6 +242,7 @@ class VLLM(ServerKind):
             *("--seed", str(start.seed)),
             *("--logprobs-mode", "processed_logprobs"),  # logprobs of the distribution that was sampled from
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
+            *(["--trust-remote-code"] if start.trust else []),
         ]
         for name, size in start.sizes.items():
             command += [_SIZES[name], str(size)] if name != "ep" else [_SIZES[name]]
