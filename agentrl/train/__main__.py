@@ -155,6 +155,10 @@ def build_policy(
     config, temperature = recipe.trainer, recipe.sampling.temperature
 
     def wrap(model: Any) -> Policy:
+        if config.lora_rank is not None:
+            from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
+
+            add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
         return Policy(model, temperature, config.logprob_chunk)
 
     if (why := loads_whole(model_path, config, mesh)) is None:
@@ -168,10 +172,6 @@ def build_policy(
     trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
     require_packed(model, mesh)
-    if config.lora_rank is not None:
-        from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
-
-        add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
     return prepared(wrap(model), config, mesh, device), trial
 
 
@@ -207,8 +207,15 @@ def build_sharded(
         shard(module, mesh.fsdp, DTYPES[config.dtype], free_layers=choice.frees)
 
     dtype, trust = DTYPES[config.dtype], recipe.model.trust_remote_code
-    module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust)
+    names, start = None, None
+    if config.lora_rank is not None and head:
+        from agentrl.train.lora import names_in_files, start_adapter
+
+        names, start = names_in_files(model_path, config), start_adapter
+    module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust, names=names)
     model, context, packed = module.model, recipe.inference.context_length, prefers_packed(recipe)
+    if start is not None:
+        start(model, seed=recipe.seed)
 
     def check() -> TrialBatch:
         if not head:

@@ -10,9 +10,9 @@ model must be FSDP2's root. There is no public hook for this: two of transformer
 model loads.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.distributed.utils import TransformersDeviceMesh
+from transformers.utils import logging
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.mesh import RankMesh
@@ -38,8 +39,6 @@ def loads_whole(path: Path, config: TrainerConfig, mesh: RankMesh) -> str | None
     """Says why each rank must load the whole model before it is sharded; ``None`` if each can load its own part."""
     if mesh.shape.size == 1:
         return "there is one rank"
-    if config.lora_rank is not None:
-        return "adapters are added to the whole model"
     if config.cpu_offload:
         return "with trainer.cpu_offload the shards are in the host's memory"
     if not list(path.glob("*.safetensors")):
@@ -56,6 +55,7 @@ def load_sharded(
     *,
     head: bool = True,
     trust: bool = False,
+    names: dict[str, str] | None = None,
 ) -> Any:
     """Loads a model sharded; a collective.
 
@@ -67,6 +67,8 @@ def load_sharded(
         dtype: Compute dtype.
         head: Whether to load the output head.
         trust: Whether code that comes with the model may run.
+        names: Patterns of names in the files, and what they are in what ``wrap`` makes of the model. Of what is then
+            still missing in the files the caller sets the values.
 
     Returns:
         The policy or critic.
@@ -91,8 +93,14 @@ def load_sharded(
         ep_size=shape.expert,
         ep_implementation="auto" if shape.expert == 1 else "all_to_all",
     )
-    with _hooks(mesh, distribute):
-        model = read_model(path, head=head, trust=trust, distributed_config=config)
+    before = logging.get_verbosity()
+    if names:
+        logging.set_verbosity_error()  # it would list each weight that is not in the files
+    try:
+        with _hooks(mesh, distribute):
+            model = read_model(path, head=head, trust=trust, distributed_config=config, key_mapping=names)
+    finally:
+        logging.set_verbosity(before)
     del model.config.distributed_config  # saving a model looks at it
     return made[0]
 
@@ -107,7 +115,7 @@ def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMes
     if tensor == expert == 1:
         return []
     # It warns of each matrix that is gathered over two dimensions of the mesh: they are exported one by one.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    getLogger("torch.distributed.tensor._redistribute").setLevel(ERROR)
     whole = (model.get_input_embeddings(), model.get_output_embeddings())  # whose weights the policy reads directly
     named = {name: module for name, module in model.named_modules() if any(module is one for one in whole)}
     model._tp_plan = {**model.tp_plan, **dict.fromkeys(named, "replicate")}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from agentrl.weights.gather import MergedWeight, Weight, full_tensor
+from agentrl.weights.gather import MergedWeight, Weight, full_tensor, own_part
 
 Intervals = list[tuple[int, int]]
 SPLIT = ("tp", "ep")  # names of mesh dimensions whose ranks hold other parts of a matrix, or other experts
@@ -72,6 +72,15 @@ def _parts(weight: Weight, number: int, tensor: tuple[int, int]) -> Iterator[tup
     copy, copies = _copy(base, tensor)
     if number % copies == copy:
         yield from runs(local, found, tuple(base.shape))
+
+
+def keep_part(weight: Tensor, whole: Tensor) -> None:
+    """Copies this rank's part of whole values into a weight that may be sharded."""
+    found = intervals(weight) if isinstance(weight, DTensor) else None
+    own = whole
+    for at, one in enumerate(found or ()):
+        own = own.index_select(at, _index(one))
+    own_part(weight.detach()).copy_(own)
 
 
 def _merged(weight: MergedWeight, local: Tensor, found: list[Intervals]) -> Tensor:
