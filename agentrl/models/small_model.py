@@ -5,11 +5,13 @@ that of the config; every parameter is random, biases too, so that no part of th
 """
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
 UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
@@ -53,7 +55,7 @@ def small_configs(config: Any) -> Iterator[Any]:
         try:
             yield _smaller(config, narrow=narrow)
         except UNFIT as error:
-            print(f"no small {type(config).__name__}: {type(error).__name__}: {error}", flush=True)
+            log.info("no small %s: %s: %s", type(config).__name__, type(error).__name__, error)
 
 
 def short_windows(model: Any) -> Any | None:
@@ -98,7 +100,7 @@ def fitting_model(config: Any) -> Any | None:
         model = random_model(config)
         model(input_ids=torch.arange(2 * SHORT)[None], use_cache=False).logits.sum().backward()
     except UNFIT as error:
-        print(f"a small {type(config).__name__} does not fit: {type(error).__name__}: {error}", flush=True)
+        log.info("a small %s does not fit: %s: %s", type(config).__name__, type(error).__name__, error)
         return None
     model.zero_grad()
     return model
