@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.models.decoder import decoder_of
+
 ROWS = 6  # hidden states of a probe
 SMALL, HUGE = 1e-3, 1e5  # factors on them: a soft cap is the identity on the first and constant on the second
 TOLERANCE = 2e-5  # largest difference over largest logit, in float32
@@ -69,7 +71,7 @@ class OwnHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Computes ``[tokens, vocab]`` logits of ``[tokens, hidden]`` hidden states."""
-        decoder = self.model.get_decoder()
+        decoder = decoder_of(self.model)
         before = decoder.__dict__.get("forward")
         decoder.forward = lambda *args, **kwargs: _States(hidden[None])
         try:
@@ -152,7 +154,7 @@ def _rounded(form: HeadForm, agrees: Any) -> HeadForm:
 @torch.no_grad()
 def _probe(model: Any) -> Tensor:
     """Hidden states ``[ROWS, hidden]``, of the width that the decoder returns."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     token = torch.zeros(1, 1, dtype=torch.long, device=next(decoder.parameters()).device)
     states = decoder(input_ids=token, use_cache=False).last_hidden_state
     generator = torch.Generator().manual_seed(0)

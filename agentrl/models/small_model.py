@@ -58,19 +58,20 @@ def small_configs(config: Any) -> Iterator[Any]:
             log.info("no small %s: %s: %s", type(config).__name__, type(error).__name__, error)
 
 
-def short_windows(model: Any) -> Any | None:
+def short_windows(model: Any, context: int) -> Any | None:
     """Makes a small random model of a model's class whose windows and chunks are :data:`SHORT` tokens long.
 
     Args:
         model: A causal language model.
+        context: Longest sequence in tokens; windows that are not shorter stay as they are.
 
     Returns:
         The small model with the attention implementation of ``model``; ``None`` if no small config is accepted.
     """
     text = model.config.get_text_config(decoder=True)
     for config in small_configs(text):
-        for name in windows_of(config):
-            setattr(config, name, SHORT)
+        for name, value in windows_of(config).items():
+            setattr(config, name, SHORT if value < context else value)
         config._attn_implementation = text._attn_implementation
         small = fitting_model(config)
         if small is not None:
@@ -80,7 +81,7 @@ def short_windows(model: Any) -> Any | None:
 
 def windows_of(config: Any) -> dict[str, int]:
     """Returns the entries of a config that bound how far a layer sees, in tokens, by name."""
-    names = (name for name in config.to_dict() if "window" in name or "local_attention" in name or "chunk" in name)
+    names = (name for name in config.to_dict() if any(part in name for part in _REACH))
     values = {name: getattr(config, name, None) for name in names if "layers" not in name}
     used = {name: value for name, value in values.items() if type(value) is int and value > 0}
     if not getattr(config, "use_sliding_window", True):
@@ -88,6 +89,7 @@ def windows_of(config: Any) -> dict[str, int]:
     return {name: value for name, value in used.items() if name not in _NO_REACH}
 
 
+_REACH = ("window", "local_attention", "chunk", "floor_scale")  # in the names of such entries
 _NO_REACH = ("chunk_size_feed_forward", "chunk_size", "mamba_chunk_size")  # of computations, which change no result
 
 

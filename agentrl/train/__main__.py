@@ -21,6 +21,7 @@ from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
+from agentrl.models.decoder import decoder_of
 from agentrl.models.way import Way, form_of, set_form
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
@@ -152,7 +153,7 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     config, model = recipe.trainer, load_for(recipe, model_path)
     trial = trial_batch(model, recipe.sampling.temperature)
     choose_attention(model, config, device)
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     critic = prepared(Critic(decoder), config, mesh, device)
     if (why := trial_error(critic, trial, device, DTYPES[config.dtype])) is not None:
         raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")

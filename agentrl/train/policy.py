@@ -19,6 +19,7 @@ from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
+from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.probe import Unfit, find_way
@@ -64,7 +65,7 @@ class Policy(nn.Module):
             ``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; with ``loss_of`` the loss, a
             scalar.
         """
-        hidden = hidden_states(self.model.get_decoder(), batch)
+        hidden = hidden_states(decoder_of(self.model), batch)
         states = hidden[batch.sources]
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
         head = self._head[0]
@@ -102,7 +103,7 @@ def check_head(model: Any) -> None:
         ModelRefused: The model's logits differ from what its head makes of these states.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
-    states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    states = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     found, own = OwnHead(model)(states[0]), model(input_ids=ids, use_cache=False).logits[0]
     gap = (found - own).abs().max().item()
     if not gap <= 1e-3 * max(1.0, own.abs().max().item()):
