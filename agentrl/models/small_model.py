@@ -99,8 +99,9 @@ def fitting_model(config: Any) -> Any | None:
         with torch.device("meta"):
             if sum(parameter.numel() for parameter in random_model(config).parameters()) > MOST_PARAMETERS:
                 return None
-        model = random_model(config)
-        model(input_ids=torch.arange(2 * SHORT)[None], use_cache=False).logits.sum().backward()
+        with torch.enable_grad():
+            model = random_model(config)
+            model(input_ids=torch.arange(2 * SHORT)[None], use_cache=False).logits.sum().backward()
     except UNFIT as error:
         log.info("a small %s does not fit: %s: %s", type(config).__name__, type(error).__name__, error)
         return None

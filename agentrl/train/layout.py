@@ -21,6 +21,7 @@ from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach
 from agentrl.models.way import Way, form_of
 from agentrl.train.branches import Branch, TokenColumns
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch, trained_tokens
 from agentrl.train.microbatches import MicroBatches, plan_packed, plan_padded
 from agentrl.train.row_attention import BLOCK, block_mask, is_packed
@@ -47,9 +48,13 @@ class Layout(Protocol):
         ...
 
 
-def layout_of(model: Any) -> Layout:
+def layout_of(model: Any, mesh: RankMesh | None = None) -> Layout:
     """Returns the layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
     span = attention_span(model.config.get_text_config(decoder=True).hidden_size)
+    if mesh is not None and mesh.shape.context > 1:
+        from agentrl.train.context_parallel import SharedTokens
+
+        return SharedTokens(span, mesh)
     way = form_of(model).way
     if way.rows != "trees":
         return PlainPacked(span) if way.rows == "packed" else PlainPadded(span)
@@ -204,13 +209,19 @@ class Packed:
     def masks(self, ends: Tensor, positions: Tensor, *, blocks: bool) -> Any:
         """Makes the attention masks of the forest with these ``ends``, as blocks or as tiles."""
 
-        def mask(reach: Reach | None) -> BlockMask:
-            return block_mask(ends, positions, reach) if blocks else TreeTiles(ends, positions, reach)
+        def limited(reach: Reach) -> BlockMask:
+            if not reach.limited:
+                return self.mask(ends, blocks=blocks)
+            return block_mask(ends, None, positions, reach) if blocks else TreeTiles(ends, positions, reach)
 
         reaches = self._way.reaches
         if not reaches or "" in reaches:
-            return mask(reaches.get(""))
-        return {name: mask(reach) for name, reach in reaches.items()}
+            return limited(reaches.get("", Reach()))
+        return {name: limited(reach) for name, reach in reaches.items()}
+
+    def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
+        """Makes the attention mask of the forest with these ``ends``, as blocks or as tiles."""
+        return block_mask(ends) if blocks else TreeTiles(ends)
 
 
 def collate(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
 from agentrl.models.decoder import decoder_of
@@ -49,8 +49,6 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
-        form = form_of(model)
-        self._head = (Head(model, form.head, form.head_parameters, temperature, chunk),)  # no module of its own
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
         """Computes logprobs and entropies of a micro-batch's trained tokens, or a loss of them.
@@ -68,7 +66,8 @@ class Policy(nn.Module):
         hidden = hidden_states(decoder_of(self.model), batch)
         states = hidden[batch.sources]
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
-        head = self._head[0]
+        form = form_of(self.model)  # found only after the weights are read
+        head = Head(self.model, form.head, form.head_parameters, self.temperature, self.chunk)
         if loss_of is not None:
             return head.loss(states, batch.targets, _chunk_loss(batch, loss_of, self.chunk)) + nothing
         logprobs, entropies = head.logprobs(states, batch.targets)
@@ -153,17 +152,54 @@ def load_model(
         ModelRefused: The model's logprobs would be wrong: see :func:`find_form` and
             :mod:`agentrl.train.training_noise`; or it cannot be loaded.
     """
+    model = read_model(path, trust=trust)
+    check_model(model, context, packed=packed)
+    if gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
+
+
+def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any) -> Any:
+    """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
+
+    The first attention is taken that the class has. ``how`` goes to ``from_pretrained``.
+
+    Raises:
+        ModelRefused: It cannot be loaded.
+    """
     config = without_noise(load_config(path, trust=trust))
-    model = _loaded(path, config, trust)
+    kind, errors = AutoModelForCausalLM if head else AutoModel, []
+    for attention in ("sdpa", "eager"):
+        chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
+        try:
+            return kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
+        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
+            errors.append(error)
+    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
+
+
+def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
+    """Removes what is random in training mode, and finds how the model computes several sequences.
+
+    Args:
+        model: Causal LM as it was loaded.
+        context: Largest number of tokens of a sequence.
+        packed: Whether packed rows are preferred to padded ones where prefix trees are not possible.
+
+    Raises:
+        ModelRefused: Its logprobs would be wrong.
+    """
     remove_noise(model)
     if random := still_random(model):
         raise ModelRefused(
             f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong"
         )
     set_form(model, find_form(model, context, packed=packed))
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Has a model compute its layers again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any:
@@ -183,18 +219,6 @@ def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any
         return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
     except (ValueError, KeyError) as error:
         raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
-
-
-def _loaded(path: Path, config: Any, trust: bool) -> Any:
-    """Loads the weights with the first attention that the class has."""
-    errors = []
-    for attention in ("sdpa", "eager"):
-        how = {"config": config, "attn_implementation": attention, "trust_remote_code": trust}
-        try:
-            return AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
-        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
-            errors.append(error)
-    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
@@ -219,17 +243,24 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
-def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
+def shard(
+    policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False, free_layers: bool = False
+) -> None:
     """Shards a policy or a critic with FSDP2; gradients are reduced in float32.
 
     Each decoder layer is a parameter group, and the rest is one more. A parameter group stays gathered from its first
-    use to the update's last micro-batch (see :func:`accumulate`). With ``offload``, shards, their gradients and the
-    optimizer's moments stay in CPU memory.
+    use to the update's last micro-batch (see :func:`accumulate`); with ``free_layers`` a layer is freed after each use,
+    and its gradients are reduced in each micro-batch (ZeRO-3). With ``offload``, shards, their gradients and the
+    optimizer's moments stay in CPU memory. A mesh of two dimensions is of replicas and shards (HSDP).
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in (*decoder_layers(policy.model), policy):
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=keep, reshard_after_forward=False)
+        fully_shard(
+            module, mesh=mesh, mp_policy=precision, offload_policy=keep,
+            reshard_after_forward=free_layers and module is not policy,
+        )  # fmt: skip
+    policy.frees_layers = free_layers
 
 
 def compute_in(policy: Any, dtype: torch.dtype) -> None:
@@ -238,7 +269,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _ClassForward(policy)
+    inner = ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -247,7 +278,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _ClassForward(nn.Module):
+class ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -260,10 +291,14 @@ class _ClassForward(nn.Module):
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:
-    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch."""
+    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch.
+
+    A policy that frees its layers after each use does both in every micro-batch: whole gradients would not fit.
+    """
     if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(last)
-        policy.set_reshard_after_backward(last)
+        now = last or getattr(policy, "frees_layers", False)
+        policy.set_requires_gradient_sync(now)
+        policy.set_reshard_after_backward(now)
         policy.set_is_last_backward(last)
 
 
