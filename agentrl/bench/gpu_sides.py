@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.bench.made_batch import TrainSequence, made_batch
 from agentrl.config.recipe import TrainerConfig
-from agentrl.models.decoder import decoder_of
 from agentrl.train.batch import TrainBatch
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.logprobs import LossOf, chunked_loss
@@ -107,7 +106,7 @@ def make_engine(
     if not compiled:
         use_memory_saving_layers(model)
     if compiled:
-        for layer in decoder_of(model).layers:
+        for layer in model.get_decoder().layers:
             layer.compile(backend="inductor" if device.type == "cuda" else "eager")
     if checkpointed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.models.decoder import decoder_of
 from agentrl.train.batch import TrainBatch
 from agentrl.train.rows import build_rows, lay_out
 
@@ -79,7 +78,7 @@ def update_flops(model: Any, work: Work) -> float:
     config = model.config.get_text_config()
     vocabulary, hidden = model.get_output_embeddings().weight.shape
     embeddings = model.get_input_embeddings().weight.numel()
-    parameters = sum(p.numel() for p in decoder_of(model).parameters()) - embeddings
+    parameters = sum(p.numel() for p in model.get_decoder().parameters()) - embeddings
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     attention = 12 * config.num_hidden_layers * heads * head_dim * work.pairs

@@ -152,7 +152,7 @@ def build_policy(
     config, temperature = recipe.trainer, recipe.sampling.temperature
 
     def wrap(model: Any) -> Policy:
-        return Policy(model, temperature, config.logprob_chunk)
+        return Policy(model, temperature, config.logprob_chunk, config.router_aux_loss)
 
     if (why := loads_whole(model_path, config, mesh)) is None:
         return build_sharded(recipe, model_path, mesh, device, wrap, no_trees=no_trees)

@@ -26,6 +26,7 @@ from agentrl.models.probe import Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.router_balance import balancing_function, router_loss
 from agentrl.train.training_noise import remove_noise, still_random, without_noise
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,13 +43,18 @@ class Policy(nn.Module):
         model: Any Hugging Face causal LM, from :func:`load_model`.
         temperature: Sampling temperature of the behavior policy.
         chunk: Number of tokens whose logits exist at one time.
+        balance: Coefficient of the routers' load-balancing loss; 0 for none.
     """
 
-    def __init__(self, model: Any, temperature: float, chunk: int) -> None:
+    def __init__(self, model: Any, temperature: float, chunk: int, balance: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
+        self.balance = balance
+        self._router_loss: Tensor | None = None
+        if balance:
+            balancing_function(model)  # refuses a model without routers
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
         """Computes logprobs and entropies of a micro-batch's trained tokens, or a loss of them.
@@ -63,7 +69,7 @@ class Policy(nn.Module):
             ``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; with ``loss_of`` the loss, a
             scalar.
         """
-        hidden = hidden_states(decoder_of(self.model), batch)
+        hidden = self._hidden(batch)
         states = hidden[batch.sources]
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
         form = form_of(self.model)  # found only after the weights are read
@@ -72,6 +78,20 @@ class Policy(nn.Module):
             return head.loss(states, batch.targets, _chunk_loss(batch, loss_of, self.chunk)) + nothing
         logprobs, entropies = head.logprobs(states, batch.targets)
         return logprobs[batch.trained] + nothing, entropies[batch.trained]
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
+        decoder = decoder_of(self.model)
+        if not self.balance or not torch.is_grad_enabled():
+            return hidden_states(decoder, batch)
+        out = decoder(input_ids=batch.token_ids, use_cache=False, output_router_logits=True, **batch.inputs)
+        self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
+        return out.last_hidden_state.flatten(0, 1)
+
+    def router_loss(self, batch: MicroBatch) -> Tensor | float:
+        """Returns the routers' part of a micro-batch's loss, once, weighted as the micro-batch's tokens are."""
+        found, self._router_loss = self._router_loss, None
+        return 0.0 if found is None else found * batch.columns["weights"].sum()
 
 
 def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
@@ -198,7 +218,13 @@ def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
 
 
 def checkpoint_layers(model: Any) -> None:
-    """Has a model compute its layers again in the backward pass."""
+    """Has a model compute its layers again in the backward pass.
+
+    Raises:
+        ModelRefused: Its class cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ModelRefused(f"trainer.gradient_checkpointing: transformers' {type(model).__name__} does not support it")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
