@@ -86,19 +86,18 @@ class OwnHead(nn.Module):
 
 def head_parameters(model: Any) -> list[str]:
     """Returns the names of the parameters that the head uses, in the order of :meth:`named_parameters`."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    probe = _probe(model)
+    named = {name: one for name, one in model.named_parameters() if one.is_floating_point()}
+    probe, parameters = _probe(model), list(named.values())
+    trained = [parameter.requires_grad for parameter in parameters]
     with torch.enable_grad():
-        wanted = [parameter for parameter in parameters if parameter.is_floating_point()]
-        trained = [parameter.requires_grad for parameter in wanted]
-        for parameter in wanted:
+        for parameter in parameters:
             parameter.requires_grad_(True)
         try:
             found = torch.autograd.grad(OwnHead(model)(probe).float().sum(), parameters, allow_unused=True)
         finally:
-            for parameter, was in zip(wanted, trained, strict=True):
+            for parameter, was in zip(parameters, trained, strict=True):
                 parameter.requires_grad_(was)
-    return [name for name, gradient in zip(names, found, strict=True) if gradient is not None]
+    return [name for name, gradient in zip(named, found, strict=True) if gradient is not None]
 
 
 @torch.no_grad()
