@@ -91,12 +91,12 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         max_running=inference.max_running,
         threads=inference.threads,
         seed=recipe.seed + index,
-        trust=recipe.model.trust_remote_code,
         host=host,
         certificate=(tls.certificate or "") if apart else "",
         private_key=(tls.key or "") if apart else "",
         sizes=sizes(recipe),
         guarded=apart,
+        trust=recipe.model.trust_remote_code,
     )
 
 

@@ -173,7 +173,9 @@ def _advice(name: str, case: Case, parts: Sequence[Compared]) -> list[str]:
         if inference.max_running * max(1, inference.servers) < min(wanted, rollout.max_concurrent):
             lines.append(f"inference.max_running={2 * inference.max_running}: episodes wait for a place on a server")
         if bound(recipe) > 0 and rollout.max_concurrent < 2 * wanted:
-            lines.append(f"rollout.max_concurrent={2 * wanted}: a group keeps its places until its longest episode ends")
+            lines.append(
+                f"rollout.max_concurrent={2 * wanted}: a group keeps its places until its longest episode ends"
+            )
         if not cpu:
             lines.append(f"inference.servers={inference.servers + 1}, with a card of the trainer or one more")
         return [*lines, "sampling.max_new_tokens, a shorter prompt: time grows with the tokens of an episode"]
@@ -182,7 +184,9 @@ def _advice(name: str, case: Case, parts: Sequence[Compared]) -> list[str]:
         if trainer.tokens_per_microbatch < case.work.computed / max(1, trainer.ranks):
             lines.append(f"trainer.tokens_per_microbatch={2 * trainer.tokens_per_microbatch}, where memory allows it")
         if trainer.gradient_checkpointing:
-            lines.append("trainer.gradient_checkpointing=false, where memory allows it: a third more work in the layers")
+            lines.append(
+                "trainer.gradient_checkpointing=false, where memory allows it: a third more work in the layers"
+            )
         if not cpu:
             lines.append(f"trainer.nproc={2 * trainer.nproc}, with cards of the servers or more")
         if case.work.signal < 0.5:
@@ -242,4 +246,3 @@ def as_data(found: Account) -> dict[str, Any]:
         "next": list(found.advice),
         "assumptions": [asdict(one) for one in found.assumptions.all()],
     }
-

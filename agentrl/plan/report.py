@@ -140,7 +140,7 @@ def sim_command(case: Case, chosen: Prediction, gpus: int) -> str:
     layout, recipe = chosen.layout, case.recipe
     token, sequence = line_of(case, chosen)
     devices = layout.servers + layout.mesh.ranks
-    once = (f"agentrl sim {recipe.name} --gpus {devices} --mean {case.known['answer']:g} --sigma {case.known['sigma']:g}")
+    once = f"agentrl sim {recipe.name} --gpus {devices} --mean {case.known['answer']:g} --sigma {case.known['sigma']:g}"
     speeds = f"--token-ms {token * 1e3:.3g} --sequence-ms {sequence * 1e3:.3g}"
     train = chosen.side("train") - chosen.parts[-1].seconds
     training = f"--train-seconds {train:.3g} --train-devices {layout.mesh.ranks}"
@@ -157,7 +157,9 @@ def line_of(case: Case, chosen: Prediction) -> tuple[float, float]:
     return max(0.0, many - slope * full), slope
 
 
-def as_data(case: Case, chosen: Prediction, tried: Sequence[Prediction], model: str, card: str, gpus: int) -> dict[str, Any]:
+def as_data(
+    case: Case, chosen: Prediction, tried: Sequence[Prediction], model: str, card: str, gpus: int
+) -> dict[str, Any]:
     """Returns the plan as plain data."""
     layout, known = chosen.layout, case.known
     context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known)

@@ -88,18 +88,23 @@ def with_attention(recipe: Recipe, attention: Literal["packed", "padded"]) -> Re
 
 def load_for(recipe: Recipe, model_path: Path) -> Any:
     """Loads the starting model of the policy or the critic."""
-    checkpointing, trust = recipe.trainer.gradient_checkpointing, recipe.model.trust_remote_code
-    return load_model(model_path, gradient_checkpointing=checkpointing, trust=trust, **_rows(recipe))
+    return load_model(
+        model_path,
+        gradient_checkpointing=recipe.trainer.gradient_checkpointing,
+        context=recipe.inference.context_length,
+        packed=prefers_packed(recipe),
+        trust=recipe.model.trust_remote_code,
+    )
 
 
-def _rows(recipe: Recipe) -> dict[str, Any]:
-    """What the way in which a model computes several sequences depends on."""
-    config = recipe.trainer
-    packed = config.attention == "packed" or (config.attention == "auto" and recipe.launch.device == "cuda")
-    return {"context": recipe.inference.context_length, "packed": packed}
+def prefers_packed(recipe: Recipe) -> bool:
+    """Whether packed rows are preferred to padded ones for a model that computes no prefix trees."""
+    attention = recipe.trainer.attention
+    return attention == "packed" or (attention == "auto" and recipe.launch.device == "cuda")
 
 
-def _without_trees(model: Any, why: str | None) -> None:
+def without_trees(model: Any, why: str | None) -> None:
+    """Has a model compute one sequence a row if there is a reason for it."""
     if why is not None:
         set_form(model, replace(form_of(model), way=Way("padded", why=why)))
 
@@ -124,8 +129,7 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
         del policy
         policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
         why = trial_error(policy, trial, device, dtype, mesh)
-    trees = form_of(policy.model).way.rows == "trees"
-    if why is not None and recipe.trainer.attention == "auto" and trees and not packed_only:
+    if why is not None and recipe.trainer.attention == "auto" and form_of(policy.model).way.rows == "trees":
         del policy
         policy, trial = build_policy(recipe, model_path, mesh, device, no_trees=why)
         why = trial_error(policy, trial, device, dtype, mesh)
@@ -147,7 +151,7 @@ def build_policy(
         model_path: Folder of the model.
         mesh: Mesh of the ranks.
         device: Device of this rank.
-        no_trees: Why the model's prefix trees are not used, although it was found to compute them.
+        no_trees: Why the model's prefix trees are not used, although it was loaded for them.
     """
     config, temperature = recipe.trainer, recipe.sampling.temperature
 
@@ -161,7 +165,7 @@ def build_policy(
     if mesh.rank == 0 and mesh.shape.size > 1:
         print(f"every rank loads the whole model before it is sharded: {why}", flush=True)
     model = load_for(recipe, model_path)
-    _without_trees(model, no_trees)
+    without_trees(model, no_trees)
     trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
     require_packed(model, mesh)
@@ -190,8 +194,8 @@ def build_sharded(
         mesh: Mesh of the ranks.
         device: Device of this rank.
         wrap: Function of the model that returns the policy or critic.
-        head: Whether the model has its output head; a critic's has not, and was checked with the policy.
-        no_trees: Why the model's prefix trees are not used, although it was found to compute them.
+        head: Whether the model has its output head; a critic's has not.
+        no_trees: Why the model's prefix trees are not used.
     """
     config = recipe.trainer
 
@@ -203,21 +207,20 @@ def build_sharded(
             use_memory_saving_layers(module.model, norms_only=mesh.shape.tensor > 1)
         shard(module, mesh.fsdp, DTYPES[config.dtype], free_layers=choice.frees)
 
-    trust = recipe.model.trust_remote_code
-    module = load_sharded(model_path, mesh, wrap, split, DTYPES[config.dtype], head=head, trust=trust)
-    model = module.model
+    dtype, trust = DTYPES[config.dtype], recipe.model.trust_remote_code
+    module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust)
+    model, context, packed = module.model, recipe.inference.context_length, prefers_packed(recipe)
 
     def check() -> TrialBatch:
-        check_model(model, **_rows(recipe))
-        _without_trees(model, no_trees)
+        if not head:
+            remove_noise(model)
+            set_form(model, ModelForm(find_way(model, context, packed=packed)))
+            return trial_without_logprobs(model)
+        check_model(model, context, packed=packed)
         return trial_batch(model, recipe.sampling.temperature)
 
-    if head:
-        trial = inside(module, check)
-    else:
-        remove_noise(model)
-        inside(module, lambda: set_form(model, ModelForm(find_way(model, **_rows(recipe)))))
-        trial = trial_without_logprobs(model)
+    trial = inside(module, check)
+    without_trees(model, no_trees)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     choose_attention(model, config, device)
@@ -228,16 +231,16 @@ def build_sharded(
 
 
 def require_packed(model: Any, mesh: RankMesh) -> None:
-    """Refuses context parallelism for a model whose rows cannot be packed.
+    """Refuses context parallelism for a model whose prefix trees cannot be packed, or have limited attention.
 
     Raises:
-        ModelRefused: They cannot.
+        ModelRefused: They cannot be shared.
     """
     way = form_of(model).way
-    if mesh.shape.context > 1 and way != Way():
+    if mesh.shape.context > 1 and (way.rows != "trees" or any(reach.limited for reach in way.reaches.values())):
         raise ModelRefused(
-            f"trainer.context_parallel={mesh.shape.context} shares the tokens of prefix trees of unlimited reach, and "
-            f"the rows of {type(model).__name__} are {way}"
+            f"trainer.context_parallel={mesh.shape.context} shares the tokens of prefix trees whose layers attend "
+            f"to the whole past, and those of {type(model).__name__} do not" + (f": {way.why}" if way.why else "")
         )
     if mesh.shape.context > 1 and not is_packed(model):
         raise ModelRefused(

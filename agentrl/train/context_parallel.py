@@ -91,7 +91,7 @@ class Sequences:
     most: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedBatch(MicroBatch):
     """A rank's part of a micro-batch, padded to the length of the longest part.
 
@@ -149,7 +149,7 @@ class SharedTokens(Packed):
             dealt, mask = self._tiles(forest.ends, rank, ranks)
         return _part(whole, dealt, rank, mask, self._mesh.context)
 
-    def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
+    def masks(self, ends: Tensor, positions: Tensor, *, blocks: bool) -> BlockMask:
         """Keeps the forest: the mask is made for this rank's tokens alone."""
         return _Forest(ends, blocks)
 

@@ -209,19 +209,13 @@ class Packed:
     def masks(self, ends: Tensor, positions: Tensor, *, blocks: bool) -> Any:
         """Makes the attention masks of the forest with these ``ends``, as blocks or as tiles."""
 
-        def limited(reach: Reach) -> BlockMask:
-            if not reach.limited:
-                return self.mask(ends, blocks=blocks)
-            return block_mask(ends, None, positions, reach) if blocks else TreeTiles(ends, positions, reach)
+        def mask(reach: Reach | None) -> BlockMask:
+            return block_mask(ends, positions=positions, reach=reach) if blocks else TreeTiles(ends, positions, reach)
 
         reaches = self._way.reaches
         if not reaches or "" in reaches:
-            return limited(reaches.get("", Reach()))
-        return {name: limited(reach) for name, reach in reaches.items()}
-
-    def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
-        """Makes the attention mask of the forest with these ``ends``, as blocks or as tiles."""
-        return block_mask(ends) if blocks else TreeTiles(ends)
+            return mask(reaches.get(""))
+        return {name: mask(reach) for name, reach in reaches.items()}
 
 
 def collate(

@@ -69,7 +69,7 @@ def is_packed(model: Any) -> bool:
 
 
 def block_mask(
-    ends: Tensor, own: Tensor | None = None, positions: Tensor | None = None, reach: Reach | None = None
+    ends: Tensor, own: Tensor | None = None, *, positions: Tensor | None = None, reach: Reach | None = None
 ) -> BlockMask:
     """Makes the block mask of a forest of prefix trees without a dense mask.
 
@@ -79,8 +79,8 @@ def block_mask(
     Args:
         ends: int64 ``[length]`` index after each node's last descendant; ``length`` is a multiple of :data:`BLOCK`.
         own: int64 ``[blocks]`` numbers of the blocks whose queries are computed; ``None``: all.
-        positions: int64 ``[length]`` depth of each node; needed for a limited reach, and then all are computed.
-        reach: How far tokens see along their branch; ``None`` for all of it.
+        positions: int64 ``[length]`` depth of each node; needed for a limited reach.
+        reach: How far tokens see along their branch; ``None`` for all of it, which is the only one with ``own``.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)
@@ -97,7 +97,7 @@ def block_mask(
         return (key <= node) & (node < ends[key])
 
     if reach is not None and reach.limited:
-        assert positions is not None and own is None
+        assert positions is not None
         partial, full = _limited(partial, full, positions.view(blocks, BLOCK), reach)
         may_see = _and_reach(may_see, positions, reach)
 

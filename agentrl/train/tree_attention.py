@@ -78,12 +78,10 @@ class TreeTiles(BlockMask):
 
     def __init__(self, ends: Tensor, positions: Tensor | None = None, reach: Reach | None = None) -> None:
         self.length = len(ends)
-        found, limited = blocks(ends.tolist()), None
-        if reach is not None and reach.limited:
-            assert positions is not None, "a limited reach is one of positions"
-            limited = positions, reach
-            if reach.window is not None:
-                found = [_within(block, positions, reach.window) for block in found]
+        limited = None if reach is None or not reach.limited or positions is None else (positions, reach)
+        found = blocks(ends.tolist())
+        if limited is not None and limited[1].window is not None:
+            found = [_within(block, limited[0], limited[1].window) for block in found]
         self.tiles, self.places = self._planned(found, ends, limited)
 
     @staticmethod

@@ -32,7 +32,7 @@ def test_blocks_say_what_the_dense_mask_says(reach: Reach) -> None:
     ends = forest_ends(1)
     positions = depths(ends)
     dense = tree_mask(ends[None], positions[None], reach)[0, 0]
-    mask = block_mask(ends, None, positions, reach)
+    mask = block_mask(ends, positions=positions, reach=reach)
     nodes = torch.arange(len(ends))
     elementwise = mask.mask_mod(nodes, nodes, nodes[:, None], nodes[None, :])
     blocks = len(ends) // BLOCK

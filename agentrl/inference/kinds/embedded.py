@@ -91,9 +91,9 @@ class Embedded(ServerKind):
             *("--host", start.host),
             *("--port", str(start.port)),
         ]
-        command += ["--trust-remote-code"] if start.trust else []
         if start.certificate:
             command += ["--tls-certificate", start.certificate, "--tls-key", start.private_key]
+        command += ["--trust-remote-code"] if start.trust else []
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:

@@ -72,12 +72,12 @@ class ServerStart:
         max_running: Most requests that are decoded together.
         threads: Number of CPU threads; ``None`` for the server's default.
         seed: Seed for requests that have none.
-        trust: Whether Python code that comes with the model may run.
         host: Address to listen on.
         certificate: File of its certificate; empty for plain HTTP.
         private_key: File of the certificate's key.
         sizes: Parallel ranks by name (``tp``, ``pp``, ``dp``, ``ep``), those above 1.
         guarded: Whether no call may be answered without the key in its environment.
+        trust: Whether Python code that comes with the model may run.
     """
 
     model: Path
@@ -90,12 +90,12 @@ class ServerStart:
     max_running: int
     threads: int | None
     seed: int
-    trust: bool = False
     host: str = "127.0.0.1"
     certificate: str = ""
     private_key: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     guarded: bool = False
+    trust: bool = False
 
     def module(self, name: str) -> list[str]:
         """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""

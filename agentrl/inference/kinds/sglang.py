@@ -324,8 +324,8 @@ class SGLang(ServerKind):
             *("--max-running-requests", str(start.max_running)),
             *("--random-seed", str(start.seed)),
             "--skip-server-warmup",
-            *(["--trust-remote-code"] if start.trust else []),
             *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
+            *(["--trust-remote-code"] if start.trust else []),
         ]
         if start.certificate:
             command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]
