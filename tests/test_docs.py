@@ -204,6 +204,14 @@ def test_chats_answer_what_is_piped_in(line: str, server: str, tiny_model: Path,
     assert ("parsed: " if "--tokens" in words else "assistant: ") in result.stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl model check")])
+def test_a_model_is_checked_as_shown(line: str, tiny_model: Path, folder: Path) -> None:
+    words = shlex.split(line)[1:]
+    result = run(*words[:2], str(tiny_model), *words[3:], cwd=folder)
+    assert result.returncode == 0, result.stdout
+    assert "trees" in result.stdout
+
+
 def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
     (line,) = [c for c in COMMANDS if c.startswith("agentrl serve ")]
     words = shlex.split(line)[1:]

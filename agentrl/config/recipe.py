@@ -226,6 +226,11 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
         description="Rows of a micro-batch: padded with a dense mask, or packed end to end with sparse attention. "
         "auto: packed if the model's attention can be replaced, except for layers compiled on a CPU.",
     )
+    router_aux_loss: float = Field(
+        default=0.0,
+        ge=0,
+        description="Coefficient of the load-balancing loss of a mixture of experts, as its class defines it; 0: off.",
+    )
     logprob_chunk: Positive = Field(default=256, description="Number of tokens whose logits exist at one time.")
     metric_share: float = Field(
         default=0.125,

@@ -39,7 +39,7 @@ def find_past(model: Any, context: int) -> tuple[Past | None, str]:
         why = not_for_trees(model) or hidden_window(model, context)
         if why is None:
             return "slots", ""
-    small = short_windows(model) if limited else None
+    small = short_windows(model, context) if limited else None
     wrong = next(filter(None, (wrong_cache(one) for one in (small, model) if one is not None)), None)
     if wrong is None:
         return "caches", why

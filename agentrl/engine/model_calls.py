@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.own_head import OwnHead
 
 
@@ -57,7 +58,7 @@ class ModelCalls:
         longest = max(map(len, rows))
         device = next(self.model.parameters()).device
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-        states = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        states = decoder_of(self.model)(input_ids=ids, use_cache=False).last_hidden_state
         wanted = [states[i, len(row) - count : len(row)] for i, (row, count) in enumerate(zip(rows, keep, strict=True))]
         return OwnHead(self.model)(torch.cat(wanted))
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.models.decoder import decoder_of
+
 ROWS = 6  # hidden states of a probe
 SMALL, HUGE = 1e-3, 1e5  # factors on them: a soft cap is the identity on the first and constant on the second
 TOLERANCE = 2e-5  # largest difference over largest logit, in float32
@@ -69,7 +71,7 @@ class OwnHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Computes ``[tokens, vocab]`` logits of ``[tokens, hidden]`` hidden states."""
-        decoder = self.model.get_decoder()
+        decoder = decoder_of(self.model)
         before = decoder.__dict__.get("forward")
         decoder.forward = lambda *args, **kwargs: _States(hidden[None])
         try:
@@ -84,19 +86,18 @@ class OwnHead(nn.Module):
 
 def head_parameters(model: Any) -> list[str]:
     """Returns the names of the parameters that the head uses, in the order of :meth:`named_parameters`."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    probe = _probe(model)
+    named = {name: one for name, one in model.named_parameters() if one.is_floating_point()}
+    probe, parameters = _probe(model), list(named.values())
+    trained = [parameter.requires_grad for parameter in parameters]
     with torch.enable_grad():
-        wanted = [parameter for parameter in parameters if parameter.is_floating_point()]
-        trained = [parameter.requires_grad for parameter in wanted]
-        for parameter in wanted:
+        for parameter in parameters:
             parameter.requires_grad_(True)
         try:
             found = torch.autograd.grad(OwnHead(model)(probe).float().sum(), parameters, allow_unused=True)
         finally:
-            for parameter, was in zip(wanted, trained, strict=True):
+            for parameter, was in zip(parameters, trained, strict=True):
                 parameter.requires_grad_(was)
-    return [name for name, gradient in zip(names, found, strict=True) if gradient is not None]
+    return [name for name, gradient in zip(named, found, strict=True) if gradient is not None]
 
 
 @torch.no_grad()
@@ -152,7 +153,7 @@ def _rounded(form: HeadForm, agrees: Any) -> HeadForm:
 @torch.no_grad()
 def _probe(model: Any) -> Tensor:
     """Hidden states ``[ROWS, hidden]``, of the width that the decoder returns."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     token = torch.zeros(1, 1, dtype=torch.long, device=next(decoder.parameters()).device)
     states = decoder(input_ids=token, use_cache=False).last_hidden_state
     generator = torch.Generator().manual_seed(0)

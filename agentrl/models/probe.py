@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.small_model import short_windows, windows_of
 from agentrl.models.tree_mask import Reach, added, tree_mask
@@ -43,7 +44,7 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     """
     config = model.config.get_text_config(decoder=True)
     limited = limited_attention(config, context)
-    way, why = _limited_trees(model, config, limited) if limited else _plain_trees(model, context)
+    way, why = _limited_trees(model, config, limited, context) if limited else _plain_trees(model, context)
     if why is None:
         return way
     if packed and (apart := wrong_rows(model, "packed")) is None:
@@ -81,16 +82,16 @@ def hidden_window(model: Any, context: int, way: Way | None = None) -> str | Non
     named = [name for name, value in windows_of(config).items() if value < context and name not in known]
     if not named:
         return None
-    small = short_windows(model)
+    small = short_windows(model, context)
     wrong = "no small model shows what they do" if small is None else wrong_trees(small, way or Way())
     return None if wrong is None else f"of its {', '.join(named)}: {wrong}"
 
 
-def _limited_trees(model: Any, config: Any, limited: list[str]) -> tuple[Way, str | None]:
+def _limited_trees(model: Any, config: Any, limited: list[str], context: int) -> tuple[Way, str | None]:
     """Tries trees with limited masks on a small model; returns the way of ``model``, or why there is none."""
     if others := sorted(set(limited) - set(_WINDOWS)):
         return Way(), f"its {', '.join(others)} layers cannot be computed as prefix trees"
-    small = short_windows(model)
+    small = short_windows(model, context)
     if small is None:
         return Way(), f"no small model shows whether its {', '.join(limited)} layers can be computed as prefix trees"
     whys = []
@@ -192,7 +193,7 @@ def _alone(model: Any, *sequences: list[int]) -> Tensor:
 
 def _states(model: Any, rows: list[list[int]], **how: Any) -> Tensor:
     ids = torch.tensor(rows, device=model.device)
-    return model.get_decoder()(input_ids=ids, use_cache=False, **how).last_hidden_state.float()
+    return decoder_of(model)(input_ids=ids, use_cache=False, **how).last_hidden_state.float()
 
 
 def _gap(model: Any, found: Tensor, expected: Tensor, which: str) -> str | None:

@@ -5,11 +5,13 @@ that of the config; every parameter is random, biases too, so that no part of th
 """
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
 UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
@@ -53,22 +55,23 @@ def small_configs(config: Any) -> Iterator[Any]:
         try:
             yield _smaller(config, narrow=narrow)
         except UNFIT as error:
-            print(f"no small {type(config).__name__}: {type(error).__name__}: {error}", flush=True)
+            log.info("no small %s: %s: %s", type(config).__name__, type(error).__name__, error)
 
 
-def short_windows(model: Any) -> Any | None:
+def short_windows(model: Any, context: int) -> Any | None:
     """Makes a small random model of a model's class whose windows and chunks are :data:`SHORT` tokens long.
 
     Args:
         model: A causal language model.
+        context: Longest sequence in tokens; windows that are not shorter stay as they are.
 
     Returns:
         The small model with the attention implementation of ``model``; ``None`` if no small config is accepted.
     """
     text = model.config.get_text_config(decoder=True)
     for config in small_configs(text):
-        for name in windows_of(config):
-            setattr(config, name, SHORT)
+        for name, value in windows_of(config).items():
+            setattr(config, name, SHORT if value < context else value)
         config._attn_implementation = text._attn_implementation
         small = fitting_model(config)
         if small is not None:
@@ -78,7 +81,7 @@ def short_windows(model: Any) -> Any | None:
 
 def windows_of(config: Any) -> dict[str, int]:
     """Returns the entries of a config that bound how far a layer sees, in tokens, by name."""
-    names = (name for name in config.to_dict() if "window" in name or "local_attention" in name or "chunk" in name)
+    names = (name for name in config.to_dict() if any(part in name for part in _REACH))
     values = {name: getattr(config, name, None) for name in names if "layers" not in name}
     used = {name: value for name, value in values.items() if type(value) is int and value > 0}
     if not getattr(config, "use_sliding_window", True):
@@ -86,6 +89,7 @@ def windows_of(config: Any) -> dict[str, int]:
     return {name: value for name, value in used.items() if name not in _NO_REACH}
 
 
+_REACH = ("window", "local_attention", "chunk", "floor_scale")  # in the names of such entries
 _NO_REACH = ("chunk_size_feed_forward", "chunk_size", "mamba_chunk_size")  # of computations, which change no result
 
 
@@ -95,10 +99,11 @@ def fitting_model(config: Any) -> Any | None:
         with torch.device("meta"):
             if sum(parameter.numel() for parameter in random_model(config).parameters()) > MOST_PARAMETERS:
                 return None
-        model = random_model(config)
-        model(input_ids=torch.arange(2 * SHORT)[None], use_cache=False).logits.sum().backward()
+        with torch.enable_grad():
+            model = random_model(config)
+            model(input_ids=torch.arange(2 * SHORT)[None], use_cache=False).logits.sum().backward()
     except UNFIT as error:
-        print(f"a small {type(config).__name__} does not fit: {type(error).__name__}: {error}", flush=True)
+        log.info("a small %s does not fit: %s: %s", type(config).__name__, type(error).__name__, error)
         return None
     model.zero_grad()
     return model

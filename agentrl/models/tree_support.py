@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.tree_mask import tree_mask
 
@@ -30,6 +31,9 @@ def limited_attention(config: Any, context: int) -> list[str]:
         kinds.add("sliding_attention")
     if window and context <= window:
         kinds.discard("sliding_attention")
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk and context <= chunk:
+        kinds.discard("chunked_attention")
     return sorted(kinds - {"full_attention"})
 
 
@@ -46,7 +50,7 @@ def not_for_trees(model: Any) -> str | None:
     first, second = ids[:LENGTH], ids[:SHARED] + ids[LENGTH:]
     tree = PrefixTree()
     paths = tree.add(first), tree.add(second)
-    decoder, device = model.get_decoder(), model.device
+    decoder, device = decoder_of(model), model.device
 
     def states(tokens: list[int], **how: Any) -> torch.Tensor:
         row = torch.tensor([tokens], device=device)

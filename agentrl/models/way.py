@@ -7,6 +7,7 @@ critic and layouts read the same one.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.own_head import HeadForm
 from agentrl.models.tree_mask import Reach
 
@@ -61,9 +62,9 @@ def form_of(model: Any) -> ModelForm:
     Args:
         model: A causal language model, or its decoder.
     """
-    return getattr(model.get_decoder(), "agentrl_form", None) or ModelForm()
+    return getattr(decoder_of(model), "agentrl_form", None) or ModelForm()
 
 
 def set_form(model: Any, form: ModelForm) -> None:
     """Keeps the form of a model on its decoder."""
-    model.get_decoder().agentrl_form = form
+    decoder_of(model).agentrl_form = form

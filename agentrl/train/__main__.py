@@ -21,6 +21,7 @@ from agentrl.config.mesh import mesh_shape
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
+from agentrl.models.decoder import decoder_of
 from agentrl.models.probe import find_way
 from agentrl.models.way import ModelForm, Way, form_of, set_form
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
@@ -159,7 +160,7 @@ def build_policy(
             from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
             add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
-        return Policy(model, temperature, config.logprob_chunk)
+        return Policy(model, temperature, config.logprob_chunk, config.router_aux_loss)
 
     if (why := loads_whole(model_path, config, mesh)) is None:
         return build_sharded(recipe, model_path, mesh, device, wrap, no_trees=no_trees)
@@ -268,7 +269,7 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
     config = recipe.trainer
 
     def wrap(model: Any) -> Critic:
-        return Critic(model.get_decoder())
+        return Critic(decoder_of(model))
 
     if loads_whole(model_path, config, mesh) is None:
         critic, trial = build_sharded(recipe, model_path, mesh, device, wrap, head=False)

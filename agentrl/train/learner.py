@@ -282,6 +282,7 @@ class PolicyLearner:
             total = self.policy(batch, loss_of)
         else:
             total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
+        total = total + self.policy.router_loss(batch)
         return total / share.normalizer
 
     @torch.no_grad()

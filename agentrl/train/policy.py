@@ -19,12 +19,14 @@ from torch.func import functional_call
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
+from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.probe import Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.router_balance import balancing_function, router_loss
 from agentrl.train.training_noise import remove_noise, still_random, without_noise
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,14 +43,18 @@ class Policy(nn.Module):
         model: Any Hugging Face causal LM, from :func:`load_model`.
         temperature: Sampling temperature of the behavior policy.
         chunk: Number of tokens whose logits exist at one time.
+        balance: Coefficient of the routers' load-balancing loss; 0 for none.
     """
 
-    def __init__(self, model: Any, temperature: float, chunk: int) -> None:
+    def __init__(self, model: Any, temperature: float, chunk: int, balance: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
-        self._made: tuple[Head, ...] = ()  # no module of its own
+        self.balance = balance
+        self._router_loss: Tensor | None = None
+        if balance:
+            balancing_function(model)  # refuses a model without routers
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
         """Computes logprobs and entropies of a micro-batch's trained tokens, or a loss of them.
@@ -63,21 +69,29 @@ class Policy(nn.Module):
             ``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; with ``loss_of`` the loss, a
             scalar.
         """
-        hidden = hidden_states(self.model.get_decoder(), batch)
+        hidden = self._hidden(batch)
         states = hidden[batch.sources]
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
-        head = self._head()
+        form = form_of(self.model)  # found only after the weights are read
+        head = Head(self.model, form.head, form.head_parameters, self.temperature, self.chunk)
         if loss_of is not None:
             return head.loss(states, batch.targets, _chunk_loss(batch, loss_of, self.chunk)) + nothing
         logprobs, entropies = head.logprobs(states, batch.targets)
         return logprobs[batch.trained] + nothing, entropies[batch.trained]
 
-    def _head(self) -> Head:
-        """Returns the head in the form that the model has; a sharded model is tried after this module is made."""
-        if not self._made:
-            form = form_of(self.model)
-            self._made = (Head(self.model, form.head, form.head_parameters, self.temperature, self.chunk),)
-        return self._made[0]
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
+        decoder = decoder_of(self.model)
+        if not self.balance or not torch.is_grad_enabled():
+            return hidden_states(decoder, batch)
+        out = decoder(input_ids=batch.token_ids, use_cache=False, output_router_logits=True, **batch.inputs)
+        self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
+        return out.last_hidden_state.flatten(0, 1)
+
+    def router_loss(self, batch: MicroBatch) -> Tensor | float:
+        """Returns the routers' part of a micro-batch's loss, once, weighted as the micro-batch's tokens are."""
+        found, self._router_loss = self._router_loss, None
+        return 0.0 if found is None else found * batch.columns["weights"].sum()
 
 
 def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
@@ -108,7 +122,7 @@ def check_head(model: Any) -> None:
         ModelRefused: The model's logits differ from what its head makes of these states.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
-    states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    states = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     found, own = OwnHead(model)(states[0]), model(input_ids=ids, use_cache=False).logits[0]
     gap = (found - own).abs().max().item()
     if not gap <= 1e-3 * max(1.0, own.abs().max().item()):
@@ -166,13 +180,9 @@ def load_model(
 
 
 def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any) -> Any:
-    """Reads a model in float32, without dropout, with the first attention that its class has.
+    """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
 
-    Args:
-        path: Model folder.
-        head: Whether to read the output head; without it the decoder alone.
-        trust: Whether code that comes with the model may run.
-        how: Further arguments of ``from_pretrained``.
+    The first attention is taken that the class has. ``how`` goes to ``from_pretrained``.
 
     Raises:
         ModelRefused: It cannot be loaded.
@@ -180,19 +190,19 @@ def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any
     config = without_noise(load_config(path, trust=trust))
     kind, errors = AutoModelForCausalLM if head else AutoModel, []
     for attention in ("sdpa", "eager"):
-        own = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
+        chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
         try:
-            return kind.from_pretrained(str(path), dtype=torch.float32, **own)
+            return kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
         except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
             errors.append(error)
     raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
 
 
-def check_model(model: Any, context: int, *, packed: bool = False) -> None:
-    """Removes what is random in training mode, and finds how a model computes several sequences.
+def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
+    """Removes what is random in training mode, and finds how the model computes several sequences.
 
     Args:
-        model: Causal LM as it was read.
+        model: Causal LM as it was loaded.
         context: Largest number of tokens of a sequence.
         packed: Whether packed rows are preferred to padded ones where prefix trees are not possible.
 
@@ -208,7 +218,13 @@ def check_model(model: Any, context: int, *, packed: bool = False) -> None:
 
 
 def checkpoint_layers(model: Any) -> None:
-    """Has a model compute its layers again in the backward pass."""
+    """Has a model compute its layers again in the backward pass.
+
+    Raises:
+        ModelRefused: Its class cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ModelRefused(f"trainer.gradient_checkpointing: transformers' {type(model).__name__} does not support it")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
@@ -229,18 +245,6 @@ def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any
         return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
     except (ValueError, KeyError) as error:
         raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
-
-
-def _loaded(path: Path, config: Any, trust: bool) -> Any:
-    """Loads the weights with the first attention that the class has."""
-    errors = []
-    for attention in ("sdpa", "eager"):
-        how = {"config": config, "attn_implementation": attention, "trust_remote_code": trust}
-        try:
-            return AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
-        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
-            errors.append(error)
-    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
