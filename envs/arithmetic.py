@@ -43,6 +43,11 @@ class Arithmetic(SingleTurnEnvironment):
             return 1.0, {"accuracy": 1.0}
         return self.digit_reward * digit_share(said, task["answer"]), {"accuracy": 0.0}
 
+    def extract(self, answer: str) -> str | None:
+        """Returns the last integer of the answer."""
+        numbers = _INTEGER.findall(answer)
+        return numbers[-1] if numbers else None
+
 
 def digit_share(said: str, right: str) -> float:
     """Computes the share of equal digits, place by place; 0 if the lengths differ or there is a sign."""

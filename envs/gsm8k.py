@@ -58,6 +58,11 @@ class GSM8K(SingleTurnEnvironment):
         well_formed = float(has_answer_line(answer))
         return accuracy + self.format_reward * well_formed, {"accuracy": accuracy, "format": well_formed}
 
+    def extract(self, answer: str) -> str | None:
+        """Returns the number that the answer ends with."""
+        number = final_number(answer)
+        return None if number is None else str(number)
+
     def demonstration(self, task: dict[str, Any]) -> str:
         """Returns the dataset's solution in the format that the prompt asks for."""
         reasoning, number = solution(task)

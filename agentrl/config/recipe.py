@@ -152,6 +152,22 @@ class EvalConfig(Section):
         "eval/version_min and _max say which they saw); or a quarter of the servers, at least one of two, keep the "
         "evaluated version for it. The final evaluation is always of one version.",
     )
+    until_ci: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="Half width of the accuracy's 95% interval at which no further task begins; that interval holds "
+        "however often it is looked at. Only of an evaluation without a trainer, as the next three.",
+    )
+    max_cost: float | None = Field(default=None, gt=0, description="Cost at which no further episode begins.")
+    max_tokens: Positive | None = Field(
+        default=None, description="Tokens, read and sampled together, at which no further episode begins."
+    )
+    price: dict[str, float] | None = Field(
+        default=None,
+        description="Price of a million tokens, {input: 2.5, output: 10}, and cached where it differs; null: the one "
+        "of the model in ~/.config/agentrl/prices.yaml, if there is one.",
+    )
 
 
 class TrainerConfig(AdapterConfig, AlgorithmConfig):
@@ -321,6 +337,9 @@ class Recipe(Section):
             )
         for problem in (*contradictions(self), *machine_contradictions(self)):
             raise ValueError(problem)
+        for key in ("until_ci", "max_cost", "max_tokens"):
+            if self.trainer.type is not None and getattr(self.eval, key) is not None:
+                raise ValueError(f"eval.{key} is for evaluations without a trainer: the tasks of a run stay the same")
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
         for problem in (*teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self)):

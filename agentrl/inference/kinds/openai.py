@@ -88,10 +88,12 @@ class OpenAISession(OpenAINames):
         parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
         answer, refused = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
+        usage = _usage(answer)
         for choice, is_refusal in zip(answer.choices, refused, strict=True):
             message = choice.message.model_dump(exclude_none=True)
             finish = REFUSED if is_refusal else choice.finish_reason or "stop"  # some servers leave it out
-            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options))
+            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options), usage)
+            usage = None  # the numbers are of the whole call
         if stream is True:
             usage = isinstance(shown, Mapping) and bool(shown.get("include_usage"))
             return CompletionStream(answer, include_usage=usage)
@@ -135,6 +137,18 @@ def _recorded(message: Any) -> Message:
         return in_shape(message)
     except MessageError:
         return dict(message) if isinstance(message, dict) else message.model_dump(exclude_none=True)
+
+
+def _usage(answer: Any) -> dict[str, int] | None:
+    """Returns the numbers of tokens of a call, as the API says them; an answer may hold anything there."""
+    usage = getattr(answer, "usage", None)
+    found = {
+        "prompt": getattr(usage, "prompt_tokens", None),
+        "completion": getattr(usage, "completion_tokens", None),
+        "cached": getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None),
+        "reasoning": getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None),
+    }
+    return {name: count for name, count in found.items() if isinstance(count, int) and count >= 0} or None
 
 
 def _set_by_call(options: Mapping[str, Any]) -> dict[str, Any] | None:
