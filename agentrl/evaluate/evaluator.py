@@ -11,6 +11,7 @@ number of tasks, beside the tasks themselves.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.config.recipe import Recipe
@@ -23,7 +24,7 @@ from agentrl.evaluate.ends import Ends, check_budget
 from agentrl.evaluate.judged import Judged
 from agentrl.evaluate.metrics import EvalSummary, PerTask, summary_of
 from agentrl.evaluate.prices import price_of
-from agentrl.evaluate.setup import prompt_of, setup_of
+from agentrl.evaluate.setup import digest, prompt_of, setup_of
 from agentrl.evaluate.tally import Row, Tally, TaskScores
 from agentrl.inference.client import EvaluationClient
 from agentrl.rollout.abandoned import Abandoned
@@ -55,6 +56,7 @@ class Evaluator:
         prompt: Text of the first prompt; ``None`` for the messages of the first task's episode.
         ends: Rules that end the evaluation before its last task.
         on_task: Called with the scores of each task whose samples have all ended.
+        wanted: Function of the number of a task and the index of a sample that says whether it is attempted.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Evaluator:
         self._keep = keep
         self.on_episode: Callable[[Episode], None] = lambda episode: None
         self.on_task: Callable[[TaskScores], None] = lambda task: None
+        self.wanted: Callable[[int, int], bool] = lambda number, index: True
         self.failures: Counter[str] = Counter()
         self._left = Abandoned()
         self.setup: dict[str, Any] = setup_of(recipe, self.tasks, self.source)
@@ -155,7 +158,8 @@ class Evaluator:
             for index in range(self._recipe.eval.samples):
                 if self.ends.reason:
                     return
-                yield number, task, index
+                if self.wanted(number, index):
+                    yield number, task, index
 
     async def _work(self, attempts: Iterator[tuple[int, Task, int]], version: int) -> None:
         for number, task, index in attempts:
@@ -203,7 +207,9 @@ class Evaluator:
         self.on_episode(episode)
 
     def _task_ends(self, task: TaskScores) -> None:
-        self.ends.task(self._numbers.pop(task.task), task)
+        number = self._numbers.pop(task.task)
+        task = replace(task, digest=digest([self.tasks[number]]))
+        self.ends.task(number, task)
         if self._keep:
             self._per_task.add(task)
         self.on_task(task)

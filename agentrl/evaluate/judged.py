@@ -18,6 +18,8 @@ from agentrl.evaluate.setup import differences
 SETUP = "setup.json"  # of the folder's evaluation, written before its first episode
 EPISODES = "eval-episodes.jsonl"
 RESULT = "result.json"
+ASKED = "asked.json"  # what the call asked for
+BEFORE_SETUP = {ASKED, "config.json", "owner.json", "eval-tasks.jsonl"}  # files that are there before SETUP
 
 
 class ResumeError(UserError):
@@ -107,13 +109,20 @@ def check_evaluated(run_dir: Path) -> None:
     Raises:
         ResumeError: There is nothing to go on with.
     """
-    if not (run_dir / SETUP).is_file():
+    if not (run_dir / SETUP).is_file() and not _is_new(run_dir):
         raise ResumeError(f"nothing to resume: {run_dir} holds no evaluation ({SETUP}); leave out --resume")
 
 
 def is_unfinished(run_dir: Path) -> bool:
-    """Whether a folder holds an evaluation that was begun and has no result."""
-    return (run_dir / SETUP).is_file() and not (run_dir / RESULT).is_file()
+    """Whether a folder holds an evaluation that was begun and has no result, or that ended before its first request."""
+    return ((run_dir / SETUP).is_file() or _is_new(run_dir)) and not (run_dir / RESULT).is_file()
+
+
+def _is_new(run_dir: Path) -> bool:
+    """Whether a folder is that of an evaluation whose process ended before it knew what it measures."""
+    return run_dir.is_dir() and all(
+        file.is_dir() or file.name in BEFORE_SETUP or file.name.startswith(".") for file in run_dir.iterdir()
+    )
 
 
 def read_judged(run_dir: Path, setup: dict[str, Any]) -> Judged:
@@ -127,7 +136,8 @@ def read_judged(run_dir: Path, setup: dict[str, Any]) -> Judged:
         ResumeError: The folder's evaluation has another set-up.
     """
     check_evaluated(run_dir)
-    different = differences(json.loads((run_dir / SETUP).read_bytes()), setup)
+    before = json.loads((run_dir / SETUP).read_bytes()) if (run_dir / SETUP).is_file() else setup
+    different = differences(before, setup)
     if different:
         raise ResumeError(
             f"--resume: the evaluation in {run_dir} measures something else. Use its settings, or another --output. "

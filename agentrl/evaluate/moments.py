@@ -34,15 +34,19 @@ class Estimate:
 class Moments:
     """Running sums of one metric.
 
+    Args:
+        share: Whether values within 0 and 1 are taken for shares; those of a count or a duration are not.
+
     Attributes:
         tasks: Number of tasks.
         episodes: Number of values.
         mean: Mean over the tasks; NaN without one.
     """
 
-    __slots__ = ("_binary", "_flat", "_largest", "_means", "_single", "_squares", "episodes", "mean", "tasks")
+    __slots__ = ("_binary", "_flat", "_largest", "_means", "_share", "_single", "_squares", "episodes", "mean", "tasks")
 
-    def __init__(self) -> None:
+    def __init__(self, *, share: bool = True) -> None:
+        self._share = share
         self.tasks = self.episodes = 0
         self.mean = math.nan
         self._squares = 0.0
@@ -85,7 +89,7 @@ class Moments:
         Without spread between tasks Student's interval has no width. Wilson's over tasks, which counts a task's
         samples as one, is the cautious choice for values within 0 and 1.
         """
-        within = self._flat[0] >= 0 and self._flat[1] <= 1
+        within = self._share and self._flat[0] >= 0 and self._flat[1] <= 1
         equal = self.tasks < 2 or self._means[1] - self._means[0] <= ROUNDING * self._largest
         if within and ((self._single and self._binary) or equal):
             low, high = proportion_interval(round(self.mean * self.tasks), self.tasks)

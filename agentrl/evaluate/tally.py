@@ -86,6 +86,7 @@ class TaskScores:
         failed: Number of samples that were not.
         scores: Means by name, and ``pass@k``, ``pass^k`` and ``maj@k`` where a task has several samples.
         samples: Accuracy by number of the sample; empty where none is told.
+        digest: Digits that differ where the contents of the task do; empty where they were not told.
     """
 
     task: str
@@ -94,6 +95,7 @@ class TaskScores:
     failed: int
     scores: dict[str, float]
     samples: dict[int, float]
+    digest: str = ""
 
 
 @dataclass
@@ -132,7 +134,7 @@ class Counts:
     def _add_measures(self, valid: Sequence[Row]) -> None:
         for name in {name for row in valid for name in row.measures}:
             told = [row.measures[name] for row in valid if name in row.measures]
-            self.measures.setdefault(name, Moments()).add(told)
+            self.measures.setdefault(name, Moments(share=False)).add(told)
         for stop in {row.stop for row in valid}:
             if f"{STOP}{stop}" not in self.measures:
                 moments = self.measures[f"{STOP}{stop}"] = Moments()

@@ -67,7 +67,7 @@ def summary_table(
     for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
         if name in found and _is_shown(name, found):
             cells = [with_interval(before, name), with_interval(after, name)]
-            table.add_row(escape(_LABELS.get(name, name)), *cells, *([_change(name, changes)] if changes else []))
+            table.add_row(escape(_LABELS.get(name, name)), *cells, *([shown_change(name, changes)] if changes else []))
     return Fitting(table)
 
 
@@ -126,6 +126,8 @@ def _is_shown(name: str, names: Sequence[str]) -> bool:
     if beginning is None:
         return True
     k = int(name.removeprefix(beginning))
+    if k == 1 and beginning != "pass@":  # the same as pass@1
+        return False
     most = max(int(other.removeprefix(beginning)) for other in names if other.startswith(beginning))
     return most <= ALL_PASSES or k == most or k & (k - 1) == 0
 
@@ -193,7 +195,7 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
     return rf"{show(value)} \[{show(low)}, {show(high)}]{of}"
 
 
-def _change(name: str, changes: Changes) -> str:
+def shown_change(name: str, changes: Changes) -> str:
     """Formats a change as ``+12.5 points [7.1, 20.9]`` of a share, or as plain numbers."""
     if name not in changes:
         return "not compared"
@@ -202,6 +204,11 @@ def _change(name: str, changes: Changes) -> str:
     if math.isnan(low):
         return f"{mean:+.{digits}f}{unit} (no interval)"
     return rf"{mean:+.{digits}f}{unit} \[{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def shown_value(name: str, value: float) -> str:
+    """Formats a value of a metric."""
+    return (_percent if _is_share(name) else _number)(value)
 
 
 def _is_share(name: str) -> bool:

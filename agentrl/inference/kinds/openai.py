@@ -10,7 +10,7 @@ a refusal is recorded with the finish reason ``refusal``.
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
@@ -22,6 +22,7 @@ from agentrl.inference.api_calls import ApiCalls
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.completions import CompletionStream
+from agentrl.inference.concurrency import Waits
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
 from agentrl.inference.options import is_given
 from agentrl.inference.random_streams import stream_seed
@@ -33,6 +34,20 @@ _SAMPLING = (
     *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
 )  # options of a call that are recorded with its answer
 REFUSED = "refusal"  # finish reason of an answer that the API calls a refusal
+
+
+class Calls(Protocol):
+    """What answers a session's calls: an API, or a transcript.
+
+    Attributes:
+        url: URL for messages.
+    """
+
+    url: str
+
+    async def ask(self, arguments: dict[str, Any], waits: Waits) -> Any:
+        """Returns the answer to a call with these arguments of ``chat.completions.create``."""
+        ...
 
 
 class OpenAISession(OpenAINames):
@@ -49,7 +64,7 @@ class OpenAISession(OpenAINames):
 
     def __init__(
         self,
-        calls: ApiCalls,
+        calls: Calls,
         model: str,
         defaults: dict[str, Any],
         seed: int | None = None,
@@ -85,7 +100,7 @@ class OpenAISession(OpenAINames):
         shown = asked.pop("stream_options", None)
         sent = [valid_data(message) for message in messages]
         await self._door.check()
-        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
+        parent = self._record.add_prompt([recorded(message) for message in sent], options.get("tools"))
         answer, refused = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
         usage = _usage(answer)
@@ -131,7 +146,7 @@ def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
         raise InferenceError(f"{url}: the answer cannot be read: {error}") from error
 
 
-def _recorded(message: Any) -> Message:
+def recorded(message: Any) -> Message:
     """Returns a message that was sent, as data; one that holds more than text is recorded as it was."""
     try:
         return in_shape(message)
