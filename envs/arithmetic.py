@@ -24,6 +24,7 @@ class Arithmetic(SingleTurnEnvironment):
     """
 
     dataset = "arithmetic"
+    columns = ("question", "answer")
     reward_range = (0.0, 1.0)
 
     def __init__(self, digit_reward: float = 0.0) -> None:

@@ -37,6 +37,7 @@ class GSM8K(SingleTurnEnvironment):
     """
 
     dataset = "openai/gsm8k"
+    columns = ("question", "answer")
 
     def __init__(self, format_reward: float = 0.2, examples: int = 0) -> None:
         if not 0 <= examples <= len(EXAMPLES):

@@ -35,12 +35,19 @@ class ModelConfig(Section):
 class DatasetConfig(Section):
     """Source of the training tasks."""
 
-    name: str = Field(default="env", description="Dataset id, e.g. openai/gsm8k; env: the environment's own dataset.")
+    name: str = Field(
+        default="env",
+        description="Dataset id, e.g. openai/gsm8k; a JSONL, CSV or parquet file, or a folder; env: the environment's "
+        "own dataset.",
+    )
     path: str | None = Field(default=None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
     split: str = "train"
     limit: Positive | None = Field(default=None, description="Use the first N tasks only.")
     shuffle: bool = True
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the dataset's own loader.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Columns by the name that the environment reads, e.g. {question: prompt}."
+    )
 
 
 class ValidDatasetConfig(DatasetConfig):
