@@ -117,6 +117,11 @@ class InferenceConfig(Section):
     )
     servers: Positive = 1
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of each request to an external API, e.g. {max_completion_tokens: 4096, temperature: null, "
+        "reasoning_effort: low, extra_body: {top_k: 20}}; null leaves one out.",
+    )
     api_key_env: str = Field(default="OPENAI_API_KEY", description="Environment variable that holds the API key.")
     dtype: DType = "auto"
     max_running: Positive = Field(default=64, description="Requests decoded together in one server.")

@@ -84,8 +84,10 @@ def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None 
     if not len(lines):
         raise DataError(f"dataset {config.name!r}, split {config.split!r}, has no tasks ({source})")
     section = "train_dataset" if not isinstance(config, ValidDatasetConfig) else "valid_dataset"
-    check_columns(lines, config.columns, _needed(env) if config.name != "env" else (), section)
-    rows = Mapped(lines, config.columns) if config.columns else lines
+    needed = _needed(env) if config.name != "env" else ()
+    check_columns(lines, config.columns, needed, section)
+    texts = needed if isinstance(lines, LazyRows) else ()
+    rows = Mapped(lines, config.columns, texts) if config.columns or texts else lines
     order = array("q", range(len(rows)))
     if config.shuffle:
         random.Random(seed if config.split == "train" else _FIXED_SEED).shuffle(order)

@@ -96,11 +96,16 @@ class Mapped(Sequence[dict[str, Any]]):
     Args:
         rows: The rows.
         columns: Name that the environment reads -> name of the column.
+        texts: Names whose values an environment reads as texts: a number, as a CSV file's column becomes one, is
+            turned into its text.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], texts: Sequence[str] = ()
+    ) -> None:
         self._rows = rows
         self._columns = columns
+        self._texts = texts
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -111,10 +116,12 @@ class Mapped(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
         if isinstance(index, slice):
-            return Mapped(self._rows[index], self._columns)
+            return Mapped(self._rows[index], self._columns, self._texts)
         row = self._rows[index]
         kept = {name: value for name, value in row.items() if name not in self._columns.values()}
-        return kept | {name: row[column] for name, column in self._columns.items()}
+        found = kept | {name: row[column] for name, column in self._columns.items()}
+        numbers = [name for name in self._texts if type(found[name]) in (int, float)]
+        return found | {name: str(found[name]) for name in numbers}
 
 
 def check_columns(rows: Sequence[Any], columns: Mapping[str, str], needed: Sequence[str], what: str) -> None:

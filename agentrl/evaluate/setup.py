@@ -44,6 +44,7 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "max_new_tokens": sampling.max_new_tokens,
         "seed": recipe.seed,
         **(own if server_kind(inference.engine).capabilities.token_logprobs else {}),  # else it is the API's
+        **({"options": inference.options} if inference.options else {}),
     }
 
 

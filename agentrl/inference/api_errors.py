@@ -96,6 +96,16 @@ def mend_of(error: APIError, sent: Mapping[str, Any]) -> tuple[str, str | None] 
     return None
 
 
+def refused_option(error: APIError, sent: Mapping[str, Any]) -> str | None:
+    """Returns the name of the option of a request that a refusal names, ``None`` if it names none."""
+    if status_of(error) not in (400, 422):
+        return None
+    named = str(error.param or "").partition(".")[0]
+    if named in (sent.get("extra_body") or {}):
+        return f"extra_body.{named}"
+    return named if named in sent and named not in ("messages", "model") else None
+
+
 def _says(error: APIError, words: tuple[str, ...]) -> bool:
     text = _text(error)
     return any(word in text for word in words)

@@ -118,8 +118,6 @@ class OpenAISession(OpenAINames):
         """Returns the API's answer, its messages in the one shape, and which of them are refusals."""
         url = self._api.url
         answer = await self._api.ask(arguments, self._door.waits)
-        if not getattr(answer, "choices", None):
-            raise InferenceError(f"{url}: the answer holds no choices: {str(answer)[:200]}")
         refused = [bool(getattr(choice.message, "refusal", None)) for choice in answer.choices]
         for choice in answer.choices:
             choice.message = _one_shape(choice.message, url)
@@ -183,7 +181,8 @@ class OpenAIClient:
         key = os.environ.get(api.api_key_env) or "none"
         client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
         self._client = client
-        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds)
+        no_key = f"; ${api.api_key_env} holds no key" if not os.environ.get(api.api_key_env) else ""
+        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key)
         self._model = api.model
         self._defaults = api.defaults
 
