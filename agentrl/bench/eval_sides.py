@@ -57,6 +57,8 @@ class Sums(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
         return {"question": f"What is {index} + 25?", "answer": str(index + 25), "tag": f"tag {index % 4}"}
 
 

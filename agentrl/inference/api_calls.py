@@ -28,6 +28,7 @@ from agentrl.inference.api_errors import (
     pause_of,
     refused_option,
     status_of,
+    without_key,
 )
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.concurrency import Concurrency, Gate, Waits
@@ -67,6 +68,7 @@ class ApiCalls:
         self._mends: dict[str, str | None] = {}
         self._repeated: Counter[str] = Counter()
         self._answered = False
+        self._explaining = asyncio.Lock()
         self.problem = ""
         self.url = f"{str(client.base_url).rstrip('/')}/chat/completions"
 
@@ -111,6 +113,7 @@ class ApiCalls:
         try:
             return self._checked(await retrying(self._mended, arguments, waits, self._gate.ticket()))
         except APIError as error:
+            without_key(error, self._client.api_key)
             if own and _timed_out(error):
                 raise
             if is_filtered(error):
@@ -188,6 +191,8 @@ class ApiCalls:
 
     def _repeats(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, APIError):
+            without_key(error, self._client.api_key)
         if not self._repeated:
             log.warning("%s: %s; it is asked again until inference.retry_seconds", self.url, error)
         status = status_of(error) if isinstance(error, APIError) else 0
@@ -202,9 +207,10 @@ class ApiCalls:
         if is_overflow(error):
             return _with_status(ContextOverflow(text), error)
         if is_fatal(error) or (isinstance(error, APIConnectionError) and not self._answered):
-            if not self.problem:
-                self.problem = printable(" ".join(text.split()))[:600]  # others see it while more is asked
-                self.problem += await self._more(error)
+            async with self._explaining:  # one asks for more, the others wait: the first problem is the whole one
+                if not self.problem:
+                    more = await self._more(error)
+                    self.problem = printable(" ".join(text.split()))[:600] + printable(more)
         elif is_transient(error):
             text += (
                 f" (given up: {waits.repeating:.0f} s waited, the next wait would pass inference.retry_seconds="

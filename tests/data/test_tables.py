@@ -51,7 +51,7 @@ def test_a_column_that_is_missing_is_told_with_those_that_there_are(folder: Path
     path = str(folder / "rows.parquet")
     with pytest.raises(
         DataError,
-        match=r"a column 'question', which the environment.*prompt, answer, level.*valid_dataset.columns.question=COLUMN",
+        match=r"a column 'question', which.*prompt, answer, level.*valid_dataset.columns.question=COLUMN",
     ):
         load_tasks(ValidDatasetConfig(name=path), seed=0, env=ARITHMETIC)
     with pytest.raises(DataError, match=r"lacks column 'promt'\. Its columns: prompt, answer, level"):
