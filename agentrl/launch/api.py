@@ -24,7 +24,8 @@ from agentrl.core.import_file import being_imported
 from agentrl.evaluate.judged import is_unfinished
 from agentrl.launch.asked import unfinished
 from agentrl.launch.class_path import class_path
-from agentrl.launch.evaluated import chooses_model, evaluated, how, model_of_run
+from agentrl.launch.evaluated import chooses_model, evaluated, how
+from agentrl.launch.model_of_run import model_of_run
 from agentrl.launch.results import EvalResult, TrainResult
 from agentrl.launch.run import run_recipe
 
@@ -125,7 +126,7 @@ def evaluate(
     given = settings_of(overrides, sections, path_of=partial(class_path, in_process=True), own=_EVALUATE)
     recipe, found = evaluated(what, model_is_chosen=model is not None or chooses_model(given))
     if model is not None and base_url is None:
-        model = model_of_run(str(model))
+        model = model_of_run(str(model), console)
     found += how(model, base_url, tasks, samples, concurrency, has_recipe=recipe is not None)
     ends = {"until_ci": until_ci, "max_cost": max_cost, "max_tokens": max_tokens}
     found += [(f"eval.{name}", value) for name, value in ends.items() if value is not None]

@@ -54,23 +54,6 @@ def chooses_model(settings: Sequence[Setting]) -> bool:
     return "model" in keys or "model.name" in keys
 
 
-def model_of_run(model: str) -> str:
-    """Returns the folder of the model that a run exported, if ``model`` is a run's name or folder; else ``model``.
-
-    Raises:
-        ConfigError: The run has exported no model.
-    """
-    for folder in (Path(model), Path("runs") / model):
-        if (folder / "config.json").is_file() and (folder / "model").is_dir():
-            return str(folder / "model")
-        if (folder / "checkpoints").is_dir():
-            raise ConfigError(
-                f"{folder} is a run that has not exported its model: it is written to {folder / 'model'} at the run's "
-                f"end; `agentrl runs resume {folder.name}` goes on"
-            )
-    return model
-
-
 def _name_of(what: Any) -> str:
     """Returns the name or path of what is evaluated; of a class the one by which this process finds it."""
     if isinstance(what, type):

@@ -15,7 +15,6 @@ from agentrl.evaluate.prices import Price
 from agentrl.evaluate.tally import Tally
 from agentrl.launch import eval_progress, several
 from agentrl.launch.eval_progress import EvalProgress
-from agentrl.launch.evaluated import model_of_run
 from tests.launch.test_evaluation_api import Api
 
 
@@ -85,13 +84,3 @@ async def test_several_environments_and_models_are_evaluated_in_one_go(tmp_path:
     table = out.getvalue()[out.getvalue().index("all evaluations") :]
     assert "m/one" in table and "accuracy" in table and "0.0%" in table
     assert json.loads((tmp_path / "all" / "retry--two" / "setup.json").read_text())["model"] == "two"
-
-
-def test_a_run_stands_for_its_model(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    (run_dir / "checkpoints").mkdir(parents=True)
-    with pytest.raises(Exception, match="has not exported its model"):
-        model_of_run(str(run_dir))
-    (run_dir / "model").mkdir()
-    (run_dir / "config.json").write_text("{}")
-    assert model_of_run(str(run_dir)) == str(run_dir / "model") and model_of_run("some/name") == "some/name"
