@@ -25,7 +25,8 @@ from tests.train.test_loss import tokens_of
 
 WALK = ROOT / "docs" / "environments.md"  # its commands follow from each other: test_environments_page.py runs them
 AGENTS = ROOT / "docs" / "agents.md"  # its commands need its blocks: test_agents_page.py runs them
-OWN_TESTS = {WALK, AGENTS}
+EVALUATION = ROOT / "docs" / "evaluation.md"  # its commands follow from each other: test_evaluation_page.py runs them
+OWN_TESTS = {WALK, AGENTS, EVALUATION}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - OWN_TESTS)]
 NEEDS_MORE_THAN_A_TEST_HAS = {
     "pip install -e '.[gpu]'": "SGLang needs a GPU and an environment of its own",
