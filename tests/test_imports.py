@@ -31,6 +31,7 @@ ALL = {*ALLOWED, "launch", "bench"}
 ALLOWED |= {
     "launch": ALL - {"bench"},  # it puts a run together: its modules are the processes' entry points
     "bench": ALL,
+    "view": ALL - {"bench"},
     "cli": ALL,
 }
 USER_CODE = ("envs", "agents", "recipes")

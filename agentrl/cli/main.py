@@ -25,6 +25,7 @@ from agentrl.cli.runs import app as runs_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.cli.sim import sim
+from agentrl.cli.view import view
 from agentrl.config.errors import UserError
 from agentrl.core.extras import extra_of, install_hint
 
@@ -49,6 +50,7 @@ app.command(name="bench")(bench)
 app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)
+app.command(name="view")(view)
 
 
 def _print_version(wanted: bool) -> None:
