@@ -11,6 +11,7 @@ from agentrl.config.errors import UserError
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
 from agentrl.view.episode_row import content_text, is_sampled
+from agentrl.view.findings import Findings
 from agentrl.view.group_advantages import advantages, counted_members
 from agentrl.observe.metric_glossary import described
 from agentrl.view.search_query import HELP
@@ -31,6 +32,7 @@ class Answers:
     def __init__(self, runs: list[ShownRun]) -> None:
         self.runs = {run.key: run for run in runs}
         self._tokenizers = Tokenizers()
+        self._findings = Findings()
 
     def run(self, key: str) -> ShownRun:
         """Returns a shown run.
@@ -66,7 +68,7 @@ class Answers:
 
     def findings(self, key: str) -> dict[str, Any]:
         """Returns what ``agentrl doctor`` says of a run."""
-        return self.run(key).findings()
+        return self._findings.of(self.run(key).folder)
 
     def curves(self, key: str, names: list[str]) -> dict[str, Any]:
         """Returns some metrics as columns over the steps."""

@@ -19,22 +19,6 @@ from agentrl.view.metric_history import MetricHistory
 
 CONFIG = "config.json"
 MARKS = (CONFIG, METRICS, *FILES.values(), "result.json")  # files that a run leaves
-EPISODE_LINKS = {
-    "invalid": ("eval", "is:failed", "-place"),
-    "failed": ("train", "is:failed", "-place"),
-    "truncation": ("train", "stop:length", "-length"),
-    "all_cut": ("train", "stop:length", "-length"),
-    "length": ("train", "", "-length"),
-    "collapse": ("train", "", "length"),
-    "overflow": ("train", "stop:context_overflow", "-context"),
-    "too_old": ("train", "", "-age"),
-    "filtered": ("train", "-is:trained", "-place"),
-    "form": ("train", "accuracy=0", "-reward"),
-    "proxy": ("train", "accuracy=0", "-reward"),
-    "signal": ("train", "", "-place"),
-    "masks": ("train", "length=0", "-place"),
-}
-"""Kind of a finding -> episodes that show it: kind of episodes, query and sort."""
 
 
 @dataclass
@@ -70,25 +54,6 @@ class ShownRun:
             why = f"{type(error).__name__}: {error}"
             kind = {"kind": "", "state": "unknown", "step": steps[-1] if steps else None, "total": None}
             return found | kind | {"metric": None, "value": None, "age": None, "problem": f"not all is known: {why}"}
-
-    def findings(self) -> dict[str, Any]:
-        """Returns what ``agentrl doctor`` says, with the episodes that show it."""
-        from agentrl.observe.examine_run import examine
-
-        try:
-            found, unjudged = examine(self.folder)
-        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return {"findings": [], "unjudged": [str(error)]}
-        shown = [
-            {**{name: getattr(one, name) for name in ("kind", "symptom", "cause", "remedy", "level")},
-             "episodes": _link(EPISODE_LINKS.get(one.kind))}
-            for one in found
-        ]  # fmt: skip
-        return {"findings": shown, "unjudged": unjudged}
-
-
-def _link(found: tuple[str, str, str] | None) -> dict[str, str] | None:
-    return None if found is None else dict(zip(("kind", "query", "sort"), found, strict=True))
 
 
 def read_json(file: Path) -> dict[str, Any] | None:

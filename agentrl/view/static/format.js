@@ -7,6 +7,7 @@ export function number(value, digits = 3) {
   const size = Math.abs(value);
   if (size >= 10000) return Math.round(value).toLocaleString("en");
   if (size >= 100) return value.toFixed(1);
+  if (size >= 10) return value.toFixed(Math.min(digits, 2));
   if (size >= 1e-3) return value.toFixed(digits);
   return value === 0 ? "0" : value.toExponential(1);
 }

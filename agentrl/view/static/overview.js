@@ -8,13 +8,13 @@ import { Chart, FIRST_CURVES, heldOut } from "./charts.js";
 /** The list of all shown runs. */
 export function Runs({ runs }) {
   return html`<main class="page" id="main"><h1>Runs</h1>
-    <div class="scroll"><table class="plain"><thead><tr><th>run</th><th>learns</th><th>state</th><th class="num">step</th><th class="num">latest</th><th class="num">wrote</th></tr></thead>
+    <div class="scroll"><table class="plain"><thead><tr><th>run</th><th class="narrow-off">learns</th><th>state</th><th class="num">step</th><th class="num">latest</th><th class="num narrow-off">wrote</th></tr></thead>
       <tbody>${runs.map((run) => html`<tr key=${run.key}>
         <td><a href=${href(["run", run.key])}>${run.key}</a>${run.problem ? html`<div class="note">${run.problem}</div>` : null}</td>
-        <td>${run.kind}</td><td><${State} state=${run.state} /></td>
+        <td class="narrow-off">${run.kind}</td><td><${State} state=${run.state} /></td>
         <td class="num">${run.step ?? "–"}${run.total ? ` / ${run.total}` : ""}</td>
         <td class="num">${run.metric ? html`<span class="quiet">${shortName(run.metric)}</span> ${number(run.value)}` : "–"}</td>
-        <td class="num">${run.age === null || run.age === undefined ? "–" : `${seconds(run.age)} ago`}</td></tr>`)}</tbody></table></div>
+        <td class="num narrow-off">${run.age === null || run.age === undefined ? "–" : `${seconds(run.age)} ago`}</td></tr>`)}</tbody></table></div>
   </main>`;
 }
 

@@ -29,7 +29,7 @@ function columnsOf(rows, kind, metrics, width) {
   const drop = width < 900 ? ["seconds", "task", "version", "calls", "turns", "place"] : width < 1250 ? ["seconds", "task", "calls"] : [];
   shown = shown.filter((one) => !drop.includes(one.key));
   if (kind === "eval") shown.splice(shown.length - 1, 0, { key: "eval_step", label: "step", sort: "step", width: "60px", num: true, title: "step of the evaluation" });
-  const extra = metrics.slice(0, width < 900 ? 0 : 2).map((name) => ({ key: name, label: name, sort: name, metric: true, num: true, width: "84px", title: `metric ${name} of the environment` }));
+  const extra = metrics.slice(0, width < 900 ? 0 : width < 1400 ? 1 : 2).map((name) => ({ key: name, label: name, sort: name, metric: true, num: true, width: "78px", title: `metric ${name} of the environment` }));
   shown.splice(1, 0, ...extra);
   return shown;
 }

@@ -38,12 +38,12 @@ function visible(text) {
   return text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥") || "∅";
 }
 
-function Ledger({ token, block, i, trained, advantage, notRecorded }) {
+function Ledger({ token, block, i, trained, advantage, notRecorded, asText }) {
   if (!token) return html`<aside class="ledger" aria-live="polite"><p class="quiet">Point at a token, or walk with ← and →.</p>${notRecorded.map((one) => html`<p class="quiet small" key=${one}>Not recorded: ${one}.</p>`)}</aside>`;
   const sampled = Boolean(block.mask[i]);
   const version = block.versions[i];
   const rows = [
-    ["text", JSON.stringify(block.texts[i])],
+    ["text", asText ? JSON.stringify(block.texts[i]) : "no tokenizer"],
     ["id", `${block.ids[i]}${block.special.includes(i) ? ", special" : ""}`],
     ["position", number(block.start + i)],
     ["origin", block.origins[i]],
@@ -101,7 +101,7 @@ export function Tokens({ run, kind, place, role, way, onWay, advantage, advantag
         ${blocks.map((block, number) => html`<${Block} key=${number} block=${block} number=${number} way=${way} scale=${scale} at=${b === number ? i : null} />`)}
         ${!blocks.length ? html`<p class="empty">No tokens are recorded for this role.</p>` : null}
       </div>
-      <${Ledger} token=${at} block=${blocks[b]} i=${i} trained=${value.trained} advantage=${advantage} notRecorded=${value.not_recorded} />
+      <${Ledger} token=${at} block=${blocks[b]} i=${i} trained=${value.trained} advantage=${advantage} notRecorded=${value.not_recorded} asText=${value.as_text} />
     </div>
   </div>`;
 }
