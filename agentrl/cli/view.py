@@ -26,9 +26,11 @@ def view(
         Path | None, typer.Option("--html", help="Write a page that needs no server into this file, and end.")
     ] = None,
     select: Annotated[
-        str, typer.Option("--filter", help='Episodes for --html and --tui, e.g. \'reward<0.5 stop:length "text"\'.')
+        str, typer.Option("--filter", help="Episodes for --html and --tui, e.g. 'reward<0.5 stop:length \"text\"'.")
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", help="Field to sort them by; -FIELD for the largest first.")] = "-place",
+    sort: Annotated[
+        str, typer.Option("--sort", help="Field to sort them by; -FIELD for the largest first.")
+    ] = "-place",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most episodes in the file of --html.")] = 200,
     evaluation: Annotated[bool, typer.Option("--eval", help="For --tui: the episodes of evaluations.")] = False,
     tui: Annotated[bool, typer.Option("--tui", help="Show episodes in this terminal.")] = False,
@@ -52,5 +54,3 @@ def view(
     from agentrl.view.serve_page import serve
 
     serve(found, port, typer.echo, browser=browser)
-
-

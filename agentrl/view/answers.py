@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.observe.metric_glossary import described
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
 from agentrl.view.episode_row import content_text, is_sampled
 from agentrl.view.findings import Findings
 from agentrl.view.group_advantages import advantages, counted_members
-from agentrl.observe.metric_glossary import described
 from agentrl.view.search_query import HELP
 from agentrl.view.shown_runs import ShownRun
 from agentrl.view.token_ledger import Tokenizers, ledger

@@ -21,10 +21,11 @@ from agentrl.config.errors import UserError
 from agentrl.host.cache_folder import cache_folder
 from agentrl.view.episode_files import KINDS, EpisodeFile, episode_file, parse
 from agentrl.view.episode_row import EpisodeRow, row_of
-from agentrl.view.search_query import NUMBERS, TEXTS, Condition, metric_path, parse as parse_query
+from agentrl.view.search_query import NUMBERS, TEXTS, Condition, metric_path
+from agentrl.view.search_query import parse as parse_query
 
 FORMAT = 3  # of the tables; another one is built anew
-FIRST_CHUNK, CHUNK = 1 << 20, 8 << 20  # bytes read at once: the newest are there soon
+FIRST_CHUNK, CHUNK = 1 << 20, 2 << 20  # bytes read at once: the newest are there soon, and others wait shortly
 MOST_ROWS = 500  # of one page
 _JOURNAL = "journal.jsonl"
 _COLUMNS = [name for name in EpisodeRow._fields if name != "text"]
@@ -102,23 +103,26 @@ class EpisodeIndex:
             db.execute("PRAGMA synchronous = OFF")  # it can be built anew
             yield db
 
-    def update(self, chunks: int | None = None) -> bool:
+    def update(self, chunks: int | None = None, *, new_only: bool = False) -> bool:
         """Read what is new, then what is older; returns whether something is left to read.
 
         Args:
             chunks: Number of chunks to read at most; by default all.
+            new_only: Whether to read only what a file has grown by.
         """
         with self._lock, self._open() as db:
             self._follow_journal(db)
             for kind, file in self._files.items():
                 self._check(db, kind, file)
-            left = [piece for kind, file in self._files.items() for piece in self._gaps(db, kind, file.size())]
-            while left and chunks != 0:
+            while (left := self._left(db, new_only)) and chunks != 0:
                 kind, first, end = max(left, key=lambda gap: (gap[0] == "train") + 2 * self._is_newest(db, gap))
                 self._read(db, kind, self._chunk(db, kind, first, end), end)
                 chunks = None if chunks is None else chunks - 1
-                left = [piece for kind, file in self._files.items() for piece in self._gaps(db, kind, file.size())]
             return bool(left)
+
+    def _left(self, db: sqlite3.Connection, new_only: bool) -> list[tuple[str, int, int]]:
+        found = [gap for kind, file in self._files.items() for gap in self._gaps(db, kind, file.size())]
+        return [gap for gap in found if self._is_newest(db, gap)] if new_only else found
 
     def _is_newest(self, db: sqlite3.Connection, gap: tuple[str, int, int]) -> bool:
         """Whether nothing of the gap's end is read, as when a file has grown or is new."""
@@ -277,6 +281,12 @@ class EpisodeIndex:
             return f"e.place {way}", ()
         column, values = (_SORTS[sort], ()) if sort in _SORTS else ("json_extract(e.metrics, ?)", (metric_path(sort),))
         return f"{column} {way} NULLS LAST, e.place DESC", values
+
+    def unread(self) -> int:
+        """Returns the number of bytes of both files that are not read yet."""
+        with self._open() as db:
+            covered = sum(end - first for kind in KINDS for first, end in self._covered(db, kind))
+        return sum(file.size() for file in self._files.values()) - covered
 
     def metric_names(self, kind: str) -> list[str]:
         """Returns the names of the environment's metrics in the newest episodes."""

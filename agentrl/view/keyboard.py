@@ -38,7 +38,7 @@ def read_key() -> str:
     if data == b"\x1b":
         while select.select([file], [], [], _ESCAPE_SECONDS)[0]:
             data += os.read(file, 1)
-            if data[-1:].isalpha() and len(data) > 2 or data.endswith(b"~"):
+            if (data[-1:].isalpha() and len(data) > 2) or data.endswith(b"~"):
                 break
     while data[0] >= 0xC0 and len(data) < _letter_size(data[0]):
         data += os.read(file, 1)

@@ -4,7 +4,6 @@ Guarantees: every answer is JSON or one of the page's own files; what cannot be 
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,10 +18,14 @@ from agentrl.config.errors import UserError
 from agentrl.view import page_files
 from agentrl.view.access import Door, Keys
 from agentrl.view.answers import Answers
+from agentrl.view.episode_files import KINDS, episode_file
+from agentrl.view.metric_history import FILE as METRICS
 from agentrl.view.shown_runs import ShownRun
 
 POLL_SECONDS = 0.5  # between two looks at a run's files
 BEAT_SECONDS = 15.0  # between two events of a run in which nothing happens
+PARTS = 20  # of a long file, after each of which its reader is told
+OWNER = "owner.json"
 
 Answer = Callable[[Request], Any]
 
@@ -86,10 +89,8 @@ def _json(found: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(found), status, media_type="application/json")
 
 
-async def run_events(
-    run: ShownRun, gone: Callable[[], Any], poll_seconds: float
-) -> AsyncIterator[bytes]:
-    """Yields a server-sent event whenever a run has written: its state, new metric records and sizes of its files.
+async def run_events(run: ShownRun, gone: Callable[[], Any], poll_seconds: float) -> AsyncIterator[bytes]:
+    """Yields a server-sent event whenever a run has written: its state and its newest metrics.
 
     Args:
         run: The run.
@@ -102,47 +103,22 @@ async def run_events(
     while not await gone():
         now = await run_in_threadpool(_written, run)
         if now != seen or loop.time() - told > BEAT_SECONDS:
-            left = await run_in_threadpool(run.index.update, 1) if now[1:] != seen[1:] else False
-            if now[:1] != seen[:1]:
-                await run_in_threadpool(run.history.update)
-            seen, told = (now if not left else (now[0], -1)), loop.time()
+            await run_in_threadpool(_read_new, run)
+            seen, told = now, loop.time()
             event = {"summary": await run_in_threadpool(run.summary), "latest": run.history.latest()}
             yield b"data: " + orjson.dumps(event) + b"\n\n"
         await asyncio.sleep(poll_seconds)
 
 
 def _written(run: ShownRun) -> tuple[Any, ...]:
-    from agentrl.view.episode_files import KINDS, episode_file
-
-    metrics = run.folder / "metrics.jsonl"
+    """Returns what changes when a run writes: sizes, its launcher's record, and how much of its episodes is read."""
+    metrics, owner = run.folder / METRICS, run.folder / OWNER
     sizes = [episode_file(run.folder, kind).size() for kind in KINDS]
-    owner = run.folder / "owner.json"
     changed = owner.stat().st_mtime if owner.is_file() else 0.0
-    return (metrics.stat().st_size if metrics.is_file() else 0, *sizes, changed)
+    read = round(PARTS * run.index.unread() / max(1, sum(sizes)))
+    return (metrics.stat().st_size if metrics.is_file() else 0, *sizes, changed, read)
 
 
-class Indexer:
-    """Thread that reads the episodes of the shown runs into their indexes, each run's newest first.
-
-    Args:
-        runs: The shown runs.
-    """
-
-    def __init__(self, runs: list[ShownRun]) -> None:
-        self._runs = runs
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="episode index", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop after the chunk that is being read."""
-        self._stop.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        waiting = list(self._runs)
-        while waiting and not self._stop.is_set():
-            waiting = [run for run in waiting if not self._stop.is_set() and run.index.update(1)]
+def _read_new(run: ShownRun) -> None:
+    run.history.update()
+    run.index.update(new_only=True)

@@ -35,7 +35,7 @@ TEXTS = {"stop": "e.stop", "tag": "e.tag", "task": "e.task", "group": "e.group_i
 STATES = {"failed": "e.failed", "retried": "e.retried", "trained": "(t.step IS NOT NULL)"}
 """Word after ``is:`` -> its SQL."""
 HELP = (
-    'reward<0.5  length>=100  turns=3  version:10..20  age>1  accuracy=1  stop:length  tag:hard  task:train/17  '
+    "reward<0.5  length>=100  turns=3  version:10..20  age>1  accuracy=1  stop:length  tag:hard  task:train/17  "
     'group:g4  is:failed  "an exact text"  -stop:length'
 )
 _TERM = re.compile(r'(?P<no>-?)(?:(?P<name>[\w./-]*?\w)(?P<op><=|>=|!=|[<>=:]))?(?P<value>"[^"]*"?|\S*)')

@@ -5,6 +5,7 @@ the next free one is taken; the link is printed once the page answers.
 """
 
 import asyncio
+import contextlib
 import socket
 import webbrowser
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import uvicorn
 
 from agentrl.config.errors import UserError
 from agentrl.view.access import Keys
-from agentrl.view.page_app import Indexer, application
+from agentrl.view.index_process import read_newest, reading
+from agentrl.view.page_app import application
 from agentrl.view.shown_runs import ShownRun
 
 HOST = "127.0.0.1"
@@ -67,14 +69,9 @@ def serve(
         config = uvicorn.Config(
             application(runs, keys), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        indexer = Indexer(runs)
-        indexer.start()
-        try:
+        read_newest(runs)
+        with reading(runs), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
             asyncio.run(_serve(uvicorn.Server(config), opened, lambda: _ready(link, say, browser)))
-        except KeyboardInterrupt:
-            pass  # the user ends it so
-        finally:
-            indexer.close()
 
 
 def _ready(link: str, say: Callable[[str], None], browser: bool) -> None:

@@ -44,7 +44,9 @@ def write_copy(runs: list[ShownRun], file: Path, *, query: str = "", sort: str =
         count += _of_run(answers, key, found, query, sort, limit)
     about = f"{count} episodes" + (f" that fit {query}" if query else "")
     names = ", ".join(answers.runs)
-    text = whole_document(html.escape(f"{names} · agentrl view"), orjson.dumps({"answers": found, "about": about}).decode())
+    text = whole_document(
+        html.escape(f"{names} · agentrl view"), orjson.dumps({"answers": found, "about": about}).decode()
+    )
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

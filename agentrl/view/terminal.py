@@ -229,7 +229,7 @@ def show(runs: list[ShownRun], kind: str, query: str, sort: str) -> None:
         for line in screen._list(10_000, PLAIN_ROWS + 1):
             console.print(Text(line.plain), soft_wrap=True)
         return
-    from agentrl.view.keyboard import read_key, raw_terminal
+    from agentrl.view.keyboard import raw_terminal, read_key
 
     with raw_terminal(), console.screen(hide_cursor=True):
         while not screen.done:
