@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,9 +46,15 @@ def run(episodes: int = EPISODES, repeats: int = 5) -> dict[str, list[float]]:
 
 
 @contextmanager
-def viewed(folder: Path, cache: Path) -> Iterator[tuple[str, float]]:
-    """Starts ``agentrl view`` on a run; yields its link and the seconds until it was printed."""
-    command = [sys.executable, "-m", "agentrl", "view", folder.name, "--run-dir", str(folder.parent), "--port", "0"]
+def viewed(names: Sequence[str], runs: Path, cache: Path) -> Iterator[tuple[str, float]]:
+    """Starts ``agentrl view`` on some runs; yields its link and the seconds until it was printed.
+
+    Args:
+        names: Names of the runs.
+        runs: Folder of the runs.
+        cache: Folder for the indexes.
+    """
+    command = [sys.executable, "-m", "agentrl", "view", *names, "--run-dir", str(runs), "--port", "0"]
     began = time.perf_counter()
     env = {**os.environ, "AGENTRL_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:

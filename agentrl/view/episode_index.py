@@ -114,20 +114,24 @@ class EpisodeIndex:
             self._follow_journal(db)
             for kind, file in self._files.items():
                 self._check(db, kind, file)
-            while (left := self._left(db, new_only)) and chunks != 0:
+            known = {kind: self._read_end(db, kind) if new_only else 0 for kind in KINDS}
+            while (left := self._left(db, known)) and chunks != 0:
                 kind, first, end = max(left, key=lambda gap: (gap[0] == "train") + 2 * self._is_newest(db, gap))
                 self._read(db, kind, self._chunk(db, kind, first, end), end)
                 chunks = None if chunks is None else chunks - 1
             return bool(left)
 
-    def _left(self, db: sqlite3.Connection, new_only: bool) -> list[tuple[str, int, int]]:
+    def _left(self, db: sqlite3.Connection, known: dict[str, int]) -> list[tuple[str, int, int]]:
+        """Returns the unread parts of both files that begin at the byte that ``known`` names, or later."""
         found = [gap for kind, file in self._files.items() for gap in self._gaps(db, kind, file.size())]
-        return [gap for gap in found if self._is_newest(db, gap)] if new_only else found
+        return [gap for gap in found if gap[1] >= known[gap[0]]]
+
+    def _read_end(self, db: sqlite3.Connection, kind: str) -> int:
+        return db.execute("SELECT max(end) FROM covered WHERE kind = ?", (kind,)).fetchone()[0] or 0
 
     def _is_newest(self, db: sqlite3.Connection, gap: tuple[str, int, int]) -> bool:
         """Whether nothing of the gap's end is read, as when a file has grown or is new."""
-        covered = db.execute("SELECT max(end) FROM covered WHERE kind = ?", (gap[0],)).fetchone()[0]
-        return covered is None or gap[1] >= covered
+        return gap[1] >= self._read_end(db, gap[0])
 
     def _chunk(self, db: sqlite3.Connection, kind: str, first: int, end: int) -> int:
         began = db.execute("SELECT 1 FROM covered WHERE kind = ? LIMIT 1", (kind,)).fetchone()
@@ -137,7 +141,7 @@ class EpisodeIndex:
         """Forgets what was read from another file of this name."""
         known = db.execute("SELECT identity FROM files WHERE kind = ?", (kind,)).fetchone()
         size = file.size()
-        end = db.execute("SELECT max(end) FROM covered WHERE kind = ?", (kind,)).fetchone()[0] or 0
+        end = self._read_end(db, kind)
         identity = file.identity() if size else ""
         if known is not None and size >= end and identity.startswith(known[0]):
             if identity != known[0]:

@@ -25,7 +25,7 @@ def advantages(rows: Sequence[Row], config: Mapping[str, Any]) -> tuple[list[flo
     """
     none: list[float | None] = [None] * len(rows)
     trainer = config.get("trainer") or {}
-    kind, scale = trainer.get("advantage"), trainer.get("scale_rewards")
+    kind, scale = str(trainer.get("advantage")), str(trainer.get("scale_rewards"))
     why = _why_not(trainer)
     if why:
         return none, why

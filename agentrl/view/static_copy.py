@@ -84,10 +84,9 @@ def _selected(
 ) -> tuple[list[dict[str, Any]], int]:
     """Returns the rows of a kind that the filter lets through; a field that only the other kind has gives none."""
     rows: list[dict[str, Any]] = []
-    while len(rows) < limit:
+    while True:
         asked = {"kind": kind, "q": query, "sort": sort, "offset": str(len(rows)), "limit": str(limit - len(rows))}
         page = answers.episodes(key, asked)
         rows += page["rows"]
-        if not page["rows"] or len(rows) >= page["total"]:
+        if not page["rows"] or len(rows) >= min(limit, page["total"]):
             return rows, page["total"]
-    return rows, page["total"]

@@ -148,7 +148,7 @@ class Screen:
             self.top = self.at - height + 1
         page = self._page(self.top, height)
         self._total = page.total
-        self.said = f"{self.at + 1 if page.total else 0} of {page.total}  {KEYS}" if self.said == KEYS else self.said
+        self.said = f"{self.at + 1 if page.total else 0} of {page.total}  {KEYS}"
         found = [Text(_columns("reward", "tokens", "turns", "end", "version", "last answer"), style="dim")]
         for number, row in enumerate(page.rows, self.top):
             reward = "none" if row["reward"] is None else f"{row['reward']:.3f}"
