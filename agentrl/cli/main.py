@@ -19,6 +19,7 @@ from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.plot import plot
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import app as runs_app
@@ -51,6 +52,7 @@ app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)
 app.command(name="view")(view)
+app.command(name="plot")(plot)
 
 
 def _print_version(wanted: bool) -> None:

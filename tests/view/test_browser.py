@@ -71,7 +71,9 @@ class Person:
         self.wrong: list[str] = []
         self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda asked: asked.url.startswith((self.base, "data:")) or self.wrong.append(asked.url))
+        self.page.on(
+            "request", lambda asked: asked.url.startswith((self.base, "data:")) or self.wrong.append(asked.url)
+        )
 
     def open(self, where=""):
         self.page.goto(f"{self.base}/#/{where}")
@@ -191,7 +193,9 @@ def test_the_table_scrolls_to_its_end_and_sorts(person):
     person.open("run/first/episodes")
     rows(page).first.wait_for()
     page.locator(".grid").evaluate("grid => grid.scrollTo(0, grid.scrollHeight)")
-    page.wait_for_function("[...document.querySelectorAll('.rows .row')].some(row => row.ariaRowIndex === '641' && row.innerText.trim())")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.rows .row')].some(row => row.ariaRowIndex === '641' && row.innerText.trim())"
+    )
     assert rows(page).count() < 60  # only those in the window are drawn
     if person.width != "phone":
         page.get_by_role("columnheader", name="length").get_by_role("button").click()
@@ -237,7 +241,9 @@ def test_the_static_copy_opens_from_a_file(browser, runs_folder, tmp_path):
     from agentrl.view.shown_runs import shown_runs
     from agentrl.view.static_copy import write_copy
 
-    write_copy(shown_runs(["first"], runs_folder, tmp_path / "cache"), tmp_path / "copy.html", query="tag:hard", limit=20)
+    write_copy(
+        shown_runs(["first"], runs_folder, tmp_path / "cache"), tmp_path / "copy.html", query="tag:hard", limit=20
+    )
     page = browser.new_page()
     wrong: list[str] = []
     page.on("console", lambda said: said.type == "error" and wrong.append(said.text))

@@ -79,7 +79,10 @@ def test_the_page_names_no_other_place():
     import re
 
     for text in (page_files.document(), page_files.style(), page_files.script()):
-        places = set(re.findall(r"(?:https?:)?//[a-z][a-z0-9.-]+\.[a-z]{2,}", text)) - {"http://www.w3.org", "https://github.com"}  # of SVG; a comment
+        places = set(re.findall(r"(?:https?:)?//[a-z][a-z0-9.-]+\.[a-z]{2,}", text)) - {
+            "http://www.w3.org",
+            "https://github.com",
+        }  # of SVG; a comment
         assert not places
     own = page_files.script().split('"use strict"', 1)[1]
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "dangerouslySetInnerHTML"):
