@@ -31,7 +31,8 @@ ALL = {*ALLOWED, "launch", "bench"}
 ALLOWED |= {
     "launch": ALL - {"bench"},  # it puts a run together: its modules are the processes' entry points
     "bench": ALL,
-    "cli": ALL,
+    "view": ALL - {"bench"},
+    "cli": {*ALL, "view"},
 }
 USER_CODE = ("envs", "agents", "recipes")
 PRIVATE_TO_USERS = {f"agentrl.{name}" for name in ("launch", "cli", "train", "supervised", "rollout", "sim", "bench")}

@@ -356,6 +356,10 @@ class LoggingConfig(Section):
     """Logs, metric files and the live view."""
 
     tensorboard: bool = True
+    trackers: list[Literal["wandb", "trackio", "mlflow", "swanlab"]] = Field(
+        default=[],
+        description="Also send metrics, settings and sample episodes to these; each is an extra of the same name.",
+    )
     episodes: bool = True
     record: bool = Field(
         default=False,

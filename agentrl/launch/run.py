@@ -36,6 +36,8 @@ from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
 from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
+from agentrl.launch.about import FILE as ABOUT
+from agentrl.launch.about import note_start
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.fleet import Fleet
 from agentrl.launch.machines import HEAD_FILE
@@ -63,6 +65,7 @@ from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
+from agentrl.launch.tracked import tracked
 from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -161,7 +164,7 @@ def again(run_dir: Path) -> str:
 
 def _has_only_settings(run_dir: Path) -> bool:
     files = [path for path in run_dir.rglob("*") if not path.is_dir()]
-    settings = {"config.json", CHAT_TEMPLATE, OWNER, ASKED}
+    settings = {"config.json", ABOUT, CHAT_TEMPLATE, OWNER, ASKED}
     written = {path.name for path in files if path.name != TASKS or path.stat().st_size}
     return run_dir.is_dir() and written <= settings
 
@@ -179,6 +182,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    note_start(run_dir)
     template = template_text(recipe.model.chat_template, model.path)
     (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # may be left from before a resume
     if template is not None:
@@ -186,7 +190,8 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
-        with LiveView(recipe, run_dir, console) as view:
+        say = partial(console.print, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        with tracked(recipe.logging.trackers, run_dir, say), LiveView(recipe, run_dir, console) as view:
             if recipe.trainer.type in SUPERVISED:
                 train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:

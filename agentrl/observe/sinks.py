@@ -116,12 +116,13 @@ class MetricsTail:
     """Follows a metrics file that a run is writing.
 
     Args:
-        path: ``metrics.jsonl`` of a run; it may not exist yet. Records that are in it already are skipped.
+        path: ``metrics.jsonl`` of a run; it may not exist yet.
+        skip: Whether records that are in it already are skipped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, skip: bool = True) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.is_file() else 0
+        self._offset = path.stat().st_size if skip and path.is_file() else 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yields the records that were completed since the last call."""
