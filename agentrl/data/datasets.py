@@ -98,7 +98,7 @@ def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None 
         source = f"{source}; the first {config.limit} of {len(tasks)} {config.split} tasks"
         tasks = tasks[: config.limit]
     else:
-        source = f"{source}; {len(tasks)} {config.split} tasks"
+        source = f"{source}; {len(tasks)} {config.split} {'task' if len(tasks) == 1 else 'tasks'}"
     return LoadedTasks(tasks, source)
 
 
