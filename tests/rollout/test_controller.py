@@ -442,6 +442,8 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
     transport = httpx.ASGITransport(make_app(harness.controller, harness.server_pool, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
+        odd = {"authorization": "Bearer s3crét".encode()}
+        assert (await http.post("/heartbeat", json={"done": False}, headers=odd)).status_code == 401
         http.headers["Authorization"] = "Bearer s3cret"
         assert (await http.post("/heartbeat", json={"done": True})).status_code == 200
         assert harness.controller.trainer_done.is_set()

@@ -18,6 +18,7 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.rollout.episode_runs import InProcess
 from agentrl.rollout.journal import read_episodes
 from agentrl.rollout.journal_proof import valid_outcomes
+from agentrl.rollout.run_status import TrainerCalls, run_status
 from agentrl.rollout.worker_processes import AWAY_SECONDS, WorkerProcesses
 from tests.rollout.age_world import World
 from tests.rollout.test_age_of_trained_episodes import OPTIONS, SCHEDULES, Schedule, overrides, run_world
@@ -49,6 +50,10 @@ async def batches(folder: Path, model: Path, *, kill: bool = False, in_process: 
             while len(harness.backend.requests) < 6:  # two groups of three, in both workers
                 await asyncio.sleep(0.01)
             assert run.workers.in_flight == {"a": 3, "b": 3}
+            waits = run_status(harness.controller, [], TrainerCalls())["waits"]
+            assert [(one["process"], one["doing"]) for one in waits[2:]] == [
+                ("a", "runs 3 episodes"), ("b", "runs 3 episodes")
+            ]  # fmt: skip
             workers[0].kill()
             run.after(AWAY_SECONDS + 2)
             held.set()
