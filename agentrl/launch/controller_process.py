@@ -61,6 +61,7 @@ from agentrl.weights.transaction import Committed, WeightTransaction
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
+TEACHER_KEY_ENV = "AGENTRL_TEACHER_KEY"  # key of teacher.urls, where their servers want one
 LOST = 3  # exit code when the trainer is silent
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
@@ -213,7 +214,8 @@ async def _servers(file: Path, limit: float) -> dict[str, list[str]]:
 def start_limit(recipe: Recipe) -> float:
     """Seconds in which the launcher starts all servers or gives up, and some to spare."""
     teachers = recipe.teacher.servers if recipe.teacher.model is not None else 0
-    return recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
+    machines = recipe.launch.node_timeout if recipe.inference.nodes else 0.0
+    return machines + recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
 
 
 def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
@@ -232,7 +234,7 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
     if not urls:
         return None
     served = as_teacher(recipe)
-    backends = [make_backend(served, url) for url in urls]
+    backends = [make_backend(served, url, TEACHER_KEY_ENV) for url in urls]
     return Teacher(Router(backends, probe_seconds=recipe.inference.probe_seconds, patience=recipe.inference.patience))
 
 

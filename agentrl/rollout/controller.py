@@ -127,6 +127,11 @@ class Controller:
                 reason = "its task is not in the dataset any more"
                 self._journal.group("cancelled", draw=draw, task=task, step=step, reason=reason)
         self.rollouts.step, self._told_epochs = step, state["epochs"]
+        self.rollouts.spent = dict(state["retries"])
+        if self._auto is not None and state["auto"] is not None:
+            self._auto = AutoBound.restored(state["auto"])
+            self.gate.max_staleness = self._auto.bound
+            self._bound.restore(state["age_bound"])
         self._bound.advance(step)
         self._owed = None if recorded else state["unwritten"]
         if evaluated:
@@ -290,8 +295,9 @@ class Controller:
     def checkpoint(self) -> bytes:
         """Returns what :meth:`restore` continues from: the cut of the journal, of the tasks and of the buffer.
 
-        With the finished groups that no step has trained, and the record that waits for its evaluation. Groups that
-        run, and those that were left out and no step has counted, are run again with the same tasks and seeds.
+        With the finished groups that no step has trained, the record that waits for its evaluation, and the search for
+        the bound with ``max_staleness=auto``. Groups that run, and those that were left out and no step has counted,
+        are run again with the same tasks and seeds; those that run also with what is left of their retries.
 
         Raises:
             RolloutError: The journal cannot be written.
@@ -299,6 +305,8 @@ class Controller:
         held = self._buffer.held()
         tasks = self._tasks.state([group.draw for group in held])
         state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
+        state |= {"retries": self.rollouts.retries_spent(), "age_bound": self._bound.state()}
+        state["auto"] = None if self._auto is None else self._auto.state()
         return pack(held, state | {"journal": self._journal.cut(self.rollouts.step)})
 
     def status(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ How old a running episode is says the place where it runs (:meth:`~agentrl.rollo
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.core.episode import INFRASTRUCTURE, Episode, StopReason
 from agentrl.rollout.age_bound import AgeBound
@@ -107,6 +107,11 @@ class InFlight:
         member.usable = not found.failed or found.stop_reason in INFRASTRUCTURE  # it may be tried again
         member.found = found
         return found
+
+    def begins(self, draw: int, order: EpisodeOrder) -> EpisodeOrder:
+        """Note that an episode that waited begins now; returns its order with the version that is served."""
+        begun = self._groups[draw].members[order.index].order = replace(order, version=self._served())
+        return begun
 
     def forget(self, draw: int) -> None:
         """Forget a group whose members are all over."""

@@ -1,8 +1,8 @@
 """Admits draws and runs their groups, from the first episode to the buffer of finished groups.
 
-Guarantees: a group is admitted only while the staleness gate has room and could still be trained; it is journaled when
-it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends the run, which would
-otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
+Guarantees: a group is admitted only while the staleness gate has room, a place is free and it could still be trained;
+it is journaled when it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends
+the run, which would otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_memb
 from agentrl.rollout.group_run import GroupRun, member_seed
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.places import Places
 from agentrl.rollout.stale_groups import without_stale
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.stop_rules import StopRules, too_many
@@ -48,11 +49,13 @@ class Rollouts:
     Attributes:
         step: Step that counts the groups that end now.
         gate: Gate of the admission.
+        places: Places of running episodes.
         bound: Bound of the ages.
         flight: Running episodes and their ages.
         buffer: Finished groups.
         account: Tallies of the groups that no step has counted yet.
         runs: Running groups by draw.
+        spent: Retries of groups that a checkpoint found running, by draw, until they run again.
         served: Set while the servers hold the version that training continues from.
         room: Set when there may be room for another group.
         episodes, score: As given.
@@ -75,15 +78,16 @@ class Rollouts:
         self.score = score
         self._failed = failed or FailedEpisodes(None)
         bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
-        members = self._config.group_size + self._config.group_extra
         self.step = 0
-        self.gate = StalenessGate(bound, self._config.batch_size, max(1, self._config.max_concurrent // members))
+        self.gate = StalenessGate(bound, self._config.batch_size)
         self.bound = AgeBound.of(self._config, bound)
         self.flight = InFlight(self.bound, least_members(self._config), lambda: self.gate.version, episodes.ages)
         self.buffer = GroupBuffer(self._fit)
         self.account = GroupAccount()
         self.runs: dict[int, GroupRun] = {}
+        self.spent: dict[int, int] = {}
         self.room, self.served = asyncio.Event(), asyncio.Event()
+        self.places = Places(self._config.max_concurrent, self.room.set)
         self.served.set()
         self._rules = StopRules(self._config)
         self._groups: set[asyncio.Task[None]] = set()
@@ -101,6 +105,7 @@ class Rollouts:
             while self._has_room() and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
+                self.places.claim(draw, self._config.group_size + self._config.group_extra)
                 self._journal.admitted(
                     draw=draw, task=task.id, seed=member_seed(self._recipe.seed, draw, 0), version=self.gate.version
                 )
@@ -115,7 +120,7 @@ class Rollouts:
 
     def _has_room(self) -> bool:
         """Whether a group may be started now, and could be trained."""
-        return self.gate.capacity() > 0 and self.bound.may_start(self.gate.version)
+        return self.gate.capacity() > 0 and self.places.free > 0 and self.bound.may_start(self.gate.version)
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
@@ -141,7 +146,8 @@ class Rollouts:
         failing.add_done_callback(self._groups.discard)
 
     async def _run_group(self, draw: int, task: Task) -> None:
-        run = self.runs[draw] = GroupRun(self._config, partial(self._run_episode, draw, task), self._attempt_ended)
+        play = partial(self._run_episode, draw, task)
+        run = self.runs[draw] = GroupRun(self._config, play, self._attempt_ended, self.spent.pop(draw, 0))
         kept = False
         try:
             try:
@@ -151,6 +157,7 @@ class Rollouts:
         finally:
             del self.runs[draw]
             self.flight.forget(draw)
+            self.places.forget(draw)
             self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
             self.room.set()
 
@@ -171,6 +178,11 @@ class Rollouts:
         starved = self.flight.ended(draw, tally)
         self._stop_if(self._rules.check(episodes, tally) or too_many(self.episodes.abandoned, self._config) or starved)
         return tally.outcome == "kept"
+
+    def retries_spent(self) -> list[tuple[int, int]]:
+        """Returns the draws of groups that run, or will run again, with their retries if there were any."""
+        running = {draw: run.spent for draw, run in self.runs.items()}
+        return [(draw, spent) for draw, spent in (self.spent | running).items() if spent]
 
     def _attempt_ended(self, episode: Episode) -> Episode:
         episode = self._journal.episode(episode)
@@ -200,10 +212,18 @@ class Rollouts:
         return None
 
     async def _run_episode(self, draw: int, task: Task, index: int, attempt: int, cancelled: Cancelled) -> Episode:
-        """Runs an attempt at an episode; one that was cancelled for its age ends as a record, not as cancelled."""
+        """Runs an attempt at an episode when there is a place for it.
+
+        One that was cancelled for its age ends as a record, not as cancelled.
+        """
         seed = member_seed(self._recipe.seed, draw, index)
-        order = EpisodeOrder(task, f"g{draw}", index, seed, self.gate.version, attempt)
-        return await self.flight.run(draw, order, partial(self._scored, order), cancelled)
+        waiting = EpisodeOrder(task, f"g{draw}", index, seed, self.gate.version, attempt)
+
+        async def play(left: Cancelled) -> Episode:
+            async with self.places.one(draw, index):
+                return await self._scored(self.flight.begins(draw, waiting), left)
+
+        return await self.flight.run(draw, waiting, play, cancelled)
 
     async def _scored(self, order: EpisodeOrder, cancelled: Cancelled) -> Episode:
         episode = await self.episodes.run(order, cancelled)
