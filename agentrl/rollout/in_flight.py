@@ -3,7 +3,8 @@
 Guarantees: an episode is cancelled as soon as it is known that no step can train it any more
 (:mod:`agentrl.rollout.age_bound`), the others of its group too when fewer are left than a group needs; it ends as a
 record with the stop reason ``stale`` and what it had sampled, after the teardown of any cancelled episode. Cancelling
-it ends its requests, and its server is told. A cancellation from outside goes through unchanged.
+it ends its requests, and its server is told. A cancellation from outside goes through unchanged. When a batch is handed
+out, the slow episodes of a group whose other ones no later batch could train are cancelled, so that these are trained.
 
 The version of a running answer is known only when it ends. Until its first answer, an episode counts as sampled by
 the version that was served when it asked for that answer: later tokens would make it younger, which a server that
@@ -24,6 +25,10 @@ WHY = (
     "cancelled: too few episodes of its group could still be trained (rollout.stale=drop): the next step is {step}, "
     "with a bound of {bound} (rollout.max_staleness)"
 )
+CUT = (
+    "cancelled: the batch of step {step} is the last one that can train the other episodes of its group, with a bound "
+    "of {bound} (rollout.max_staleness)"
+)
 
 
 @dataclass
@@ -39,7 +44,8 @@ class _Member:
         oldest: Version of its oldest token, once it has one.
         ended: Whether it has ended.
         usable: Whether its end leaves anything to train on.
-        cancelled: Whether it was cancelled because of its age.
+        good: Whether it has ended without a failure.
+        cancelled: Why it was cancelled, if it was because of an age.
     """
 
     job: "asyncio.Task[object]"
@@ -50,7 +56,8 @@ class _Member:
     oldest: int | None = None
     ended: bool = False
     usable: bool = True
-    cancelled: bool = False
+    good: bool = False
+    cancelled: str = ""
 
     def acquired(self, llm: EpisodeLLM, served: int) -> None:
         """Note that an attempt begins, with its model access; it has sampled nothing yet."""
@@ -117,12 +124,13 @@ class InFlight:
             found = self._record(draw, index, group.task, member)
         finally:
             member.ended, member.usable = True, False
-        member.usable = not found.failed or found.stop_reason in INFRASTRUCTURE  # it may be tried again
+        member.good = not found.failed
+        member.usable = member.good or found.stop_reason in INFRASTRUCTURE  # it may be tried again
         return found
 
     def is_stale(self, draw: int, index: int) -> bool:
         """Whether a running episode was cancelled for its age."""
-        return self._groups[draw].members[index].cancelled
+        return bool(self._groups[draw].members[index].cancelled)
 
     def forget(self, draw: int) -> None:
         """Forget a group whose members are all over."""
@@ -145,10 +153,34 @@ class InFlight:
                 continue
             able = sum(one.usable and index not in old for index, one in group.members.items())
             for index, member in group.members.items():
-                over = member.ended or member.cancelled or member.job.cancelling()
-                if (index in old or able < self._least) and not over:
-                    member.cancelled = True
-                    member.job.cancel()
+                if index in old or able < self._least:
+                    self._cancel(member, WHY)
+
+    def last_chances(self) -> list[int]:
+        """Returns the draws of running groups that only the next batch can train, with the episodes that have ended.
+
+        Once it is handed out, one that has ended is too old; enough have, and no failed one may be tried again.
+        """
+        if self._bound.policy != "drop":
+            return []
+        return [draw for draw, group in self._groups.items() if self._is_last_chance(group)]
+
+    def _is_last_chance(self, group: _Group) -> bool:
+        ended = [one for one in group.members.values() if one.ended]
+        good = [one for one in ended if one.good]
+        if len(good) < self._least or any(one.usable and not one.good for one in ended):
+            return False
+        return any(one.version() == self._bound.oldest for one in good)
+
+    def cut(self, draw: int) -> None:
+        """Cancel the members of a group that still run."""
+        for member in self._groups[draw].members.values():
+            self._cancel(member, CUT)
+
+    def _cancel(self, member: _Member, why: str) -> None:
+        if not (member.ended or member.cancelled or member.job.cancelling()):
+            member.cancelled = why.format(step=self._bound.step, bound=self._bound.bound)
+            member.job.cancel()
 
     def ended(self, draw: int, tally: Tally) -> str | None:
         """Takes a group that was judged into account; returns why the run has to stop, ``None`` if it goes on."""
@@ -168,7 +200,7 @@ class InFlight:
             sampling={} if llm is None else llm.sampling,
             trajectories={} if llm is None else llm.trajectories(),
             stop_reason=StopReason.STALE,
-            error=WHY.format(step=self._bound.step, bound=self._bound.bound),
+            error=member.cancelled,
         )
 
 

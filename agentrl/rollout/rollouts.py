@@ -36,6 +36,7 @@ from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 
 log = logging.getLogger(__name__)
+CUT_SECONDS = 1.0  # for the teardown of the episodes that are cancelled before a batch; then it goes without their groups
 Score = Callable[[Episode], Awaitable[Episode]]
 
 
@@ -188,6 +189,15 @@ class Rollouts:
         starved = self.flight.ended(draw, tally)
         self._stop_if(self._rules.check(episodes, tally) or too_many(len(self.left), self._config) or starved)
         return tally.outcome == "kept"
+
+    async def cut(self) -> None:
+        """End the groups that only the next batch can train, without their slow episodes; call it before the batch."""
+        jobs = []
+        for draw in self.flight.last_chances():
+            self.flight.cut(draw)
+            jobs += [job for job in self._groups if job.get_name() == f"group-{draw}"]
+        if jobs:
+            await asyncio.wait(jobs, timeout=CUT_SECONDS)
 
     def retries_spent(self) -> list[tuple[int, int]]:
         """Returns the draws of groups that run, or will run again, with the number of their retries if there were any."""
