@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
+from agentrl.core.whole_lines import drop_cut_line
 from agentrl.evaluate.setup import differences
 
 SETUP = "setup.json"  # of the folder's evaluation, written before its first episode
@@ -52,7 +53,7 @@ def read_judged(run_dir: Path, setup: dict[str, Any]) -> Judged:
     path = run_dir / EPISODES
     if not path.is_file():
         return {}
-    _mend(path)
+    drop_cut_line(path)
     found: Judged = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -61,12 +62,3 @@ def read_judged(run_dir: Path, setup: dict[str, Any]) -> Judged:
             if not episode.failed:
                 found[episode.group_id, episode.index] = episode
     return found
-
-
-def _mend(path: Path) -> None:
-    """Removes the end of a file after its last whole line."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with open(path, "r+b") as file:
-            file.truncate(whole)

@@ -71,9 +71,7 @@ class GroupRun:
         reason: Why the run was cancelled by :meth:`cancel`; empty if it was not.
     """
 
-    def __init__(
-        self, config: RolloutConfig, play: Play, record: Callable[[Episode], Episode], spent: int = 0
-    ) -> None:
+    def __init__(self, config: RolloutConfig, play: Play, record: Callable[[Episode], Episode], spent: int = 0) -> None:
         self._config = config
         self._play = play
         self._record = record

@@ -1,8 +1,8 @@
 """Admits draws and runs their groups, from the first episode to the buffer of finished groups.
 
-Guarantees: a group is admitted only while the staleness gate has room, a place is free and it could still be trained; it
-is journaled when it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends the run, which would
-otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
+Guarantees: a group is admitted only while the staleness gate has room, a place is free and it could still be trained;
+it is journaled when it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends
+the run, which would otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 
 log = logging.getLogger(__name__)
-CUT_SECONDS = 1.0  # for the teardown of the episodes that are cancelled before a batch; then it goes without their groups
+CUT_SECONDS = 1.0  # for the teardown of episodes that are cancelled before a batch; then it goes without their groups
 Score = Callable[[Episode], Awaitable[Episode]]
 
 
@@ -200,7 +200,7 @@ class Rollouts:
             await asyncio.wait(jobs, timeout=CUT_SECONDS)
 
     def retries_spent(self) -> list[tuple[int, int]]:
-        """Returns the draws of groups that run, or will run again, with the number of their retries if there were any."""
+        """Returns the draws of groups that run, or will run again, with the number of their retries, if any."""
         running = {draw: run.spent for draw, run in self.runs.items()}
         return [(draw, spent) for draw, spent in (self.spent | running).items() if spent]
 

@@ -92,6 +92,11 @@ class AccountingJournal(Journal):
         self._account = account
         self._writes = folder is not None
 
+    def admitted(self, *, draw: int, task: str, seed: int, version: int) -> None:
+        """Record that a group was admitted."""
+        if self._writes:
+            super().admitted(draw=draw, task=task, seed=seed, version=version)
+
     def group(self, outcome: GroupOutcome, *, draw: int, task: str, step: int, reason: str | None = None) -> None:
         """Record how a group ended."""
         if outcome != "trained":
