@@ -96,7 +96,7 @@ class Rollouts:
         self.runs: dict[int, GroupRun] = {}
         self.spent: dict[int, int] = {}
         self.room, self.served = asyncio.Event(), asyncio.Event()
-        self.places = Places(self._config.max_concurrent, self.room.set)
+        self.places = Places(self._config.max_concurrent, self._episode_over)
         self.served.set()
         self.left = Abandoned()
         self._rules = StopRules(self._config)
@@ -132,6 +132,11 @@ class Rollouts:
     def _has_room(self) -> bool:
         """Whether a group may be started now, and could be trained."""
         return self.gate.capacity() > 0 and self.places.free > 0 and self.bound.may_start(self.gate.version)
+
+    def _episode_over(self) -> None:
+        """Has the admission look again, if the place of an episode makes room for a group."""
+        if self._has_room():
+            self.room.set()
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
