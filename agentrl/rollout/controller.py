@@ -27,6 +27,7 @@ from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
 from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.episode_runs import EpisodeRuns, InProcess
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.held_groups import pack, unpack
@@ -56,6 +57,7 @@ class Controller:
         evaluate: Evaluates a version and returns its metrics.
         score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
         failed: Takes the failed episodes; ``None`` writes none.
+        runs: Where episodes run; ``None`` for this process.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Controller:
         evaluate: Evaluate,
         score: Score | None = None,
         failed: FailedEpisodes | None = None,
+        runs: EpisodeRuns | None = None,
     ) -> None:
         self.recipe = recipe
         self._config = recipe.rollout
@@ -80,7 +83,8 @@ class Controller:
         self._records = StepRecords(evaluate, self._write_record, lambda error: self.rollouts.fail(error))
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
-        self.rollouts = Rollouts(recipe, tasks, workflow, client, journal, score, failed)
+        episodes = runs or InProcess(workflow, client, recipe.rollout)
+        self.rollouts = Rollouts(recipe, tasks, episodes, journal, score, failed)
         self._buffer, self._account = self.rollouts.buffer, self.rollouts.account
         self._bound, self._flight = self.rollouts.bound, self.rollouts.flight
         self.gate = self.rollouts.gate
@@ -258,9 +262,8 @@ class Controller:
             self._pending_metrics["rollout/groups_cancelled"] = float(
                 await self.rollouts.stop()
             )  # before the gate has room for groups that would never be trained on
-        self._flight.next_version()
+        self._flight.sweep()  # what was asked for until now was asked of the old version
         self.gate.version = manifest.version
-        self._flight.sweep()
         self.rollouts.served.set()
         self.rollouts.room.set()
         owed, self._owed = self._owed, None

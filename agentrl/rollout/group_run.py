@@ -129,7 +129,7 @@ class GroupRun:
         self._jobs.clear()
         return Oversampled(
             tuple(episode.seconds for episode in self._good),
-            tuple(tokens_of(episode) for episode in self._good),
+            tuple(episode.sampled_tokens for episode in self._good),
             tuple(seconds for seconds, _ in self._stragglers),
             tuple(tokens for _, tokens in self._stragglers),
         )
@@ -192,7 +192,7 @@ class GroupRun:
         if episode.stop_reason is not StopReason.CANCELLED:
             left_out = {"reward": None, "stop_reason": StopReason.CANCELLED, "error": TOO_LATE}
             episode = episode.model_copy(update=left_out)
-        self._stragglers.append((episode.seconds, tokens_of(episode)))
+        self._stragglers.append((episode.seconds, episode.sampled_tokens))
         self._record(episode)
 
     def _stop(self) -> None:
@@ -213,8 +213,3 @@ class GroupRun:
         except asyncio.CancelledError:
             await asyncio.wait(self._jobs.values())
             raise
-
-
-def tokens_of(episode: Episode) -> int:
-    """Returns the number of tokens that the policy sampled in an episode."""
-    return sum(sum(node.loss_mask) for one in episode.trajectories.values() for node in one.nodes)

@@ -13,16 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Task
-from agentrl.core.workflow import RolloutWorkflow
-from agentrl.inference.client import Client
-from agentrl.rollout.abandoned import Abandoned
+from agentrl.core.sent_episode import columns_of
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import START
 from agentrl.rollout.buffer import Group, GroupBuffer
-from agentrl.rollout.deadline import Limits
-from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.episode_runs import Cancelled, EpisodeOrder, EpisodeRuns
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
@@ -46,8 +42,7 @@ class Rollouts:
     Args:
         recipe: Resolved recipe.
         tasks: Stream of training tasks.
-        workflow: Workflow shared by all episodes.
-        client: Client that opens a session for each episode.
+        episodes: Where episodes run.
         journal: Journal of episodes and group outcomes.
         score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
         failed: Takes the failed episodes; ``None`` writes none.
@@ -64,16 +59,14 @@ class Rollouts:
         spent: Retries of groups that a checkpoint found running, by draw, until they run again.
         served: Set while the servers hold the version that training continues from.
         room: Set when there may be room for another group.
-        left: Abandoned tasks that still run.
-        workflow, score: As given.
+        episodes, score: As given.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         tasks: TaskStream,
-        workflow: RolloutWorkflow,
-        client: Client,
+        episodes: EpisodeRuns,
         journal: Journal,
         score: Score | None,
         failed: FailedEpisodes | None,
@@ -81,8 +74,7 @@ class Rollouts:
         self._recipe = recipe
         self._config = recipe.rollout
         self._tasks = tasks
-        self.workflow = workflow
-        self._client = client
+        self.episodes = episodes
         self._journal = journal
         self.score = score
         self._failed = failed or FailedEpisodes(None)
@@ -90,7 +82,7 @@ class Rollouts:
         self.step = 0
         self.gate = StalenessGate(bound, self._config.batch_size)
         self.bound = AgeBound.of(self._config, bound)
-        self.flight = InFlight(self.bound, least_members(self._config), recipe.seed, lambda: self.gate.version)
+        self.flight = InFlight(self.bound, least_members(self._config), lambda: self.gate.version, episodes.ages)
         self.buffer = GroupBuffer(self._fit)
         self.account = GroupAccount()
         self.runs: dict[int, GroupRun] = {}
@@ -98,9 +90,7 @@ class Rollouts:
         self.room, self.served = asyncio.Event(), asyncio.Event()
         self.places = Places(self._config.max_concurrent, self._episode_over)
         self.served.set()
-        self.left = Abandoned()
         self._rules = StopRules(self._config)
-        self._limits = Limits.of(self._config)
         self._groups: set[asyncio.Task[None]] = set()
         self._admission: asyncio.Task[None] | None = None
         self._over = False  # a stop rule ended the run: no more groups are admitted
@@ -179,7 +169,7 @@ class Rollouts:
 
     async def _group_ended_as(self, draw: int, task: Task, run: GroupRun, episodes: list[Episode]) -> bool:
         """Judges a group and hands it on; returns whether it is kept."""
-        columns = Columns.of([episode for episode in episodes if not episode.failed])
+        columns = columns_of([episode for episode in episodes if not episode.failed])
         stale = self.bound.stale(columns)
         tally = judge(episodes, self._config, self._recipe.reward, self._recipe.trainer.baseline, stale)
         tally = replace(tally, retried=len(run.retried))
@@ -192,7 +182,7 @@ class Rollouts:
         else:
             self._leave_out(draw, tally, task.id)
         starved = self.flight.ended(draw, tally)
-        self._stop_if(self._rules.check(episodes, tally) or too_many(len(self.left), self._config) or starved)
+        self._stop_if(self._rules.check(episodes, tally) or too_many(self.episodes.abandoned, self._config) or starved)
         return tally.outcome == "kept"
 
     async def cut(self) -> None:
@@ -205,7 +195,7 @@ class Rollouts:
             await asyncio.wait(jobs, timeout=CUT_SECONDS)
 
     def retries_spent(self) -> list[tuple[int, int]]:
-        """Returns the draws of groups that run, or will run again, with the number of their retries, if any."""
+        """Returns the draws of groups that run, or will run again, with their retries if there were any."""
         running = {draw: run.spent for draw, run in self.runs.items()}
         return [(draw, spent) for draw, spent in (self.spent | running).items() if spent]
 
@@ -236,48 +226,29 @@ class Rollouts:
         self.room.set()
         return None
 
-    async def _run_episode(
-        self, draw: int, task: Task, index: int, attempt: int, cancelled: Callable[[Episode], None]
-    ) -> Episode:
+    async def _run_episode(self, draw: int, task: Task, index: int, attempt: int, cancelled: Cancelled) -> Episode:
         """Runs an attempt at an episode when there is a place for it.
 
         One that was cancelled for its age ends as a record, not as cancelled.
         """
+        seed = member_seed(self._recipe.seed, draw, index)
+        waiting = EpisodeOrder(task, f"g{draw}", index, seed, self.gate.version, attempt)
 
-        def straggled(episode: Episode) -> None:
-            if not self.flight.is_stale(draw, index):
-                cancelled(episode)
-
-        async def play(client: Client) -> Episode:
+        async def play(left: Cancelled) -> Episode:
             async with self.places.one(draw, index):
-                return await self._attempt(draw, task, index, attempt, straggled, client)
+                return await self._scored(self.flight.begins(draw, waiting), left)
 
-        return await self.flight.run(draw, index, task, play, self._client)
+        return await self.flight.run(draw, waiting, play, cancelled)
 
-    async def _attempt(
-        self,
-        draw: int,
-        task: Task,
-        index: int,
-        attempt: int,
-        cancelled: Callable[[Episode], None],
-        client: Client,
-    ) -> Episode:
-        episode = await run_episode(
-            self.workflow,
-            task,
-            client,
-            group_id=f"g{draw}",
-            index=index,
-            seed=member_seed(self._recipe.seed, draw, index),
-            limits=self._limits,
-            left=self.left,
-            version=self.gate.version,
-            attempt=attempt,
-            judge_late=self._config.on_timeout == "judge",
-            cancelled=cancelled,
-        )
-        return episode if self.score is None else await self.score(episode)
+    async def _scored(self, order: EpisodeOrder, cancelled: Cancelled) -> Episode:
+        episode = await self.episodes.run(order, cancelled)
+        if self.score is None:
+            return episode
+        try:
+            return await self.score(episode)
+        except asyncio.CancelledError:
+            cancelled(episode)
+            raise
 
     async def stop(self) -> int:
         """Cancel all groups at the end of a run and journal so; returns how many no step has counted."""

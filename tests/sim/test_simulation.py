@@ -48,6 +48,12 @@ def test_a_synchronous_step_takes_generation_and_training() -> None:
     assert done[-1].thrown == 0 and done[-1].generated == pytest.approx(4 * 8 * 100, abs=1.0)
 
 
+def test_a_simulation_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps_of(recipe_of(), Devices(1, 1, train_seconds=1.0), [50], 3)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_asynchronous_step_takes_the_longer_of_the_two_and_is_one_version_old() -> None:
     devices = Devices(2, 1, Speed(token=0.01, sequence=0.0025), train_seconds=7.0)
     done = steps_of(recipe_of("rollout.max_staleness=1", "rollout.max_concurrent=16"), devices, [100], 8)
