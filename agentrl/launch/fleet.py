@@ -145,11 +145,11 @@ class Fleet:
             )
 
     def _require_present(self) -> None:
-        """Refuses to wait for servers of a machine that is gone."""
+        """Refuses to wait for a machine that is gone."""
         assert self._door is not None
-        gone = [rank for rank in self._door.lost() if not node(self._recipe, rank).trains]
+        gone = self._door.lost()
         if gone:
-            raise ChildFailed(f"node {gone[0]} ({self._host(gone[0])}) is gone before its servers were ready")
+            raise ChildFailed(f"node {gone[0]} ({self._host(gone[0])}) is gone before the run began")
 
     def _check_failed(self) -> None:
         for file in sorted((self._processes / FAILED).glob("*.json")):
@@ -176,7 +176,7 @@ class Fleet:
         lost = self._door.lost()
         self._missed |= {rank: time.monotonic() for rank in lost if node(self._recipe, rank).trains}
         self._require_ranks()
-        found = [self._gone(rank) for rank in lost]
+        found = [self._gone(rank) for rank in lost] + self._given_up()
         if self._changing is not None and self._changing.done():
             text, self._changing = self._changing.result(), None
             found += [text] if text else []
@@ -186,6 +186,16 @@ class Fleet:
                 if self._known.get(number) != said["url"]:
                     self._changing = self._pool.submit(self._take_in, number, said)
                     break
+        return found
+
+    def _given_up(self) -> list[str]:
+        """Returns why machines of servers have ended, each once; the run goes on without them."""
+        found: list[str] = []
+        for file in sorted((self._processes / FAILED).glob("*.json")):
+            said = json_of(file)
+            if said and not node(self._recipe, int(file.stem)).trains:
+                file.unlink(missing_ok=True)
+                found.append(f"node {file.stem} ({said['host']}) has ended: {said['error']}")
         return found
 
     def explained(self, error: ChildFailed) -> ChildFailed:

@@ -35,7 +35,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
 
     async def call(request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if secret and not hmac.compare_digest(given, secret):
+        if secret and not hmac.compare_digest(given.encode(), secret.encode()):
             return _json({"error": "wrong or missing secret"}, 401)
         try:
             body = orjson.loads(await request.body() or b"{}")

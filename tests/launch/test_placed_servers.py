@@ -250,6 +250,9 @@ def test_the_head_waits_for_the_servers_and_takes_later_ones_in(
     key = "Bearer secret"
     assert controller.calls == [("POST", servers[2][1], key), ("DELETE", servers[1][1], key)]
     assert fleet.news() == [] and fleet.news() == []
+    write_failure(run_dir, 1, "beta", "server-0 exited with code 1 again", refused=False)
+    assert fleet.news() == ["node 1 (beta) has ended: server-0 exited with code 1 again"] and fleet.news() == []
+    assert str(fleet.explained(ChildFailed("of its own"))) == "of its own", "the machine of servers is not the reason"
     visit._held.close()
     assert until_news(fleet) == "node 1 (beta) is gone, its servers 0, 1 are lost"
     for server, _ in servers:
@@ -284,7 +287,7 @@ def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(
         fleet.server_urls(nothing, lambda text: None)
     (run_dir / "processes" / FAILED / "1.json").unlink()
     visit._held.close()
-    with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone before its servers were ready"):
+    with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone before the run began"):
         fleet.server_urls(nothing, lambda text: None)
 
 

@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_are_understood(line: str) -> None:
 
 
 def test_the_page_shows_commands() -> None:
-    assert len(SHOWN) == 4
+    assert len(SHOWN) == 5
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
