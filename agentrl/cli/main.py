@@ -19,6 +19,7 @@ from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.plan import plan
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import app as runs_app
@@ -46,6 +47,7 @@ app.command(name="eval")(evaluate)
 app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
+app.command(name="plan")(plan)
 app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)

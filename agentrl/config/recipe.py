@@ -12,6 +12,7 @@ from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
 from agentrl.config.machines import SlurmConfig, TlsConfig, machine_contradictions
+from agentrl.config.mesh import MeshConfig, mesh_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -174,7 +175,7 @@ class EvalConfig(Section):
     )
 
 
-class TrainerConfig(AdapterConfig, AlgorithmConfig):
+class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
     """The optimisation. Times are in wall-clock seconds, lengths in tokens."""
 
     type: str | None = Field(
@@ -213,7 +214,9 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
         default="auto", description="Compute dtype; parameters are float32. auto: bfloat16 if it is native."
     )
     tokens_per_microbatch: Positive = Field(
-        default=1024, description="Token budget of a micro-batch, padding included; 8192 or more on a GPU."
+        default=1024,
+        description="Token budget of a micro-batch, padding included; 8192 or more on a GPU. With context_parallel "
+        "each rank has about so many.",
     )
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",
@@ -366,7 +369,10 @@ class Recipe(Section):
             raise ValueError(problem)
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        for problem in (*teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self)):
+        for problem in (
+            *teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self),
+            *mesh_contradictions(self),
+        ):  # fmt: skip
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
@@ -392,6 +398,7 @@ class Recipe(Section):
             raise ValueError(
                 "trainer.type=grpo needs the whole distribution: sampling.top_p must be 1 and sampling.top_k -1"
             )
-        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks:
+        shared = self.trainer.context_parallel * self.trainer.tensor_parallel
+        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks // shared:
             raise ValueError("trainer.nproc * trainer.nodes is larger than rollout.batch_size * rollout.group_size")
         return self

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.episode import Episode, Task
+from agentrl.core.episode import Episode, StopReason, Task
 from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import LoadedTasks, load_tasks
@@ -21,12 +21,12 @@ from agentrl.evaluate.judged import Judged
 from agentrl.evaluate.metrics import EvalSummary, summarize
 from agentrl.evaluate.setup import prompt_of, setup_of
 from agentrl.inference.client import EvaluationClient
-from agentrl.rollout.abandoned import Abandoned
-from agentrl.rollout.deadline import Limits
-from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.episode_runs import EpisodeOrder, EpisodeRuns, InProcess
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.stop_rules import too_many
+
+MOST_TRIES = 3  # of an episode whose worker processes were lost
 
 
 class Evaluator:
@@ -38,6 +38,7 @@ class Evaluator:
         client: Client that opens a session for each episode.
         journal: Journal that episodes are written to.
         loaded: The validation tasks, if they were loaded before.
+        runs: Where episodes run; ``None`` for this process.
 
     Attributes:
         setup: Set-up of the measurement, see :func:`~agentrl.evaluate.setup.setup_of`.
@@ -53,17 +54,17 @@ class Evaluator:
         client: EvaluationClient,
         journal: Journal,
         loaded: LoadedTasks | None = None,
+        runs: EpisodeRuns | None = None,
     ) -> None:
         loaded = loaded or load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
         self.source = loaded.source
         self.tasks: list[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
         self._recipe = recipe
-        self._workflow = workflow
         self._client = client
         self._journal = journal
         self.on_episode: Callable[[Episode], None] = lambda episode: None
         self.failures: Counter[str] = Counter()
-        self._left = Abandoned()
+        self._runs = runs or InProcess(workflow, client, recipe.rollout)
         self.setup: dict[str, Any] = setup_of(recipe, self.tasks, self.source)
         self.judged: Judged = {}
         self.ended: list[Episode] = []
@@ -122,26 +123,25 @@ class Evaluator:
             self._ends(known)
             return known
         async with places:
-            episode = await run_episode(
-                self._workflow,
-                task,
-                self._client,
-                group_id=f"eval{version}-{number}",
-                index=index,
-                seed=number * self._recipe.eval.samples + index,
-                limits=Limits.of(rollout),
-                left=self._left,
-                evaluation=True,
-                version=version,
-            )
+            episode = await self._run(task, f"eval{version}-{number}", index, number, version)
         episode = self._journal.episode(episode, evaluation_step=version)
         if episode.failed:
             self.failures[printable(f"{episode.stop_reason}: {(episode.error or 'no reward').strip()}")] += 1
         self._ends(episode)
-        reason = self._client.problem or too_many(len(self._left), rollout)
+        reason = self._client.problem or too_many(self._runs.abandoned, rollout)
         if reason:
             raise RolloutError(reason)
         return episode
+
+    async def _run(self, task: Task, group_id: str, index: int, number: int, version: int) -> Episode:
+        """Runs an episode, and again if the process that ran it was lost."""
+        seed = number * self._recipe.eval.samples + index
+        attempt = 0
+        while True:
+            episode = await self._runs.run(EpisodeOrder(task, group_id, index, seed, version, attempt, evaluation=True))
+            attempt += 1
+            if episode.stop_reason is not StopReason.WORKER_LOST or attempt == MOST_TRIES:
+                return episode
 
     def _ends(self, episode: Episode) -> None:
         self.ended.append(episode)

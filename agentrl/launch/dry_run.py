@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.hints import hints
+from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.supervised import SUPERVISED, evaluates
@@ -56,11 +57,12 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     width = BYTES[trainer.dtype]
     if trainer.type in SUPERVISED:
         return items + _supervised_memory(recipe, shape, width)
-    share = -(-shape.parameters // trainer.ranks)
+    shards = trainer.ranks // trainer.replicas
+    share = -(-shape.parameters // shards)
     if trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
     else:
-        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.ranks)
+        adapters = -(-trainer.lora_rank * shape.linear_sides // shards)
         items.append(MemoryItem("trainer rank", "frozen parameters in float32", 4 * share))
         items.append(MemoryItem("trainer rank", "adapters at most, gradients, two Adam moments", 16 * adapters))
     if width != 4:
@@ -117,6 +119,7 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
     """
     shape, unknown = None, "the model's config.json is not available"
     if config is not None:
+        check_mesh(recipe.trainer, config)
         try:
             shape = model_shape(config)
         except ValueError as error:
@@ -171,6 +174,8 @@ def _processes(recipe: Recipe) -> list[str]:
             "memory is not in the estimate"
         )
     found.append("1 x rollout controller")
+    if recipe.rollout.workers and trainer.type is not None:
+        found.append(f"{recipe.rollout.workers} x rollout worker")
     if trainer.type is None:
         found.append("no trainer: evaluation only")
     else:

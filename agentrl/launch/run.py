@@ -6,17 +6,20 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import shutil
 import ssl
 import time
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from agentrl.config.hints import hints
+from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
@@ -56,6 +59,7 @@ from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
+from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail
@@ -155,6 +159,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
+    check_mesh(recipe.trainer, json.loads((model.path / "config.json").read_text()))
     recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
@@ -350,6 +355,9 @@ def _train_with(
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
+    worker = partial(commands.rollout_worker, model, run_dir)
+    workers = WorkerWatch(supervisor, recipe.rollout.workers, worker, shared_env, processes)
+    workers.start()
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls)
     if placed(recipe):
@@ -362,6 +370,7 @@ def _train_with(
     view.state("starting the controller")
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
+    workers.wait_ready(recipe.inference.start_timeout)
     fleet.serves_at(announced)
     meeting, meeting_env = fleet.meeting(supervisor.check, view.state)
     trainer = supervisor.start(
@@ -376,7 +385,7 @@ def _train_with(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
-        for text in fleet.news():
+        for text in [*workers.poll(), *fleet.news()]:
             view.state(text)
         check_saved(run_dir)
 

@@ -8,6 +8,7 @@ run or wait in the buffer are neither trained nor thrown away yet. Memory does n
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
@@ -95,8 +96,11 @@ class AccountingJournal(Journal):
         """Record how a group ended."""
         if outcome != "trained":
             self._account.lost(task)
+        super().group(outcome, draw=draw, task=task, step=step, reason=reason)
+
+    def _append(self, record: dict[str, Any]) -> None:
         if self._writes:
-            super().group(outcome, draw=draw, task=task, step=step, reason=reason)
+            super()._append(record)
 
     def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> Episode:
         """Record an episode, where episodes are written."""

@@ -6,33 +6,46 @@ once. A model that cannot be trained is refused before the first batch, after a 
 
 import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
+from agentrl.config.mesh import mesh_shape
 from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
+from agentrl.train.free_layers import choose
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.memory_saving import use_memory_saving_layers
-from agentrl.train.policy import ModelRefused, Policy, compile_layers, compute_in, load_model, shard
+from agentrl.train.mesh import RankMesh
+from agentrl.train.policy import (
+    ModelRefused,
+    Policy,
+    check_model,
+    checkpoint_layers,
+    compile_layers,
+    compute_in,
+    load_model,
+    shard,
+)
 from agentrl.train.rank import DTYPES, join_group, set_threads
 from agentrl.train.row_attention import choose_attention, is_packed
+from agentrl.train.sharded_loading import inside, load_sharded, loads_whole
 from agentrl.train.trainer import Trainer, TrainingStopped
-from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error
+from agentrl.train.training_noise import remove_noise
+from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error, trial_without_logprobs
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
-from agentrl.weights.gather import Weight
+from agentrl.weights.gather import Weight, own_part
 
 
 def build_trainer(
@@ -43,7 +56,7 @@ def build_trainer(
     The process group must be initialized already.
     """
     config = recipe.trainer
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = RankMesh.of_world(device, mesh_shape(config, dist.get_world_size()))
     policy = make_policy(recipe, model_path, mesh, device)
     decided = with_attention(recipe, "packed" if is_packed(policy.model) else "padded")
     reference: nn.Module | None = None
@@ -53,12 +66,13 @@ def build_trainer(
         from agentrl.train.lora import BasePolicy
 
         reference = BasePolicy(policy)
-    publisher = make_publisher(recipe, policy, run_dir, device, client)
+    publisher = make_publisher(recipe, policy, run_dir, device, client, mesh)
     critic = make_critic(decided, model_path, mesh, device) if config.advantage == "gae" else None
-    engine = PolicyLearner(policy, reference, config, device, critic)
+    engine = PolicyLearner(policy, reference, config, device, critic, mesh)
     if device.type == "cpu":
         learned = [*policy.parameters(), *(critic.critic.parameters() if critic is not None else ())]
-        take_memory(3 * sum(p.numel() * p.element_size() for p in learned if p.requires_grad))  # gradients, two moments
+        sizes = [own_part(p).numel() * p.element_size() for p in learned if p.requires_grad]
+        take_memory(3 * sum(sizes))  # gradients, two moments
     made: type[Trainer] = load("trainer", config.type or "grpo")
     return made(recipe, model_path, run_dir, engine, publisher, client)
 
@@ -74,7 +88,7 @@ def load_for(recipe: Recipe, model_path: Path) -> Any:
     return load_model(model_path, gradient_checkpointing=checkpointing, context=context)
 
 
-def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> Policy:
+def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> Policy:
     """Makes the starting policy, with LoRA adapters if the recipe trains adapters, and tries a first update.
 
     With ``trainer.attention=auto`` a model whose packed rows do not pass the trial gets padded rows; the log says so.
@@ -84,54 +98,137 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torc
     """
     dtype = DTYPES[recipe.trainer.dtype]
     policy, trial = build_policy(recipe, model_path, mesh, device)
-    why = trial_error(policy, trial, device, dtype)
-    if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model):
+    why = trial_error(policy, trial, device, dtype, mesh)
+    packed_only = mesh.shape.context > 1
+    if why is not None and recipe.trainer.attention == "auto" and is_packed(policy.model) and not packed_only:
         if dist.get_rank() == 0:
             name = type(policy.model).__name__
             print(f"trainer.attention=auto: {name} cannot use packed rows, its rows are padded: {why}", flush=True)
         del policy
         policy, trial = build_policy(with_attention(recipe, "padded"), model_path, mesh, device)
-        why = trial_error(policy, trial, device, dtype)
+        why = trial_error(policy, trial, device, dtype, mesh)
     if why is not None:
         raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
     return policy
 
 
-def build_policy(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
+def build_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> tuple[Policy, TrialBatch]:
     """Builds the starting policy, and a batch to try it on, computed with the model as it was loaded."""
-    config = recipe.trainer
+    config, temperature = recipe.trainer, recipe.sampling.temperature
+
+    def wrap(model: Any) -> Policy:
+        return Policy(model, temperature, config.logprob_chunk)
+
+    if (why := loads_whole(model_path, config, mesh)) is None:
+        return build_sharded(recipe, model_path, mesh, device, wrap)
+    if mesh.shape.tensor * mesh.shape.expert > 1:
+        raise ModelRefused(f"trainer.tensor_parallel and expert_parallel split a model while it is loaded, but {why}")
+    if mesh.rank == 0 and mesh.shape.size > 1:
+        print(f"every rank loads the whole model before it is sharded: {why}", flush=True)
     model = load_for(recipe, model_path)
-    trial = trial_batch(model, recipe.sampling.temperature)
+    trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
+    require_packed(model, mesh)
     if config.lora_rank is not None:
         from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
         add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
-    policy = prepared(Policy(model, recipe.sampling.temperature, config.logprob_chunk), config, mesh, device)
-    return policy, trial
+    return prepared(wrap(model), config, mesh, device), trial
+
+
+def build_sharded(
+    recipe: Recipe,
+    model_path: Path,
+    mesh: RankMesh,
+    device: torch.device,
+    wrap: Callable[[Any], Any],
+    *,
+    head: bool = True,
+) -> tuple[Any, TrialBatch]:
+    """Builds a policy or a critic of which each rank loads its own part, and a batch to try it on; a collective.
+
+    Args:
+        recipe: Resolved recipe.
+        model_path: Folder of the starting model.
+        mesh: Mesh of the ranks.
+        device: Device of this rank.
+        wrap: Function of the model that returns the policy or critic.
+        head: Whether the model has its output head; a critic's has not, and was checked with the policy.
+    """
+    config = recipe.trainer
+
+    def split(module: Any) -> None:
+        choice = choose(config, module.parameters(), mesh, device)
+        if mesh.rank == 0:
+            print(f"{type(module).__name__} on {mesh.shape}. {choice.said}", flush=True)
+        if not config.compile:
+            use_memory_saving_layers(module.model, norms_only=mesh.shape.tensor > 1)
+        shard(module, mesh.fsdp, DTYPES[config.dtype], free_layers=choice.frees)
+
+    dtype, context = DTYPES[config.dtype], recipe.inference.context_length
+    module = load_sharded(model_path, mesh, wrap, split, dtype, context=context, head=head)
+    model = module.model
+
+    def check() -> TrialBatch:
+        check_model(model)
+        return trial_batch(model, recipe.sampling.temperature)
+
+    if head:
+        trial = inside(module, check)
+    else:
+        remove_noise(model)
+        trial = trial_without_logprobs(model)
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+    choose_attention(model, config, device)
+    require_packed(model, mesh)
+    if config.compile:
+        compile_layers(model)
+    return module, trial
+
+
+def require_packed(model: Any, mesh: RankMesh) -> None:
+    """Refuses context parallelism for a model whose rows cannot be packed.
+
+    Raises:
+        ModelRefused: They cannot.
+    """
+    if mesh.shape.context > 1 and not is_packed(model):
+        raise ModelRefused(
+            f"trainer.context_parallel={mesh.shape.context} shares the tokens of packed rows, and the attention of "
+            f"{type(model).__name__} cannot be replaced, so its rows are padded"
+        )
 
 
 def _way_out(model: Any) -> str:
     return "; set trainer.attention=padded" if is_packed(model) else ""
 
 
-def make_critic(recipe: Recipe, model_path: Path, mesh: DeviceMesh, device: torch.device) -> ValueLearner:
+def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> ValueLearner:
     """Makes a critic that starts from the policy's decoder, and tries a first update; all its weights are trained.
 
     Raises:
         ModelRefused: The model cannot be trained as a critic.
     """
-    config, model = recipe.trainer, load_for(recipe, model_path)
-    trial = trial_batch(model, recipe.sampling.temperature)
-    choose_attention(model, config, device)
-    decoder = model.get_decoder()
-    critic = prepared(Critic(decoder), config, mesh, device)
-    if (why := trial_error(critic, trial, device, DTYPES[config.dtype])) is not None:
+    config = recipe.trainer
+
+    def wrap(model: Any) -> Critic:
+        return Critic(model.get_decoder())
+
+    if loads_whole(model_path, config, mesh) is None:
+        critic, trial = build_sharded(recipe, model_path, mesh, device, wrap, head=False)
+    else:
+        model = load_for(recipe, model_path)
+        trial = trial_batch(model, recipe.sampling.temperature)
+        choose_attention(model, config, device)
+        critic = prepared(wrap(model), config, mesh, device)
+    decoder = critic.model
+    if (why := trial_error(critic, trial, device, DTYPES[config.dtype], mesh)) is not None:
         raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")
-    return ValueLearner(critic, config, device)
+    return ValueLearner(critic, config, device, mesh)
 
 
-def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch.device) -> Any:
+def prepared(module: Any, config: TrainerConfig, mesh: RankMesh, device: torch.device) -> Any:
     """Moves a policy or a critic to its device, and shards and compiles it as the recipe says.
 
     A single rank is sharded with FSDP2 only for ``cpu_offload`` or for a compute dtype other than float32. For such a
@@ -141,7 +238,7 @@ def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch
     module.to(device)
     if not config.compile:
         use_memory_saving_layers(module.model)
-    alone = mesh.size() == 1 and not config.cpu_offload
+    alone = mesh.shape.size == 1 and not config.cpu_offload
     if (
         alone
         and dtype != torch.float32
@@ -150,18 +247,22 @@ def prepared(module: Any, config: TrainerConfig, mesh: DeviceMesh, device: torch
     ):
         compute_in(module, dtype)
     elif not alone or dtype != torch.float32:
-        shard(module, mesh, dtype, offload=config.cpu_offload)
+        choice = choose(config, module.parameters(), mesh, device)
+        if mesh.rank == 0 and mesh.shape.size > 1:
+            print(f"{type(module).__name__} on {mesh.shape}. {choice.said}", flush=True)
+        shard(module, mesh.fsdp, dtype, offload=config.cpu_offload, free_layers=choice.frees)
     if config.compile:
         compile_layers(module.model)
     return module
 
 
 def make_publisher(
-    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None
+    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None, mesh: RankMesh
 ) -> Publisher:
     """Makes the publisher for the weight transport that the resolved recipe names."""
     folder, is_writer, transport = run_dir / "weights", dist.get_rank() == 0, recipe.weights.transport
     assert transport != "auto", "the launcher resolves it"
+    place = (mesh.tensor_rank, mesh.shape.tensor)
     dtype = DTYPES[recipe.inference.dtype]
     weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
     if recipe.trainer.lora_rank is not None:
@@ -173,8 +274,8 @@ def make_publisher(
 
             return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
     if transport != "broadcast":
-        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer)
-    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer)
+        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer, tensor=place)
+    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer, tensor=place)
     return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
 

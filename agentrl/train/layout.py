@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from agentrl.models.tree_mask import tree_mask
 from agentrl.train.branches import Branch, TokenColumns
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch, trained_tokens
 from agentrl.train.microbatches import MicroBatches, plan_packed, plan_padded
 from agentrl.train.row_attention import BLOCK, block_mask, is_packed
@@ -41,9 +42,13 @@ class Layout(Protocol):
         ...
 
 
-def layout_of(model: Any) -> Layout:
+def layout_of(model: Any, mesh: RankMesh | None = None) -> Layout:
     """Returns the layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
     span = attention_span(model.config.get_text_config().hidden_size)
+    if mesh is not None and mesh.shape.context > 1:
+        from agentrl.train.context_parallel import SharedTokens
+
+        return SharedTokens(span, mesh)
     return Packed(span) if is_packed(model) else Padded(span)
 
 

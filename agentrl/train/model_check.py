@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig
 from transformers.utils import logging
 
@@ -22,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.models.small_model import random_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
+from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import check_layers
 
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
@@ -79,7 +79,8 @@ def _try(recipe: Recipe, folder: Path) -> None:
     """Makes policy and critic as a trainer on a CPU does; compilation, which takes minutes there, is left out."""
     trainer = recipe.trainer.model_copy(update={"compile": False, "cpu_offload": False})
     recipe = recipe.model_copy(update={"trainer": trainer})
-    mesh, device = init_device_mesh("cpu", (1,)), torch.device("cpu")
+    device = torch.device("cpu")
+    mesh = RankMesh.of_world(device)
     make_policy(recipe, folder, mesh, device)
     if trainer.advantage == "gae":
         make_critic(recipe, folder, mesh, device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
 from agentrl.models.tree_support import limited_attention, not_for_trees
@@ -143,13 +143,37 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
         ModelRefused: The model's logprobs would be wrong: see :func:`check_head`, :func:`check_layers`,
             :mod:`agentrl.train.training_noise` and :mod:`agentrl.models.tree_support`.
     """
+    model = read_model(path, context)
+    check_model(model)
+    if gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
+
+
+def read_model(path: Path, context: int, *, head: bool = True, **how: Any) -> Any:
+    """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
+
+    ``how`` goes to ``from_pretrained``.
+
+    Raises:
+        ModelRefused: It has layers that do not attend to the whole past, or cannot be loaded.
+    """
     config = without_noise(AutoConfig.from_pretrained(str(path)))
     check_layers(config, context)
-    how = {"config": config, "attn_implementation": "sdpa"}
+    how = {"config": config, "attn_implementation": "sdpa", **how}
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
+        kind = AutoModelForCausalLM if head else AutoModel
+        return kind.from_pretrained(str(path), dtype=torch.float32, **how)
     except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
         raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {error}") from error
+
+
+def check_model(model: Any) -> None:
+    """Removes what is random in training mode, and raises for a model whose logprobs would be wrong.
+
+    Raises:
+        ModelRefused: They would be.
+    """
     remove_noise(model)
     if random := still_random(model):
         raise ModelRefused(
@@ -158,9 +182,11 @@ def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int
     check_head(model)
     if why := not_for_trees(model):
         raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Has a model compute its layers again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
@@ -185,17 +211,24 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
-def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
+def shard(
+    policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False, free_layers: bool = False
+) -> None:
     """Shards a policy or a critic with FSDP2; gradients are reduced in float32.
 
     Each decoder layer is a parameter group, and the rest is one more. A parameter group stays gathered from its first
-    use to the update's last micro-batch (see :func:`accumulate`). With ``offload``, shards, their gradients and the
-    optimizer's moments stay in CPU memory.
+    use to the update's last micro-batch (see :func:`accumulate`); with ``free_layers`` a layer is freed after each use,
+    and its gradients are reduced in each micro-batch (ZeRO-3). With ``offload``, shards, their gradients and the
+    optimizer's moments stay in CPU memory. A mesh of two dimensions is of replicas and shards (HSDP).
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in (*decoder_layers(policy.model), policy):
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=keep, reshard_after_forward=False)
+        fully_shard(
+            module, mesh=mesh, mp_policy=precision, offload_policy=keep,
+            reshard_after_forward=free_layers and module is not policy,
+        )  # fmt: skip
+    policy.frees_layers = free_layers
 
 
 def compute_in(policy: Any, dtype: torch.dtype) -> None:
@@ -204,7 +237,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _ClassForward(policy)
+    inner = ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -213,7 +246,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _ClassForward(nn.Module):
+class ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -226,10 +259,14 @@ class _ClassForward(nn.Module):
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:
-    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch."""
+    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch.
+
+    A policy that frees its layers after each use does both in every micro-batch: whole gradients would not fit.
+    """
     if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(last)
-        policy.set_reshard_after_backward(last)
+        now = last or getattr(policy, "frees_layers", False)
+        policy.set_requires_gradient_sync(now)
+        policy.set_reshard_after_backward(now)
         policy.set_is_last_backward(last)
 
 

@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.policy import ModelRefused
+from agentrl.train.shared_keys import SharedMask
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's default block size
@@ -63,7 +64,7 @@ def is_packed(model: Any) -> bool:
     return model.config.get_text_config()._attn_implementation == ATTENTION
 
 
-def block_mask(ends: Tensor) -> BlockMask:
+def block_mask(ends: Tensor, own: Tensor | None = None) -> BlockMask:
     """Makes the block mask of a forest of prefix trees without a dense mask.
 
     A query sees a key if ``key <= query < ends[key]``. So a block of queries sees some of an earlier block of keys if
@@ -71,22 +72,26 @@ def block_mask(ends: Tensor) -> BlockMask:
 
     Args:
         ends: int64 ``[length]`` index after each node's last descendant; ``length`` is a multiple of :data:`BLOCK`.
+        own: int64 ``[blocks]`` numbers of the blocks whose queries are computed; ``None``: all.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)
-    earlier = number[None, :] < number[:, None]  # [queries, keys]
+    rows = (number if own is None else own)[:, None]
+    earlier = number[None, :] < rows  # [queries, keys]
     smallest, largest = ends.view(blocks, BLOCK).aminmax(dim=1)
-    first = (number * BLOCK)[:, None]
+    first = rows * BLOCK
     full = earlier & (smallest >= first + BLOCK)
-    partial = (earlier & (largest > first) & ~full) | torch.eye(blocks, dtype=torch.bool, device=ends.device)
+    partial = (earlier & (largest > first) & ~full) | (number[None, :] == rows)
+    nodes = (first + torch.arange(BLOCK, device=ends.device)).flatten()  # of each query
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < ends[key])
+        node = query if own is None else nodes[query]
+        return (key <= node) & (node < ends[key])
 
     # Listed here for keys and for queries: BlockMask.from_kv_blocks takes five times as long.
-    numbers, indices = _listed(torch.stack([partial, full, partial.T, full.T]))
-    lists = [part[None, None] for pair in zip(numbers, indices, strict=True) for part in pair]
-    lengths = (len(ends), len(ends))
+    listed = [_listed(torch.stack(pair)) for pair in ((partial, full), (partial.T, full.T))]
+    lists = [part[None, None] for of_both in listed for pair in zip(*of_both, strict=True) for part in pair]
+    lengths = (len(nodes), len(ends))
     return BlockMask(lengths, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=may_see)
 
 
@@ -118,6 +123,9 @@ def _attend(
             "set trainer.attention=padded"
         )
     scale = options.get("scaling")
+    if isinstance(attention_mask, SharedMask):
+        key, value = attention_mask.gathered(key, value)
+        attention_mask = attention_mask.inner
     if isinstance(attention_mask, TreeTiles):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         return tree_attention(queries, keys, values, attention_mask, scale or query.shape[-1] ** -0.5)[None], None

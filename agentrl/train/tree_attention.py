@@ -9,7 +9,7 @@ computes every pair.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,11 +73,15 @@ class TreeTiles(BlockMask):
     """
 
     def __init__(self, ends: Tensor) -> None:
-        nodes = ends.tolist()
-        self.length = len(nodes)
-        ordered = sorted(blocks(nodes), key=lambda block: (len(block), block.keys), reverse=True)
-        self.tiles: list[Tile] = []
-        places = torch.empty(self.length, dtype=torch.long)
+        self.length = len(ends)
+        self.tiles, self.places = self._planned(blocks(ends.tolist()), ends)
+
+    @staticmethod
+    def _planned(found: Sequence[Block], ends: Tensor) -> tuple[list[Tile], Tensor]:
+        """Makes the tiles of some blocks, and the place of each of their nodes in the tiles' results."""
+        ordered = sorted(found, key=lambda block: (len(block), block.keys), reverse=True)
+        tiles: list[Tile] = []
+        places = torch.empty(len(ends), dtype=torch.long)
         first = 0
         for one in _cut(ordered):
             tile = _tile(one, ends)
@@ -85,8 +89,8 @@ class TreeTiles(BlockMask):
                 start = first + index * len(one[0])
                 places[block.start : block.end] = torch.arange(start, start + len(block))
             first += len(tile.queries)
-            self.tiles.append(tile)
-        self.places = places
+            tiles.append(tile)
+        return tiles, places
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -95,6 +99,34 @@ class TreeTiles(BlockMask):
 
     def __repr__(self) -> str:
         return f"TreeTiles(length={self.length}, tiles={len(self.tiles)})"
+
+
+class OwnTiles(TreeTiles):
+    """Tiles of the queries of one of several ranks, over the keys of all of them.
+
+    Args:
+        ends: int64 ``[length]`` index after each node's last descendant.
+        own: Blocks of this rank.
+        local: int64 ``[length]`` place of each node among the tokens of its rank.
+        gathered: int64 ``[length]`` place of each node when the tokens of all ranks are gathered.
+        first: Place of this rank's first token there.
+        most: Number of this rank's tokens; those after its nodes are padding, and attend to themselves.
+    """
+
+    def __init__(
+        self, ends: Tensor, own: Sequence[Block], local: Tensor, gathered: Tensor, first: int, most: int
+    ) -> None:
+        used, nodes = sum(map(len, own)), len(ends)
+        filled = torch.arange(used, most)  # padding is further nodes, each a tree
+        ends = torch.cat([ends, nodes + 1 + torch.arange(most - used)])
+        local, gathered = torch.cat([local, filled]), torch.cat([gathered, first + filled])
+        padding = [Block(at, min(at + SMALL, len(ends)), ()) for at in range(nodes, len(ends), SMALL)]
+        tiles, places = self._planned([*own, *padding], ends)
+        mine = torch.cat([torch.arange(block.start, block.end) for block in (*own, *padding)])
+        self.length = most
+        self.tiles = [replace(tile, queries=local[tile.queries], keys=gathered[tile.keys]) for tile in tiles]
+        self.places = torch.empty(most, dtype=torch.long)
+        self.places[local[mine]] = places[mine]
 
 
 def blocks(ends: Sequence[int]) -> list[Block]:

@@ -344,7 +344,7 @@ def chosen(seed: int) -> dict[str, Any]:
         "on_failure": policy,
         "batch_size": rng.choice([1, 2, 4]),
         "max_staleness": rng.choice([0, 1, 2]),
-        "max_concurrent": rng.choice([8, 24, 128]),
+        "max_concurrent": rng.choice([2, 8, 24, 128]),
         "skip_uniform_groups": rng.random() < 0.4,
         "episode_timeout": 20,
         "close_timeout": 2,
@@ -377,7 +377,7 @@ def test_every_promise_of_groups_holds_under_any_schedule(tmp_path: Path, seed: 
     run_virtually(work())
     size, extra = settings["group_size"], settings["group_extra"]
     least = size if settings["on_failure"] == "drop" else settings["min_group"]
-    assert run.client.most <= max(settings["max_concurrent"], size + extra)
+    assert run.client.most <= settings["max_concurrent"]
     ends = valid_outcomes(tmp_path)
     assert max(Counter(f["draw"] for f in ends).values()) == 1, "a group with two ends"
     groups: dict[str, list[Any]] = defaultdict(list)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,11 @@ from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason, Task, Trajectory
-from agentrl.inference.client import Client
 from agentrl.inference.random_streams import stream_seed
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
+from agentrl.rollout.episode_runs import Cancelled, EpisodeOrder
 from agentrl.rollout.group_account import GroupAccount, Tally, judge
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal_proof import valid_outcomes
@@ -126,17 +125,16 @@ async def test_a_finished_member_that_grew_too_old_before_its_group_ended_is_lef
 
 async def test_an_episode_that_is_cancelled_from_outside_meanwhile_stays_cancelled(tmp_path: Path) -> None:
     one = AgeBound("drop", 0, 64, 1)
-    flight = InFlight(one, 2, 0, lambda: 0)
+    orders = [EpisodeOrder(Task(id="t", data={}), "g0", index, seed=index) for index in range(2)]
+    flight = InFlight(one, 2, lambda: 0, lambda served, tell: tell([(order, 0) for order in orders]))
 
-    async def forever(client: Client) -> Episode:
+    async def forever(cancelled: Cancelled) -> Episode:
         await asyncio.Event().wait()
         raise AssertionError
 
-    client: Any = None
-    jobs = [asyncio.create_task(flight.run(0, index, Task(id="t", data={}), forever, client)) for index in range(2)]
+    late: list[Episode] = []
+    jobs = [asyncio.create_task(flight.run(0, order, forever, late.append)) for order in orders]
     await asyncio.sleep(0)
-    for member in flight._groups[0].members.values():
-        member.oldest = 0
     flight.sweep()
     jobs[0].cancel()
     await asyncio.wait(jobs)

@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,12 @@ def test_a_synchronous_step_takes_generation_and_training() -> None:
     )
     assert {age for step in done for age in step.ages} == {0}
     assert done[-1].thrown == 0 and done[-1].generated == pytest.approx(4 * 8 * 100, abs=1.0)
+
+
+def test_a_simulation_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps_of(recipe_of(), Devices(1, 1, train_seconds=1.0), [50], 3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_asynchronous_step_takes_the_longer_of_the_two_and_is_one_version_old() -> None:
