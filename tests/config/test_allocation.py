@@ -72,7 +72,7 @@ def test_a_recipe_that_was_written_out_means_the_same(tmp_path: Any) -> None:
     [
         (["allocation=embedded.d2", "inference.servers=3"], "means inference.servers=2, but it is set to 3"),
         (["allocation=fsdp.d3", "trainer.nodes=2", "launch.head=h"], "cannot be spread over trainer.nodes=2"),
-        (["allocation=5"], "want text"),
+        (["allocation=5"], "is not KIND.SIZES"),
     ],
 )
 def test_keys_that_say_otherwise_are_contradictions(settings: list[str], why: str) -> None:

@@ -280,12 +280,15 @@ def test_a_server_that_the_head_cannot_reach_is_named_with_both_machines(fleet: 
         fleet.server_urls(nothing, lambda text: None)
 
 
-def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(fleet: Fleet, run_dir: Path) -> None:
+def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(
+    fleet: Fleet, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visit = come(fleet, run_dir)
     write_failure(run_dir, 1, "beta", "no such GPU", refused=False)
     with pytest.raises(ChildFailed, match=r"node 1 \(beta\): no such GPU"):
         fleet.server_urls(nothing, lambda text: None)
     (run_dir / "processes" / FAILED / "1.json").unlink()
+    monkeypatch.setattr(fleet_module, "REPLACED_SECONDS", 0.0)
     visit._held.close()
     with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone before the run began"):
         fleet.server_urls(nothing, lambda text: None)
