@@ -86,10 +86,11 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def recipe(kind: str = "Small", servers: int = 2, nodes: int = 1, **inference: Any) -> Recipe:
+def recipe(kind: str = "Small", servers: int = 2, nodes: int = 1, trainers: int = 1, **inference: Any) -> Recipe:
     data = {
         "model": {"name": "m"},
         "env": {"id": "arithmetic"},
+        "trainer": {"nodes": trainers},
         "inference": {"engine": f"{__file__}:{kind}", "nodes": nodes, "servers": servers, **inference},
         "launch": {"head": "127.0.0.1", "device": "cpu", "node_timeout": 30.0},
     }
@@ -268,7 +269,7 @@ def until_news(fleet: Fleet) -> str:
 
 
 def test_a_server_that_the_head_cannot_reach_is_named_with_both_machines(fleet: Fleet, run_dir: Path) -> None:
-    come(fleet, run_dir)
+    visit = come(fleet, run_dir)
     server, closed = listening()
     server.close()
     for number in range(2):
@@ -278,6 +279,7 @@ def test_a_server_that_the_head_cannot_reach_is_named_with_both_machines(fleet: 
     )
     with pytest.raises(MachineError, match=words):
         fleet.server_urls(nothing, lambda text: None)
+    visit.leave()
 
 
 def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(
@@ -295,9 +297,7 @@ def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(
 
 
 def test_a_failure_of_ranks_is_explained_by_the_machine_that_is_gone(run_dir: Path, model: Path) -> None:
-    given = recipe(nodes=0, servers=1)
-    trains = given.model_copy(update={"trainer": given.trainer.model_copy(update={"nodes": 3})})
-    fleet = Fleet(trains, model, run_dir, "secret", resume=False)
+    fleet = Fleet(recipe(nodes=0, trainers=3), model, run_dir, "secret", resume=False)
     try:
         assert str(fleet.explained(ChildFailed("gloo"))) == "gloo"
         come(fleet, run_dir, 2)._held.close()
@@ -313,9 +313,7 @@ def test_ranks_that_wait_for_a_lost_machine_are_ended(
     run_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_module, "LOST_SECONDS", 0.0)
-    given = recipe(nodes=0, servers=1)
-    trains = given.model_copy(update={"trainer": given.trainer.model_copy(update={"nodes": 2})})
-    fleet = Fleet(trains, model, run_dir, "secret", resume=False)
+    fleet = Fleet(recipe(nodes=0, trainers=2), model, run_dir, "secret", resume=False)
     try:
         come(fleet, run_dir)._held.close()
         with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone, its trainer ranks are lost"):
