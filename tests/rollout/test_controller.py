@@ -442,8 +442,9 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
     transport = httpx.ASGITransport(make_app(harness.controller, harness.server_pool, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
-        odd = {"authorization": "Bearer s3crét".encode()}
-        assert (await http.post("/heartbeat", json={"done": False}, headers=odd)).status_code == 401
+        for given in ("", "Bearer wrong", "Bearer s3cre", "Bearer s3crét"):
+            headers = {"Authorization": given.encode()}
+            assert (await http.post("/heartbeat", json={"done": False}, headers=headers)).status_code == 401, given
         http.headers["Authorization"] = "Bearer s3cret"
         assert (await http.post("/heartbeat", json={"done": True})).status_code == 200
         assert harness.controller.trainer_done.is_set()
