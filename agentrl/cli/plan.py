@@ -91,7 +91,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(as_data(case, chosen, found, source, card.name, gpus)))
         return
-    typer.echo("\n".join(lines(case, chosen, found, source, card.name, gpus)))
+    typer.echo("\n".join(lines(case, chosen, found, source, card.name, gpus, name)))
 
 
 def _loaded(name: str, overrides: Any, config: Path | None, device: Any) -> "Recipe":
