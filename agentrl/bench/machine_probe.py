@@ -1,6 +1,6 @@
 """Measures the machine at hand for ``agentrl plan --probe``: products, memory, an update, decoding.
 
-Guarantees: ends within the given seconds, but for the start of a process that is being ended; what was not reached stays
+Guarantees: ends within the given seconds, but for the end of a process that is stopped; what was not reached stays
 assumed. The update is the trainer's own and decoding the embedded engine's, on a model of the recipe's config with few
 layers and random weights; efficiencies are solved for that model's own operation counts, so they hold for all layers.
 """

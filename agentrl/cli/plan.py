@@ -57,8 +57,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Plan a recipe: memory of each process, time of a step by part, the best split of the cards.
 
-    Needs the model's config.json alone, neither its weights nor torch (but for --probe). Every number that is assumed is
-    printed with its source and can be set.
+    Needs the model's config.json alone, neither its weights nor torch (but for --probe). Every number that is assumed
+    is printed with its source and can be set.
     """
     import json
 

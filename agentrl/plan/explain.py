@@ -1,7 +1,7 @@
 """Sets the prediction of a run's step beside its measurement, and names the bottleneck.
 
-Guarantees: both sides have the same work: lengths, groups with a signal and computed tokens are the run's own, so that a
-difference is one of speed. A part that was not measured says so. Measured seconds are medians over the steps.
+Guarantees: both sides have the same work: lengths, groups with a signal and computed tokens are the run's own, so that
+a difference is one of speed. A part that was not measured says so. Measured seconds are medians over the steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -174,7 +174,9 @@ def _advice(name: str, case: Case, parts: Sequence[Compared]) -> list[str]:
         if inference.max_running * max(1, inference.servers) < min(wanted, rollout.max_concurrent):
             lines.append(f"inference.max_running={2 * inference.max_running}: episodes wait for a place on a server")
         if bound(recipe) > 0 and rollout.max_concurrent < 2 * wanted:
-            lines.append(f"rollout.max_concurrent={2 * wanted}: a group keeps its places until its longest episode ends")
+            lines.append(
+                f"rollout.max_concurrent={2 * wanted}: a group keeps its places until its longest episode ends"
+            )
         if not cpu:
             lines.append(f"inference.servers={inference.servers + 1}, with a card of the trainer or one more")
         return [*lines, "sampling.max_new_tokens, a shorter prompt: time grows with the tokens of an episode"]
@@ -183,7 +185,9 @@ def _advice(name: str, case: Case, parts: Sequence[Compared]) -> list[str]:
         if trainer.tokens_per_microbatch < case.work.computed / max(1, trainer.ranks):
             lines.append(f"trainer.tokens_per_microbatch={2 * trainer.tokens_per_microbatch}, where memory allows it")
         if trainer.gradient_checkpointing:
-            lines.append("trainer.gradient_checkpointing=false, where memory allows it: a third more work in the layers")
+            lines.append(
+                "trainer.gradient_checkpointing=false, where memory allows it: a third more work in the layers"
+            )
         if not cpu:
             lines.append(f"trainer.nproc={2 * trainer.nproc}, with cards of the servers or more")
         if case.work.signal < 0.5:
@@ -214,9 +218,8 @@ def lines(found: Account, folder: Path) -> list[str]:
         factor = part.factor
         mark = "" if factor is None or 1 / FACTOR <= factor <= FACTOR else " !"
         shown = "" if factor is None else f"{factor:.2f}"
-        text.append(
-            f"  {part.name:<28}{_seconds(part.predicted):>12}{_seconds(part.measured):>12}{shown:>9}{mark:<2} {part.metric}"
-        )
+        numbers = f"{_seconds(part.predicted):>12}{_seconds(part.measured):>12}{shown:>9}{mark:<2}"
+        text.append(f"  {part.name:<28}{numbers} {part.metric}")
     text += ["", f"bottleneck {found.bottleneck}", *(f"  next     {line}" for line in found.advice)]
     if any(part.factor is not None and not 1 / FACTOR <= part.factor <= FACTOR for part in found.parts):
         text += ["", f"! differs by more than {FACTOR:g}: an assumption is wrong here, or other processes were busy. "
@@ -240,4 +243,3 @@ def as_data(found: Account) -> dict[str, Any]:
         "next": list(found.advice),
         "assumptions": [asdict(one) for one in found.assumptions.all()],
     }
-

@@ -160,9 +160,7 @@ def cache_tokens(recipe: Recipe, decoder: Decoder, cards: int, known: Assumption
     return max(0, int(room * cards / decoder.kv_bytes(width)))
 
 
-def largest_context(
-    recipe: Recipe, decoder: Decoder, mesh: Mesh, cards: int, known: Assumptions
-) -> tuple[int, str]:
+def largest_context(recipe: Recipe, decoder: Decoder, mesh: Mesh, cards: int, known: Assumptions) -> tuple[int, str]:
     """Returns the longest sequence that model, server and trainer can have, and which of them sets it."""
     bounds = {
         "the server's cache holds one such sequence": cache_tokens(recipe, decoder, cards, known),

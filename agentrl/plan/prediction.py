@@ -170,8 +170,8 @@ def layouts(
         found.append(Layout(serving // server_cards, server_cards, mesh))
     if not found:
         raise ConfigError(
-            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed}, and at most "
-            f"{most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have {per_machine}"
+            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed}, and at "
+            f"most {most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have {per_machine}"
         )
     return found
 

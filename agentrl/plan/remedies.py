@@ -31,7 +31,9 @@ def remedies(case: Case, found: Prediction, gpus: int) -> list[str]:
 def _trainer(case: Case, found: Prediction) -> list[str]:
     taken, room = _trainer_bytes(case.recipe, case, found), found.memory
     beside = total(found.server) if found.layout.shared else 0.0
-    lines = [f"a trainer rank needs {taken / GB:,.1f} GB{' beside a server' * (beside > 0)}, there are {room / GB:,.1f}:"]
+    lines = [
+        f"a trainer rank needs {taken / GB:,.1f} GB{' beside a server' * (beside > 0)}, there are {room / GB:,.1f}:"
+    ]
     enough, together = False, case.recipe
     used: list[str] = []
     for text, keys in _trainer_changes(case):

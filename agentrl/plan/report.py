@@ -88,8 +88,8 @@ def _limits(case: Case, chosen: Prediction) -> list[str]:
         f"micro-batch  at most {micro:,} tokens (trainer.tokens_per_microbatch="
         f"{case.recipe.trainer.tokens_per_microbatch:,})",
         f"context      at most {context:,} tokens: {why}",
-        f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and values "
-        "on a server",
+        f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and "
+        "values on a server",
     ]
 
 
@@ -152,7 +152,9 @@ def sim_command(case: Case, chosen: Prediction, name: str) -> str:
     words += [f"sampling.max_new_tokens={recipe.sampling.max_new_tokens}"]
     words += [f"inference.context_length={recipe.inference.context_length}"]
     slots = max(1, int(at_a_time(case, layout)))
-    return " ".join([*words, f"inference.max_running={slots if recipe.inference.engine in PAGED else recipe.inference.max_running}"])
+    return " ".join(
+        [*words, f"inference.max_running={slots if recipe.inference.engine in PAGED else recipe.inference.max_running}"]
+    )
 
 
 def line_of(case: Case, chosen: Prediction) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""Multiplies measured sizes and costs by the counts of a large run: bytes and messages of each arrow, load of each process.
+"""Multiplies measured costs by the counts of a large run: bytes and messages of each arrow, load of each process.
 
-Guarantees: pure. A cost is one that a benchmark of ours measured, with its place; counts follow from a plan's own times.
+Guarantees: pure. A cost is one that a benchmark of ours measured, with its place; counts follow from a plan's times.
 docs/scaling.md holds the tables that :func:`page_tables` makes, and a test compares them.
 """
 
@@ -230,7 +230,9 @@ def _busy(
 def with_workers(found: Scaled, load: Load | None = None, costs: Costs | None = None) -> float:
     """Returns the load of the controller's own core when its calls are made by other processes."""
     load, costs = load or Load(), costs or Costs()
-    return sum(one.share for one in scaled(found.gpus, load, replace(costs, call_s=0.0)).busy if "controller, " in one.name)
+    return sum(
+        one.share for one in scaled(found.gpus, load, replace(costs, call_s=0.0)).busy if "controller, " in one.name
+    )
 
 
 def _amount(value: float) -> str:
@@ -259,7 +261,9 @@ def page_tables(sizes: Sequence[int] = SIZES) -> str:
     rows += ["", f"| busy share (above 1: saturated) | {head} | |", line + "---|"]
     for name in [one.name for one in every[-1].busy]:
         found = [next(busy for busy in one.busy if busy.name == name) for one in every]
-        rows.append(_row(name, [*(f"**{b.share:.2g}**" if b.share > 1 else f"{b.share:.2g}" for b in found), found[0].how]))
+        rows.append(
+            _row(name, [*(f"**{b.share:.2g}**" if b.share > 1 else f"{b.share:.2g}" for b in found), found[0].how])
+        )
     rows.append(_row("controller without its calls", [*(f"{with_workers(one):.2g}" for one in every), "one core"]))
     rows.append(_row("processes that make the calls", [*(str(one.workers) for one in every), "none above 70%"]))
     return "\n".join(rows)

@@ -14,8 +14,7 @@ from agentrl.plan.assumptions import assumed
 from agentrl.plan.cards import find_card
 from agentrl.plan.explain import Compared, account, bottleneck, layout_of
 from agentrl.plan.recorded import common, distinct_rows, episode_figures, read_steps
-from agentrl.plan.times import decode_seconds
-from agentrl.plan.times import Case
+from agentrl.plan.times import Case, decode_seconds
 from agentrl.plan.work import work_of
 from agentrl.rollout.journal import Journal
 from tests.plan.planned import decoder
@@ -26,6 +25,7 @@ START = 1_700_000_000.0
 
 def episode(group: int, index: int, prompt: list[int], sampled: list[list[int]], given: list[int]) -> Episode:
     """An episode with tool results of ``given`` between its answers, each 2 s long, with 1 s between."""
+
     def told(ids: list[int], role: str, parent: int | None, at: float) -> Node:
         columns = {"loss_mask": [0] * len(ids), "logprobs": [0.0] * len(ids), "versions": [-1] * len(ids)}
         return Node(parent=parent, message={"role": role, "content": "?"}, token_ids=ids, at=at, **columns)
@@ -50,7 +50,9 @@ def episode(group: int, index: int, prompt: list[int], sampled: list[list[int]],
 
 def made_run(folder: Path, steps: list[dict[str, float]], *settings: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe("arithmetic_grpo", [*settings, "trainer.dtype=float32", "inference.dtype=float32"], device="cpu")
+    recipe = load_recipe(
+        "arithmetic_grpo", [*settings, "trainer.dtype=float32", "inference.dtype=float32"], device="cpu"
+    )
     recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"device": "cpu"})})
     (folder / "config.json").write_text(recipe.model_dump_json())
     journal = Journal(folder, episodes=True)

@@ -26,7 +26,15 @@ def data(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 
 def test_a_plan_names_memory_time_split_and_every_assumption(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "gsm8k_grpo", "--gpus", "64", "--gpu", "h100", "model.name=Qwen/Qwen3-8B")
-    for words in ("AdamW's two moments", "keys and values", "micro-batch", "context", "generation", "push", "agentrl sim"):
+    for words in (
+        "AdamW's two moments",
+        "keys and values",
+        "micro-batch",
+        "context",
+        "generation",
+        "push",
+        "agentrl sim",
+    ):
         assert words in text
     found = data(capsys, "--gpus", "64", "model.name=Qwen/Qwen3-8B")
     for one in found["assumptions"]:
