@@ -80,10 +80,8 @@ def _memory(case: Case, chosen: Prediction) -> list[str]:
 
 def _limits(case: Case, chosen: Prediction) -> list[str]:
     layout, known = chosen.layout, case.known
-    micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known)
-    if layout.shared:
-        micro = 0 if not chosen.trainer_fits else micro
-    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known)
+    micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
+    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return [
         f"micro-batch  at most {micro:,} tokens (trainer.tokens_per_microbatch="
         f"{case.recipe.trainer.tokens_per_microbatch:,})",
@@ -170,7 +168,7 @@ def as_data(
 ) -> dict[str, Any]:
     """Returns the plan as plain data."""
     layout, known = chosen.layout, case.known
-    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known)
+    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return {
         "model": {"source": model, "parameters": case.decoder.parameters, "active": case.decoder.active},
         "gpus": gpus,
@@ -178,7 +176,7 @@ def as_data(
         "bound": bound(case.recipe),
         "best": _prediction(chosen),
         "tried": [_prediction(one) for one in tried],
-        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known),
+        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside),
         "largest_context": {"tokens": context, "because": why},
         "change": remedies(case, chosen, gpus),
         "assumptions": [asdict(one) for one in known.all()],
