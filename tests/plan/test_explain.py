@@ -9,67 +9,15 @@ import pytest
 from agentrl.cli.main import main
 from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
-from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.plan.assumptions import assumed
 from agentrl.plan.cards import find_card
 from agentrl.plan.explain import Compared, account, bottleneck, layout_of
 from agentrl.plan.recorded import common, distinct_rows, episode_figures, read_steps
 from agentrl.plan.times import Case, decode_seconds
 from agentrl.plan.work import work_of
-from agentrl.rollout.journal import Journal
-from tests.plan.planned import decoder
+from tests.plan.planned import STEP, decoder, made_run
 
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-START = 1_700_000_000.0
-
-
-def episode(group: int, index: int, prompt: list[int], sampled: list[list[int]], given: list[int]) -> Episode:
-    """An episode with tool results of ``given`` between its answers, each 2 s long, with 1 s between."""
-
-    def told(ids: list[int], role: str, parent: int | None, at: float) -> Node:
-        columns = {"loss_mask": [0] * len(ids), "logprobs": [0.0] * len(ids), "versions": [-1] * len(ids)}
-        return Node(parent=parent, message={"role": role, "content": "?"}, token_ids=ids, at=at, **columns)
-
-    nodes = [told(prompt, "user", None, START)]
-    at = START
-    for turn, ids in enumerate(sampled):
-        if turn:
-            nodes.append(told(given, "tool", len(nodes) - 1, at + 1))
-            at += 1
-        at += 2
-        nodes.append(Node(
-            parent=len(nodes) - 1, message={"role": "assistant", "content": "."}, token_ids=ids, at=at,
-            loss_mask=[1] * len(ids), logprobs=[-1.0] * len(ids), versions=[0] * len(ids), finish_reason="stop",
-        ))  # fmt: skip
-    return Episode(
-        group_id=f"g{group}", task_id=f"t{group}", index=index, seed=index, reward=float(index % 2), seconds=at - START,
-        stop_reason=StopReason.TERMINATED, started="2023-11-14T22:13:20+00:00",
-        trajectories={"assistant": Trajectory(nodes=nodes)},
-    )  # fmt: skip
-
-
-def made_run(folder: Path, steps: list[dict[str, float]], *settings: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe(
-        "arithmetic_grpo", [*settings, "trainer.dtype=float32", "inference.dtype=float32"], device="cpu"
-    )
-    recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"device": "cpu"})})
-    (folder / "config.json").write_text(recipe.model_dump_json())
-    journal = Journal(folder, episodes=True)
-    for group in range(2):
-        for member in range(2):
-            ids = [[5, 6 + member, 7, 8], [9, 9]]
-            journal.episode(episode(group, member, [1, 2, 3, 30 + group], ids, [4, 4, 4]))
-    journal.close()
-    lines = [{"step": 0, "eval/accuracy": 0.1}, *({"step": n + 1, **step} for n, step in enumerate(steps))]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-STEP = {
-    "time/step": 10.0, "time/wait_batch": 6.0, "time/update": 3.0, "time/gather": 0.25, "time/publish": 0.25,
-    "time/wait_evaluation": 0.0, "train/signal": 0.5, "train/rows_tokens": 300.0,
-}  # fmt: skip
 FIRST = STEP | {"time/step": 99.0, "time/wait_batch": 90.0}
 
 
