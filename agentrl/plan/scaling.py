@@ -44,7 +44,7 @@ class Costs:
     call_s: float = 0.65e-3  # bench client, `cpu_vs_openai`: 0.62-0.66 ms, Zen 3
     token_s: float = 0.11e-6  # bench data, `controller_s`, Zen 3
     rank_token_s: float = 0.11e-6  # bench data, `batch_s` + `micro_batches_s`, Zen 3
-    asked_bytes: float = 6.9  # ids below 151,936 and a comma
+    asked_bytes: float = 6.3  # ids below 151,936 and a comma
     answered_bytes: float = 34.0  # [[-4.716371675932981,123456,null],...
     batch_bytes: float = 12.5  # bench data, `wire_bytes_per_token`
     held_bytes: float = 96.0  # lists of ids, masks, logprobs and versions; tests/plan/test_scaling.py measures it

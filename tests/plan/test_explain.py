@@ -104,10 +104,14 @@ def test_a_part_that_differs_is_marked(tmp_path: Path, capsys: pytest.CaptureFix
     data: dict[str, Any] = json.loads(explained(capsys, str(tmp_path / "mine"), "--json"))
     factor = next(one["factor"] for one in data["parts"] if one["name"] == "update")
     right = ["--assume", f"mfu={0.55 / factor:g}"]
-    lines = [line for line in explained(capsys, str(tmp_path / "mine"), *right).splitlines() if " update" in line]
+    lines = [
+        line for line in explained(capsys, str(tmp_path / "mine"), *right).splitlines() if line.startswith("  update ")
+    ]
     assert "!" not in lines[0], lines[0]
     wrong = ["--assume", f"mfu={0.55 / factor / 3:g}"]
-    lines = [line for line in explained(capsys, str(tmp_path / "mine"), *wrong).splitlines() if " update" in line]
+    lines = [
+        line for line in explained(capsys, str(tmp_path / "mine"), *wrong).splitlines() if line.startswith("  update ")
+    ]
     assert "!" in lines[0], lines[0]
 
 

@@ -1,7 +1,7 @@
 """What ``agentrl plan --probe`` makes of its measurements: a side that is as fast as told is found to be so."""
 
-from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,15 +56,12 @@ def test_efficiencies_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
                     "sampling.max_new_tokens=64", gpu="cpu", prompt=60, answer=40)  # fmt: skip
     machine = Machine(case)
 
-    @contextmanager
-    def side(*arguments: Any, **options: Any) -> Any:
-        folder = arguments[1] if "probe_side" in arguments[0] else arguments[2]
-        from pathlib import Path
+    def run(work: Any, module: str, *arguments: str, seconds: float) -> None:
+        if "probe_side" in module:
+            (Path(arguments[0]) / "config.json").write_text("{}")
+        work(machine)
 
-        (Path(folder) / "config.json").write_text("{}")
-        yield machine
-
-    monkeypatch.setattr(machine_probe, "_side", side)
+    monkeypatch.setattr(machine_probe, "_run", run)
     monkeypatch.setattr(machine_probe, "_load", lambda device: "")
     values, sources = measured(case.recipe, case.decoder, dict(PUBLISHED[SMOL]), case.known, 60.0)
     for name, value in TRUE.items():
