@@ -145,8 +145,14 @@ def _assumptions(
         known = known.replaced(episode_figures(folder), f"as in {folder}")
     by_hand = parse_assumed(assume)
     if probe is not None:
+        from agentrl.config.device import detect_device
+        from agentrl.config.errors import ConfigError
         from agentrl.launch.needed_packages import require_packages
 
+        if recipe.launch.device == "cuda" and detect_device() != "cuda":
+            raise ConfigError(
+                "--probe measures this machine, and it has no GPU: use --gpu cpu, or probe on such a machine"
+            )
         require_packages(dict.fromkeys(("torch", "transformers", "tokenizers"), "agentrl plan --probe"))
         from agentrl.bench.machine_probe import measured
         from agentrl.plan.published import config_of
