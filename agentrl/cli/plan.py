@@ -151,7 +151,7 @@ def _assumptions(
 
         if recipe.launch.device == "cuda" and detect_device() != "cuda":
             raise ConfigError(
-                "--probe measures this machine, and it has no GPU: use --gpu cpu, or probe on such a machine"
+                "--probe measures this machine, and it has no GPU: use --gpu cpu, or probe where there is one"
             )
         require_packages(dict.fromkeys(("torch", "transformers", "tokenizers"), "agentrl plan --probe"))
         from agentrl.bench.machine_probe import measured

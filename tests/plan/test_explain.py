@@ -104,15 +104,13 @@ def test_a_part_that_differs_is_marked(tmp_path: Path, capsys: pytest.CaptureFix
     data: dict[str, Any] = json.loads(explained(capsys, str(tmp_path / "mine"), "--json"))
     factor = next(one["factor"] for one in data["parts"] if one["name"] == "update")
     right = ["--assume", f"mfu={0.55 / factor:g}"]
-    lines = [
-        line for line in explained(capsys, str(tmp_path / "mine"), *right).splitlines() if line.startswith("  update ")
-    ]
-    assert "!" not in lines[0], lines[0]
+    assert "!" not in update_line(explained(capsys, str(tmp_path / "mine"), *right))
     wrong = ["--assume", f"mfu={0.55 / factor / 3:g}"]
-    lines = [
-        line for line in explained(capsys, str(tmp_path / "mine"), *wrong).splitlines() if line.startswith("  update ")
-    ]
-    assert "!" in lines[0], lines[0]
+    assert "!" in update_line(explained(capsys, str(tmp_path / "mine"), *wrong))
+
+
+def update_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("  update "))
 
 
 def test_beside_training_generation_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
