@@ -53,8 +53,8 @@ export function Chart({ title, meaning, unit, series, smooth = 0, zoom, onZoom, 
         { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick, Math.abs(tick) < 0.1 && tick !== 0 ? 3 : 2)) },
       ],
       series: [{}, ...series.map((one, i) => ({
-        label: one.name, stroke: colour(COLOURS[i % COLOURS.length]), width: 1.8, dash: one.dashed ? [5, 4] : undefined,
-        points: { show: one.steps.length < 2 || dots || one.dots, size: 5, fill: colour(COLOURS[i % COLOURS.length]) }, spanGaps: Boolean(one.dots),
+        label: one.name, stroke: colour(COLOURS[one.colour ?? i]), width: 1.8, dash: one.dashed ? [5, 4] : undefined,
+        points: { show: one.steps.length < 2 || dots || one.dots, size: 5, fill: colour(COLOURS[one.colour ?? i]) }, spanGaps: Boolean(one.dots),
       }))],
       hooks: {
         setCursor: [(u) => setAt(u.cursor.idx ?? null)],
@@ -81,7 +81,7 @@ export function Chart({ title, meaning, unit, series, smooth = 0, zoom, onZoom, 
   const shown = series.map((one, i) => {
     const values = data[i + 1];
     const value = at === null || at === undefined ? values.findLast((v) => v !== null) : values[at];
-    return { name: one.name, label: one.label || one.name, value, colour: i % COLOURS.length };
+    return { name: one.name, label: one.label || one.name, value, colour: one.colour ?? i };
   });
   const said = shown.map((one) => `${one.label} ${number(one.value)}`).join(", ");
   const where = at !== null && at !== undefined ? ` at step ${data[0][at]}` : "";

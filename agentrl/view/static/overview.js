@@ -66,13 +66,13 @@ function useCurves(runs, names, again) {
 
 function seriesOf(found, name) {
   const several = found.length > 1;
-  return found.flatMap(({ run, columns }) => {
-    const series = [];
+  return found.flatMap(({ run, columns }, number) => {
+    const series = []; // several runs have a colour each; of one run, what was sampled and what was held out
     const add = (column, label, dots) => {
       const values = columns[column];
       if (!values || values.every((value) => value === null)) return;
       const kept = columns.step.map((step, i) => [step, values[i]]).filter(([, value]) => value !== null || !dots);
-      series.push({ name: `${run} ${label}`, label: several ? `${run} ${label}` : label, steps: kept.map(([step]) => step), values: kept.map(([, value]) => value), dots, dashed: dots });
+      series.push({ name: `${run} ${label}`, label: several ? `${run} ${label}` : label, steps: kept.map(([step]) => step), values: kept.map(([, value]) => value), dots, dashed: dots, colour: several ? number : Number(dots) });
     };
     add(name, "sampled", false);
     if (heldOut(name)) add(heldOut(name), "held out", true);
