@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.completion import complete_evaluated_or_override
-from agentrl.cli.recipe import _end, finish
+from agentrl.cli.recipe import end, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,7 @@ def evaluate(
     }
     models = model or [None]
     if len(names) * len(models) > 1:
-        _end(evaluate_several(names, models, settings, output=output, console=console, **options))
+        end(evaluate_several(names, models, settings, output=output, console=console, **options))
     from agentrl.launch.api import evaluate as evaluate_model
 
     finish(
