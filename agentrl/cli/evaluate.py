@@ -81,7 +81,11 @@ def evaluate(
     console = Console(highlight=False)
     names = [one for one in what or () if not _SETTING.match(one)]
     settings = [one for one in what or () if _SETTING.match(one)]
+    if to is not None and names[:1] != [EXPORT]:
+        raise ConfigError("--to FORM is for `agentrl eval export RUN`")
     if compare is not None:
+        if what:
+            raise ConfigError(f"--compare RUN_A RUN_B evaluates nothing; what else is asked for: {' '.join(what)}")
         return _compare(*compare, console)
     if names[:1] == [EXPORT]:
         return _export(names[1:], to, output, console)
