@@ -29,7 +29,7 @@ def test_a_file_becomes_a_packed_part_at_its_size(tmp_path, lines):
     assert (
         found[3].trajectories["assistant"].nodes[1].token_ids
         == orjson.loads(lines[3])["trajectories"]["assistant"]["nodes"][1]["token_ids"]
-    )  # noqa: E501
+    )
 
 
 def test_a_run_that_goes_on_adds_further_parts(tmp_path, lines):
