@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.tree_mask import tree_mask
 
@@ -30,19 +31,26 @@ def limited_attention(config: Any, context: int) -> list[str]:
         kinds.add("sliding_attention")
     if window and context <= window:
         kinds.discard("sliding_attention")
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk and context <= chunk:
+        kinds.discard("chunked_attention")
     return sorted(kinds - {"full_attention"})
+
+
+def ids_of(model: Any, count: int) -> list[int]:
+    """Returns ids from a model's whole vocabulary: on special tokens some models have too large activations."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).tolist()
 
 
 @torch.no_grad()
 def not_for_trees(model: Any) -> str | None:
     """Returns why a causal language model cannot compute prefix trees, from a trial on a small tree; None if it can."""
-    vocabulary = model.config.get_text_config().vocab_size
-    # Ids from the whole vocabulary: on special tokens some models have activations too large for bfloat16.
-    ids = ((torch.arange(2 * LENGTH - SHARED) * 2 + 1) * vocabulary // (2 * (2 * LENGTH - SHARED))).tolist()
+    ids = ids_of(model, 2 * LENGTH - SHARED)
     first, second = ids[:LENGTH], ids[:SHARED] + ids[LENGTH:]
     tree = PrefixTree()
     paths = tree.add(first), tree.add(second)
-    decoder, device = model.get_decoder(), model.device
+    decoder, device = decoder_of(model), model.device
 
     def states(tokens: list[int], **how: Any) -> torch.Tensor:
         row = torch.tensor([tokens], device=device)

@@ -5,12 +5,14 @@ Guarantees: nothing is started and no server is called; everything that depends 
 """
 
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.backend import Backend, SamplingParams
 from agentrl.inference.client import ChatClient, EvaluationClient
+from agentrl.inference.http import OPEN, SERVER_KEY, Access
 from agentrl.inference.kinds.kind import TextApi, server_kind
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
@@ -37,9 +39,22 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
     return workflow(**kwargs)
 
 
-def make_backend(recipe: Recipe, url: str) -> Backend:
-    """Connects to one server of the recipe's kind."""
-    return server_kind(recipe.inference.engine).backend(url, recipe.inference.request_timeout)
+def access_to_servers(recipe: Recipe, key_env: str = SERVER_KEY) -> Access:
+    """Returns key and trust of a recipe's servers.
+
+    Args:
+        recipe: Recipe; its ``inference`` section names the servers.
+        key_env: Environment variable that holds the key; the launcher sets it for servers on machines of their own.
+    """
+    return Access.of(key_env, recipe.launch.tls.ca)
+
+
+def make_backend(recipe: Recipe, url: str, key_env: str = SERVER_KEY) -> Backend:
+    """Connects to one server of the recipe's kind; ``key_env`` as in :func:`access_to_servers`."""
+    kind, access = server_kind(recipe.inference.engine), access_to_servers(recipe, key_env)
+    if access == OPEN or not kind.capabilities.remote:
+        return kind.backend(url, recipe.inference.request_timeout)
+    return kind.backend(url, recipe.inference.request_timeout, access)
 
 
 def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
@@ -51,9 +66,8 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         urls: URLs of the servers.
     """
     inference = recipe.inference
-    kind = server_kind(inference.engine)
     router = Router(
-        [kind.backend(url, inference.request_timeout) for url in urls],
+        [make_backend(recipe, url) for url in urls],
         probe_seconds=inference.probe_seconds,
         patience=inference.patience,
     )
@@ -98,15 +112,27 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
     return template, settings(training, locked=locked), settings(evaluation, locked=False)
 
 
+def request_options(recipe: Recipe) -> dict[str, Any]:
+    """Returns the options of each request to an external API where an agent sets none."""
+    found: dict[str, Any] = {
+        "temperature": recipe.sampling.eval_temperature,
+        "max_tokens": recipe.sampling.max_new_tokens,
+        **recipe.inference.options,
+    }
+    if "max_completion_tokens" in recipe.inference.options and "max_tokens" not in recipe.inference.options:
+        del found["max_tokens"]  # two names of one limit
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def make_text_client(recipe: Recipe, url: str) -> EvaluationClient:
     """Builds a text-only client for evaluation on a server that returns no token ids."""
-    inference, sampling = recipe.inference, recipe.sampling
+    inference = recipe.inference
     api = TextApi(
         url=url,
         model=inference.model or recipe.model.name,
         api_key_env=inference.api_key_env,
         timeout=inference.request_timeout,
-        defaults={"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens},
+        defaults=request_options(recipe),
         max_concurrent=recipe.rollout.max_concurrent,
         retry_seconds=inference.retry_seconds,
     )

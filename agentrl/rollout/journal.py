@@ -26,6 +26,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.core.episode import Episode, StopReason
 from agentrl.core.packed_episodes import all_lines
+from agentrl.core.sent_episode import SentEpisode
 from agentrl.rollout.episode_log import EpisodeLog
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
@@ -142,12 +143,7 @@ class Journal:
         """
         if not self._with_episodes:
             return episode
-        try:
-            line = _line(episode)
-        except (PydanticSerializationError, RecursionError) as error:  # an object of user code in a message, say
-            episode = _without_messages(episode, f"the episode cannot be written as JSON: {error}")
-            log.warning("task %s: %s", episode.task_id, episode.error)
-            line = _line(episode)
+        episode, line = as_line(episode)
         extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
         name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
         if name not in self._episodes:
@@ -187,6 +183,18 @@ class Journal:
         self._episodes.clear()
 
 
+def as_line(episode: Episode) -> tuple[Episode, str]:
+    """Returns an episode as it is recorded, a failed one if it cannot be written as JSON, and its line of a file."""
+    if isinstance(episode, SentEpisode):
+        return episode, episode.line
+    try:
+        return episode, _line(episode)
+    except (PydanticSerializationError, RecursionError) as error:  # an object of user code in a message, say
+        episode = _without_messages(episode, f"the episode cannot be written as JSON: {error}")
+        log.warning("task %s: %s", episode.task_id, episode.error)
+        return episode, _line(episode)
+
+
 def _line(episode: Episode) -> str:
     said = {role: one.shortened() for role, one in episode.trajectories.items()}
     episode = episode.model_copy(update={"trajectories": said})
@@ -202,8 +210,8 @@ def _line(episode: Episode) -> str:
 
 def _without_messages(episode: Episode, error: str) -> Episode:
     """Returns a failed episode in the place of one that cannot be written."""
-    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned", "started", "version", "sampling")
-    kept = {name: getattr(episode, name) for name in names}
+    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned", "started", "version", "attempt")
+    kept = {name: getattr(episode, name) for name in (*names, "sampling")}
     return Episode(**kept, stop_reason=StopReason.ENVIRONMENT_ERROR, error=error)
 
 
