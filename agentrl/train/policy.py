@@ -154,9 +154,8 @@ def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
     except Unfit as error:
         raise ModelRefused(f"{name} cannot be trained: {error}") from error
     except FAULTS as error:
-        raise ModelRefused(
-            f"{name} cannot be trained: its decoder or its head cannot be called alone ({type(error).__name__}: {error})"
-        ) from error
+        why = f"its decoder or its head cannot be called alone ({type(error).__name__}: {error})"
+        raise ModelRefused(f"{name} cannot be trained: {why}") from error
 
 
 def _class_name(config: Any) -> str:
