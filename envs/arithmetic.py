@@ -24,6 +24,7 @@ class Arithmetic(SingleTurnEnvironment):
     """
 
     dataset = "arithmetic"
+    columns = ("question", "answer")
     reward_range = (0.0, 1.0)
 
     def __init__(self, digit_reward: float = 0.0) -> None:
@@ -42,6 +43,11 @@ class Arithmetic(SingleTurnEnvironment):
         if said and len(said) <= _MAX_DIGITS and int(said) == right:
             return 1.0, {"accuracy": 1.0}
         return self.digit_reward * digit_share(said, task["answer"]), {"accuracy": 0.0}
+
+    def extract(self, answer: str) -> str | None:
+        """Returns the last integer of the answer."""
+        numbers = _INTEGER.findall(answer)
+        return numbers[-1] if numbers else None
 
 
 def digit_share(said: str, right: str) -> float:

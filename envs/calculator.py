@@ -54,6 +54,7 @@ class Calculator(ToolEnvironment):
     """
 
     dataset = "calculation"
+    columns = ("question", "answer")
 
     def __init__(self, call_reward: float = 0.2, examples: int = 0, **settings: Any) -> None:
         if not 0 <= examples <= len(EXAMPLES):

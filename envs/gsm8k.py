@@ -37,6 +37,7 @@ class GSM8K(SingleTurnEnvironment):
     """
 
     dataset = "openai/gsm8k"
+    columns = ("question", "answer")
 
     def __init__(self, format_reward: float = 0.2, examples: int = 0) -> None:
         if not 0 <= examples <= len(EXAMPLES):
@@ -57,6 +58,11 @@ class GSM8K(SingleTurnEnvironment):
         accuracy = numeric_reward(answer, task["answer"])
         well_formed = float(has_answer_line(answer))
         return accuracy + self.format_reward * well_formed, {"accuracy": accuracy, "format": well_formed}
+
+    def extract(self, answer: str) -> str | None:
+        """Returns the number that the answer ends with."""
+        number = final_number(answer)
+        return None if number is None else str(number)
 
     def demonstration(self, task: dict[str, Any]) -> str:
         """Returns the dataset's solution in the format that the prompt asks for."""

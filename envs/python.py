@@ -49,6 +49,7 @@ class Python(ToolEnvironment):
     """
 
     dataset = "openai/gsm8k"
+    columns = ("question", "answer")
     reward_range = (0.0, 1.0)
 
     def __init__(self, seconds: float = 5.0, memory_mb: int = 256, backend: str = "auto", **settings: Any) -> None:

@@ -22,6 +22,7 @@ class Retry(LanguageEnvironment):
     """
 
     dataset = "arithmetic"
+    columns = ("question", "answer")
     reward_range = (0.0, 1.0)
 
     def __init__(self, attempts: int = 3, later: float = 0.5, hint: bool = True) -> None:

@@ -2,7 +2,8 @@
 
     git clone . /tmp/fresh/agentrl && python scripts/first_hour.py /tmp/fresh/agentrl docs/first_hour.txt
 
-The second argument gets what the terminal showed. It needs ``pip install pyte``, a terminal in Python, which interprets
+The second argument gets what the terminal showed; pages of the checkout may follow it. README is followed in the
+checkout, the others in an empty folder beside it. It needs ``pip install pyte``, a terminal in Python, which interprets
 what the live view draws. Commands are taken from the pages themselves, with the files that they describe; runs that are
 no part of the start, nor of the environment that is written, get ``trainer.total_steps=2``, and commands that are no
 step of a first hour (GPUs, servers of one's own, the tests) are left out.
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyte
@@ -28,6 +29,7 @@ PROMPT = "first-hour> "
 SHORT = " trainer.total_steps=2 eval.tasks=8"
 LEFT_OUT = re.compile(r"base-url|serve |gpu|chat |model.name=runs|group_size=16|make test|nproc=4")
 WHOLE = ("agentrl recipe run arithmetic_grpo", "agentrl recipe run calculator_grpo", "agentrl recipe run my_shop_grpo")
+PAGES = ("README.md", "docs/environments.md", "docs/agents.md")
 PLAYED = {"env play my_shop": ['/cost {"item": "pen", "count": 3}', "6"], "env play my_env.py": ["TEA"]}
 
 
@@ -69,7 +71,7 @@ class Terminal:
         self.mine, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "USER")}
-        env |= {"TERM": "xterm-256color", "PS1": PROMPT, "LC_ALL": "C.UTF-8"}
+        env |= {"PIP_QUIET": "2", "TERM": "xterm-256color", "PS1": PROMPT, "LC_ALL": "C.UTF-8"}
         self.shell = subprocess.Popen(
             ["bash", "--norc", "--noprofile"], stdin=its, stdout=its, stderr=its, cwd=folder, env=env,
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -112,7 +114,7 @@ class Terminal:
                 return
 
 
-def main(checkout: Path, output: Path) -> None:
+def main(checkout: Path, output: Path, pages: Sequence[str]) -> None:
     """Runs all steps and writes the transcript as it grows."""
     terminal, failed, done = Terminal(checkout), [], set()
     with output.open("w") as kept:
@@ -120,20 +122,26 @@ def main(checkout: Path, output: Path) -> None:
         def run(command: str) -> None:
             typed = next((lines for name, lines in PLAYED.items() if name in command), [])
             shown, code, seconds = terminal.run(command, typed)
-            body = shown.split("\n", 1)[1] if "\n" in shown else ""
+            lines = [line for line in shown.splitlines()[1:] if not line.endswith(PROMPT.rstrip())]
+            body = "\n".join(lines).replace(str(Path.home()), "~")
             kept.write(f"\n$ {command}\n{body}\n[exit {code}, {seconds:.1f} s]\n")
             kept.flush()
             if code:
                 failed.append(command)
 
         kept.write(f"{(__doc__ or '').split(chr(10))[0]}\nCommands that are long in the pages ran with{SHORT}.\n")
-        pages = [checkout / "README.md", checkout / "docs" / "environments.md", checkout / "docs" / "agents.md"]
+        empty = checkout.parent / "empty"
+        empty.mkdir(exist_ok=True)
+        if (checkout / ".venv").is_dir():
+            run(". .venv/bin/activate")
         for page in pages:
-            kept.write(f"\n==== {page.name} ====\n")
-            for kind, what in steps(page):
+            folder = checkout if page == "README.md" else empty
+            kept.write(f"\n==== {page} ====\n")
+            run(f"cd {os.path.relpath(folder, checkout)}")
+            for kind, what in steps(checkout / page):
                 if kind == "file":
                     name, text = what.split("\n", 1)
-                    target = checkout / name
+                    target = folder / name
                     target.parent.mkdir(exist_ok=True)
                     if not target.exists():
                         target.write_text(text)
@@ -149,4 +157,4 @@ def main(checkout: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:] or PAGES)

@@ -20,12 +20,14 @@ from agentrl.train.loss import needs_whole_sequences
 from tests.cli.test_runs import make_run
 from tests.end_to_end import ROOT, command, environment, overrides, run
 from tests.launch.test_run import exported
+from tests.plan.planned import made_run as made_plan_run
 from tests.sim.test_recorded import recorded_run
 from tests.train.test_loss import tokens_of
 
 WALK = ROOT / "docs" / "environments.md"  # its commands follow from each other: test_environments_page.py runs them
 AGENTS = ROOT / "docs" / "agents.md"  # its commands need its blocks: test_agents_page.py runs them
-OWN_TESTS = {WALK, AGENTS}
+EVALUATION = ROOT / "docs" / "evaluation.md"  # its commands follow from each other: test_evaluation_page.py runs them
+OWN_TESTS = {WALK, AGENTS, EVALUATION}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - OWN_TESTS)]
 NEEDS_MORE_THAN_A_TEST_HAS = {
     "pip install -e '.[gpu]'": "SGLang needs a GPU and an environment of its own",
@@ -244,6 +246,19 @@ def test_simulations_run_as_shown(line: str, tmp_path: Path) -> None:
     assert ("predicted from its records" in result.stdout) == ("--from" in line)
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl plan")])
+def test_plans_are_made_as_shown(line: str, tmp_path: Path) -> None:
+    """``runs/mine`` is a recorded run; what a probe measures is tried by tests/plan/test_probe.py."""
+    words = shlex.split(line)[1:]
+    if "--probe" in words:
+        del words[words.index("--probe") :][:2]
+    if "--explain" in words:
+        made_plan_run(tmp_path / "runs" / "mine")
+    result = run(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert ("bottleneck" if "--explain" in words else "a step of") in result.stdout
+
+
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("scripts/")])
 def test_scripts_say_that_there_is_no_gpu(line: str) -> None:
     """What they do where there is one is tried in small by ``tests/bench/test_gpu.py``."""
@@ -282,7 +297,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "doctor", "runs", "--")
+    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "plan", "doctor", "runs", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

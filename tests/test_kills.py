@@ -32,6 +32,7 @@ MOMENTS: dict[str, tuple[Seen, str]] = {  # when it is killed, and what: words o
     "checkpointing": (doing("trainer", "writes a checkpoint"), "agentrl.train"),
     "evaluating": (lambda status: status["evaluating"] not in (None, 0), "agentrl.engine"),
 }
+PATIENCE = 900.0  # seconds until a run is at its moment, also on a machine that does other things
 SETTINGS = ("trainer.total_steps=10000", "trainer.save_every=2", "eval.every=1", "rollout.max_staleness=1")
 
 
@@ -50,7 +51,7 @@ def begun(settings: list[str]) -> Iterator["subprocess.Popen[str]"]:
 
 def wait_for(folder: Path, seen: Seen, process: "subprocess.Popen[str]") -> None:
     """Ask a run for its status until it is at a moment of a later step."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while True:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

@@ -1,11 +1,12 @@
 """A server that answers at once with a fixed response, so that a benchmark measures the client's cost only.
 
-``python -m agentrl.bench.instant_server`` prints its URL and serves ``/generate`` and ``/v1/chat/completions`` until it
-is terminated.
+``python -m agentrl.bench.instant_server [SECONDS]`` prints its URL and serves ``/generate`` and
+``/v1/chat/completions`` until it is terminated, each answer after so many seconds.
 """
 
 import asyncio
 import json
+import sys
 import time
 from typing import Any
 
@@ -47,8 +48,9 @@ def _response(body: dict[str, Any]) -> bytes:
 class _Instant(asyncio.Protocol):
     """Answers HTTP requests; parses only their path and length."""
 
-    def __init__(self, canned: dict[bytes, bytes]) -> None:
+    def __init__(self, canned: dict[bytes, bytes], seconds: float = 0.0) -> None:
         self._canned = canned
+        self._seconds = seconds
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
 
@@ -67,13 +69,18 @@ class _Instant(asyncio.Protocol):
             path = head.split(b" ", 2)[1]
             self._buffer = self._buffer[total:]
             assert self._transport is not None
-            self._transport.write(self._canned[path])
+            if self._seconds:
+                asyncio.get_running_loop().call_later(self._seconds, self._transport.write, self._canned[path])
+            else:
+                self._transport.write(self._canned[path])
 
 
 async def main() -> None:
     """Serve until the process is terminated."""
     canned = _canned()
-    server = await asyncio.get_running_loop().create_server(lambda: _Instant(canned), "127.0.0.1", 0)
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Instant(canned, seconds), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

@@ -1,6 +1,6 @@
 """Measures the machine at hand for ``agentrl plan --probe``: products, memory, an update, decoding.
 
-Guarantees: ends within the given seconds, but for the start of a process that is being ended; what was not reached stays
+Guarantees: ends within the given seconds, but for the end of a process that is stopped; what was not reached stays
 assumed. The update is the trainer's own and decoding the embedded engine's, on a model of the recipe's config with few
 layers and random weights; efficiencies are solved for that model's own operation counts, so they hold for all layers.
 """
@@ -9,8 +9,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Timer
@@ -75,15 +74,19 @@ def measured(
     case = Case(recipe, few, probe_work(recipe, known), known)
     with tempfile.TemporaryDirectory() as folder:
         task = {"config": config | {"num_hidden_layers": few.layers}, "recipe": recipe.model_dump(mode="json")}
-        with _side("agentrl.bench.probe_side", str(folder), device, seconds=seconds * FIRST) as side:
-            _machine(side, case, task, found)
+
+        def update(side: Side) -> None:
+            _machine(side, case, found)
             _update(side, case, task, seconds * UPDATE, found)
-        case = replace(case, known=known.replaced(found.values, "measured"))
+
+        def decode(side: Side) -> None:
+            _decode(side, replace(case, known=known.replaced(found.values, "measured")), slots, found)
+
+        _run(update, "agentrl.bench.probe_side", str(folder), device, seconds=seconds * FIRST)
         if (Path(folder) / "config.json").is_file():
             slots = min(recipe.inference.max_running, int(case.work.episodes))
             arguments = ("compiled", str(folder), device, str(slots))
-            with _side("agentrl.bench.engine_sides", *arguments, seconds=end - time.monotonic()) as side:
-                _decode(side, case, slots, found)
+            _run(decode, "agentrl.bench.engine_sides", *arguments, seconds=end - time.monotonic())
     return found.values, found.sources
 
 
@@ -107,25 +110,23 @@ def _load(device: str) -> str:
     return f" (CPU time over {cores} cores: other processes were busy, load {load:.1f})"
 
 
-@contextmanager
-def _side(module: str, *arguments: str, seconds: float) -> Iterator[Side]:
-    """Runs a side that is ended when its time is over; what it did not reach is left out."""
+def _run(work: Callable[[Side], None], module: str, *arguments: str, seconds: float) -> None:
+    """Measures with a side that is ended when its time is over; what it did not reach is left out."""
     side = Side(module, *arguments, env=CPU_ENV)
     timer = Timer(max(0.1, seconds), side.end)
     timer.start()
     try:
         side.hear()
-        yield side
-    except RuntimeError as error:
+        work(side)
+    except RuntimeError:
         if timer.is_alive():  # it ended by itself
             raise
-        del error
     finally:
         timer.cancel()
         side.end()
 
 
-def _machine(side: Side, case: Case, task: dict[str, Any], found: Found) -> None:
+def _machine(side: Side, case: Case, found: Found) -> None:
     recipe = case.recipe
     rates = {dtype: side.do({"what": "products", "dtype": dtype, "clock": found.clock}) for dtype in
              {recipe.trainer.dtype, recipe.inference.dtype}}  # fmt: skip

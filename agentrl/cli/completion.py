@@ -28,6 +28,11 @@ def complete_evaluated(incomplete: str) -> list[str]:
     return [*complete_recipe(incomplete), *complete_environment(incomplete)]
 
 
+def complete_evaluated_or_override(incomplete: str) -> list[str]:
+    """Lists recipes, environments, and keys that start with ``incomplete``."""
+    return [*complete_evaluated(incomplete), *complete_override(incomplete)]
+
+
 def complete_run(incomplete: str) -> list[str]:
     """Lists runs in ``./runs`` whose names start with ``incomplete``."""
     return _begun(runs(), incomplete)

@@ -1,23 +1,35 @@
-"""``agentrl eval``: evaluates a model without a trainer, on a running server or the embedded engine."""
+"""``agentrl eval``: evaluates models without a trainer, on running servers or the embedded engine.
 
+Guarantees: options mean what the keys of a recipe mean that they set; ``rescore`` and ``export`` as the first word, and
+``--compare``, work on evaluations that are there, and ask no model.
+"""
+
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.completion import complete_evaluated
-from agentrl.cli.recipe import Overrides, finish
+from agentrl.cli.completion import complete_evaluated_or_override
+from agentrl.cli.recipe import _end, finish
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
+RESCORE, EXPORT = "rescore", "export"
 
 
 def evaluate(
-    name: Annotated[
-        str,
+    what: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="A recipe's name, or an environment: an id, a name in ./envs, a path, a module:Class.",
-            autocompletion=complete_evaluated,
+            help="Recipes' names or environments: an id, a name in ./envs, a path, a module:Class; and settings. "
+            "`rescore RUN` judges the saved transcripts of an evaluation again; `export RUN` writes it for others.",
+            metavar="NAME... [KEY=VALUE]...",
+            autocompletion=complete_evaluated_or_override,
         ),
-    ],
-    overrides: Overrides = None,
+    ] = None,
     base_url: Annotated[
         str | None,
         typer.Option(
@@ -25,8 +37,12 @@ def evaluate(
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", help="The server's name of the model; without --base-url, the model to load."),
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="The server's name of the model; without --base-url, the model to load, or the run whose model it is. "
+            "Several: once for each.",
+        ),
     ] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Number of tasks.")] = None,
     k: Annotated[
@@ -39,28 +55,78 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the evaluation in --output: what is judged is not asked again.")
     ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", help="Compare two evaluations, paired by task.")
+    ] = None,
+    until_ci: Annotated[
+        float | None,
+        typer.Option("--until-ci", help="End when the accuracy's 95% interval has this half width, e.g. 0.01."),
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option("--max-cost", help="Begin no episode beyond this cost.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Begin no episode beyond so many tokens.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Form of `export`: markdown, html, datasets, inspect, leaderboard.")
+    ] = None,
 ) -> None:
-    """Evaluate a model on an environment.
+    """Evaluate models on environments.
 
     The API key is read from $OPENAI_API_KEY, or the variable that inference.api_key_env names.
     """
     from rich.console import Console
 
-    from agentrl.launch.api import evaluate as evaluate_model
+    from agentrl.config.errors import ConfigError
 
     console = Console(highlight=False)
+    names = [one for one in what or () if not _SETTING.match(one)]
+    settings = [one for one in what or () if _SETTING.match(one)]
+    if compare is not None:
+        return _compare(*compare, console)
+    if names[:1] == [EXPORT]:
+        return _export(names[1:], to, output, console)
+    if names[:1] == [RESCORE]:
+        return _rescore(names[1:], settings, output, console)
+    if not names:
+        raise ConfigError("name a recipe or an environment, e.g. agentrl eval gsm8k; or --compare RUN_A RUN_B")
+    from agentrl.launch.several import evaluate_several
+
+    options = {
+        **{"base_url": base_url, "tasks": n, "samples": k, "concurrency": concurrency, "resume": resume},
+        **{"until_ci": until_ci, "max_cost": max_cost, "max_tokens": max_tokens},
+    }
+    models = model or [None]
+    if len(names) * len(models) > 1:
+        _end(evaluate_several(names, models, settings, output=output, console=console, **options))
+    from agentrl.launch.api import evaluate as evaluate_model
+
     finish(
         console,
-        lambda: evaluate_model(
-            name,
-            overrides,
-            model=model,
-            base_url=base_url,
-            tasks=n,
-            samples=k,
-            output=output,
-            concurrency=concurrency,
-            resume=resume,
-            console=console,
-        ),
+        lambda: evaluate_model(names[0], settings, model=models[0], output=output, console=console, **options),
     )
+
+
+def _compare(first: Path, second: Path, console: "Console") -> None:
+    from agentrl.evaluate.compare import compare
+    from agentrl.launch.compared import print_comparison
+
+    print_comparison(compare(first, second), first, second, console)
+
+
+def _rescore(names: list[str], settings: list[str], output: Path | None, console: "Console") -> None:
+    from agentrl.config.errors import ConfigError
+    from agentrl.launch.rescore import rescore
+
+    if len(names) != 1:
+        raise ConfigError("agentrl eval rescore RUN: want the folder of one evaluation")
+    finish(console, lambda: rescore(Path(names[0]), settings, output=output, console=console))
+
+
+def _export(names: list[str], to: str | None, output: Path | None, console: "Console") -> None:
+    from agentrl.config.errors import ConfigError
+    from agentrl.launch.exported import FORMS, export
+
+    if not names or to is None:
+        raise ConfigError(f"agentrl eval export RUN --to FORM: want a folder, and one of {', '.join(FORMS)}")
+    for name in names:
+        export(Path(name), to, output, console)

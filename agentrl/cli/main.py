@@ -21,12 +21,14 @@ from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.model import app as model_app
 from agentrl.cli.plan import plan
+from agentrl.cli.plot import plot
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import app as runs_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.cli.sim import sim
+from agentrl.cli.view import view
 from agentrl.config.errors import UserError
 from agentrl.core.extras import extra_of, install_hint
 
@@ -53,6 +55,8 @@ app.command(name="plan")(plan)
 app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)
+app.command(name="view")(view)
+app.command(name="plot")(plot)
 
 
 def _print_version(wanted: bool) -> None:

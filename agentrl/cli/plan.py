@@ -57,8 +57,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Plan a recipe: memory of each process, time of a step by part, the best split of the cards.
 
-    Needs the model's config.json alone, neither its weights nor torch (but for --probe). Every number that is assumed is
-    printed with its source and can be set.
+    Needs the model's config.json alone, neither its weights nor torch (but for --probe). Every number that is assumed
+    is printed with its source and can be set.
     """
     import json
 
@@ -91,7 +91,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(as_data(case, chosen, found, source, card.name, gpus)))
         return
-    typer.echo("\n".join(lines(case, chosen, found, source, card.name, gpus)))
+    typer.echo("\n".join(lines(case, chosen, found, source, card.name, gpus, name)))
 
 
 def _loaded(name: str, overrides: Any, config: Path | None, device: Any) -> "Recipe":
@@ -145,8 +145,14 @@ def _assumptions(
         known = known.replaced(episode_figures(folder), f"as in {folder}")
     by_hand = parse_assumed(assume)
     if probe is not None:
+        from agentrl.config.device import detect_device
+        from agentrl.config.errors import ConfigError
         from agentrl.launch.needed_packages import require_packages
 
+        if recipe.launch.device == "cuda" and detect_device() != "cuda":
+            raise ConfigError(
+                "--probe measures this machine, and it has no GPU: use --gpu cpu, or probe where there is one"
+            )
         require_packages(dict.fromkeys(("torch", "transformers", "tokenizers"), "agentrl plan --probe"))
         from agentrl.bench.machine_probe import measured
         from agentrl.plan.published import config_of

@@ -15,11 +15,8 @@ REASONS = {
     "archon": "the trainer is FSDP2: use fsdp",
     "ray": "launch.type=ray chooses the scheduler",
     "p": "the trainer has no pipeline stages: use d",
-    "t": "tensor ranks of the trainer are set with its mesh, not here",
-    "c": "context ranks of the trainer are set with its mesh, not here",
-    "s": "context ranks of the trainer are set with its mesh, not here",
-    "e": "expert ranks of the trainer are set with its mesh, not here",
-}  # what AReaL has and this word does not
+}  # what AReaL has and this toolkit does not
+MESH = {"t": "tensor_parallel", "c": "context_parallel", "s": "context_parallel", "e": "expert_parallel"}
 
 
 def expanded(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,13 +104,15 @@ def _servers(word: str, engine: str, text: str) -> dict[str, Any]:
 
 def _trainer(word: str, text: str, nodes: int) -> dict[str, Any]:
     sizes = _sizes(word, text)
-    for letter, size in sizes.items():
-        if letter != "d" and size > 1:
-            raise ValueError(f"allocation={word}: {letter}{size} of the trainer is not possible: {REASONS[letter]}")
-    ranks = sizes.get("d", 1)
+    if sizes.get("p", 1) > 1:
+        raise ValueError(f"allocation={word}: p{sizes['p']} of the trainer is not possible: {REASONS['p']}")
+    if "c" in sizes and "s" in sizes:
+        raise ValueError(f"allocation={word}: c and s are the same here, ranks that share the tokens of a micro-batch")
+    mesh = {MESH[letter]: size for letter, size in sizes.items() if letter in MESH}
+    ranks = sizes.get("d", 1) * sizes.get("t", 1) * sizes.get("c", sizes.get("s", 1))
     if ranks % nodes:
         raise ValueError(f"allocation={word}: {ranks} trainer ranks cannot be spread over trainer.nodes={nodes}")
-    return {"nproc": ranks // nodes}
+    return {"nproc": ranks // nodes, **mesh}
 
 
 def _sizes(word: str, text: str) -> dict[str, int]:

@@ -39,12 +39,19 @@ class ModelConfig(Section):
 class DatasetConfig(Section):
     """Source of the training tasks."""
 
-    name: str = Field(default="env", description="Dataset id, e.g. openai/gsm8k; env: the environment's own dataset.")
+    name: str = Field(
+        default="env",
+        description="Dataset id, e.g. openai/gsm8k; a JSONL, CSV or parquet file, or a folder; env: the environment's "
+        "own dataset.",
+    )
     path: str | None = Field(default=None, description="Folder with train.jsonl / test.jsonl, instead of the hub.")
     split: str = "train"
     limit: Positive | None = Field(default=None, description="Use the first N tasks only.")
     shuffle: bool = True
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the dataset's own loader.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Columns by the name that the environment reads, e.g. {question: prompt}."
+    )
 
 
 class ValidDatasetConfig(DatasetConfig):
@@ -129,6 +136,11 @@ class InferenceConfig(Section):
     dp: Positive = Field(default=1, description="Data-parallel copies within a server (sglang, vllm).")
     ep: Positive = Field(default=1, description="Expert-parallel ranks of a server (sglang, vllm).")
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of each request to an external API, e.g. {max_completion_tokens: 4096, temperature: null, "
+        "reasoning_effort: low, extra_body: {top_k: 20}}; null leaves one out.",
+    )
     api_key_env: str = Field(default="OPENAI_API_KEY", description="Environment variable that holds the API key.")
     dtype: DType = "auto"
     max_running: Positive = Field(default=64, description="Requests decoded together in one server.")
@@ -175,6 +187,22 @@ class EvalConfig(Section):
         description="New weights during an evaluation: they wait for its end; or its episodes go on with them (mix: "
         "eval/version_min and _max say which they saw); or a quarter of the servers, at least one of two, keep the "
         "evaluated version for it. The final evaluation is always of one version.",
+    )
+    until_ci: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="Half width of the accuracy's 95% interval at which no further task begins; that interval holds "
+        "however often it is looked at. Only of an evaluation without a trainer, as the next three.",
+    )
+    max_cost: float | None = Field(default=None, gt=0, description="Cost at which no further episode begins.")
+    max_tokens: Positive | None = Field(
+        default=None, description="Tokens, read and sampled together, at which no further episode begins."
+    )
+    price: dict[str, float] | None = Field(
+        default=None,
+        description="Price of a million tokens, {input: 2.5, output: 10}, and cached where it differs; null: the one "
+        "of the model in ~/.config/agentrl/prices.yaml, if there is one.",
     )
 
 
@@ -328,6 +356,10 @@ class LoggingConfig(Section):
     """Logs, metric files and the live view."""
 
     tensorboard: bool = True
+    trackers: list[Literal["wandb", "trackio", "mlflow", "swanlab"]] = Field(
+        default=[],
+        description="Also send metrics, settings and sample episodes to these; each is an extra of the same name.",
+    )
     episodes: bool = True
     record: bool = Field(
         default=False,
@@ -375,6 +407,9 @@ class Recipe(Section):
             )
         for problem in (*contradictions(self), *machine_contradictions(self)):
             raise ValueError(problem)
+        for key in ("until_ci", "max_cost", "max_tokens"):
+            if self.trainer.type is not None and getattr(self.eval, key) is not None:
+                raise ValueError(f"eval.{key} is for evaluations without a trainer: the tasks of a run stay the same")
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
         for problem in (

@@ -37,6 +37,8 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
         reward_range: Lowest and highest reward of one step; ``agentrl env check`` tests rewards against it.
         dataset: Source of the tasks when ``reset`` gets none, see :data:`~agentrl.core.task_source.Source`.
         dataset_kwargs: Arguments of a registered dataset.
+        columns: Names of the texts that a task must have; a table without one is refused before the first episode, and
+            a number in its place becomes its text.
         split: Split of the dataset that tasks are drawn from.
         chosen_task: Latest result of :meth:`choose_task`.
     """
@@ -47,6 +49,7 @@ class Environment(ABC, Generic[ObservationT, ActionT]):
     reward_range: tuple[float, float] = (-float("inf"), float("inf"))
     dataset: ClassVar[Source | None] = None
     dataset_kwargs: ClassVar[dict[str, Any]] = {}
+    columns: ClassVar[tuple[str, ...]] = ()
     split: str = "train"
     chosen_task: dict[str, Any] | None = None
     _np_random: "np.random.Generator | None" = None

@@ -99,6 +99,9 @@ class Node(Record):
         at: Time when the message was stored, in seconds since 1970.
         tools: Index of a conversation's tools in the trajectory's ``tools``, at its first message.
         sampling: Sampling options that a sampled message's call set, by name; else ``None``.
+        usage: Numbers of tokens of a sampled message's call as the API counted them: ``prompt``, ``completion``, and
+            of these ``cached`` and ``reasoning``; ``None`` if it did not say. Of a call's several answers the first
+            one has them.
     """
 
     parent: int | None
@@ -114,6 +117,7 @@ class Node(Record):
     at: float | None = None
     tools: int | None = None
     sampling: dict[str, Any] | None = None
+    usage: dict[str, int] | None = None
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
@@ -283,6 +287,7 @@ class Episode(EpisodeBase):
         attempt: Number of earlier attempts at this episode, which the infrastructure failed.
         retried: Whether it failed and was tried again: it counts for nothing.
         sampling: Sampling set-up of the run, by name; a call may set options of its own (:class:`Node`).
+        answer: The answer that the environment found, see :class:`~agentrl.core.workflow.Outcome`.
         trajectories: Role -> messages and tokens of the role.
     """
 
@@ -292,6 +297,7 @@ class Episode(EpisodeBase):
     attempt: int = 0
     retried: bool = False
     sampling: dict[str, Any] = {}
+    answer: str | None = None
     trajectories: dict[str, Trajectory] = {}
 
     @property

@@ -72,6 +72,8 @@ class Outcome:
             gave; the difference counts at the role's end.
         close_error: Traceback of a teardown that raised or was cut; the episode keeps its reward.
         abandoned: Whether the teardown was cut at its time limit.
+        answer: The answer that the environment found in what was said, in a form in which equal answers are equal
+            texts: majority votes of an evaluation (``maj@k``) count them. ``None`` without one.
     """
 
     reward: float | None
@@ -80,6 +82,7 @@ class Outcome:
     rewards: dict[str, float] = field(default_factory=dict)
     close_error: str | None = None
     abandoned: bool = False
+    answer: str | None = None
 
 
 class RolloutWorkflow(ABC):

@@ -85,6 +85,21 @@ def load_hub(
     """
     if path is not None:
         raise DataError(f"dataset {id!r} comes from the hub and reads no path, but path was {path!r}")
+    return map(as_written, load_table(split, id, config)), f"{id}: from the hub, through datasets"
+
+
+def load_table(split: str, id: str, config: str | None = None, **more: Any) -> Any:
+    """Returns a hub dataset as a ``datasets.Dataset``, from the hub or the cache.
+
+    Args:
+        split: Name of the split.
+        id: Id of the dataset, ``owner/name``.
+        config: Name of the dataset's configuration, if it has several.
+        more: Further arguments of ``datasets.load_dataset``.
+
+    Raises:
+        DataError: The dataset cannot be loaded; the message says why.
+    """
     try:
         from datasets import config as settings
         from datasets import load_dataset
@@ -95,14 +110,13 @@ def load_hub(
     if reason is not None:
         settings.HF_HUB_OFFLINE = True
     try:
-        table = load_dataset(id, config, split=split)
+        return load_dataset(id, config, split=split, **more)
     except (OSError, ValueError, DatasetsError) as error:
         what = str(error).strip().splitlines()[0]
         raise DataError(f"dataset {id!r}, split {split!r}: hub {endpoint()}: {reason or what}") from error
-    return (_as_written(row) for row in table), f"{id}: from the hub, through datasets"
 
 
-def _as_written(row: Any) -> dict[str, Any]:
+def as_written(row: Any) -> dict[str, Any]:
     """Returns a table's row without the ``None`` that the table put into its messages and tools."""
     return {name: _filled_out(value) if name in CONVERSATIONS else value for name, value in dict(row).items()}
 

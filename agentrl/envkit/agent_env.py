@@ -148,7 +148,8 @@ class AgentEnvWorkflow(RolloutWorkflow):
             _note(llm, rewards, None if reward is None else checked_reward(reward, env, "judge_unfinished"))
             metrics.update(info.get("metrics", {}))
         total = await self._judged(task, llm, said, rewards, metrics)
-        return Outcome(reward=total, stop_reason=reason or StopReason.TRUNCATED, metrics=metrics)
+        answer = info.get("extracted_answer")
+        return Outcome(reward=total, stop_reason=reason or StopReason.TRUNCATED, metrics=metrics, answer=answer)
 
     async def _judged(
         self, task: Task, llm: LLM, said: list[Message], rewards: list[float | None], metrics: dict[str, float]

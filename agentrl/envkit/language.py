@@ -77,6 +77,13 @@ class SingleTurnEnvironment(LanguageEnvironment):
             :mod:`agentrl.rewards`. A reward of ``None`` is missing: the episode is counted but not trained on.
         """
 
+    def extract(self, answer: str) -> str | None:
+        """Returns the answer's essence, in which equal answers are equal texts, for majority votes (``maj@k``).
+
+        By default ``None``: an evaluation takes no vote.
+        """
+        return None
+
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
@@ -92,7 +99,8 @@ class SingleTurnEnvironment(LanguageEnvironment):
         answer = spoken(action, self)
         self._task = None
         reward, metrics = await self.judged(self.judge, task, answer)
-        return [], reward, True, False, {"metrics": metrics}
+        found = self.extract(answer)
+        return [], reward, True, False, {"metrics": metrics} | ({} if found is None else {"extracted_answer": found})
 
     async def judge_unfinished(self) -> tuple[float | None, Info]:
         """Judge the empty answer: the policy gave none."""

@@ -4,7 +4,7 @@ Guarantees: each sampled answer counts as one kind, the first that fits in the o
 is not empty. The counts change no score: what such an answer earned stays.
 """
 
-from collections.abc import Sequence
+from collections import Counter
 from enum import StrEnum
 
 from agentrl.core.ending import CUT_ANSWERS
@@ -20,19 +20,16 @@ class Kind(StrEnum):
     EMPTY = "empty"  # neither text nor a call of a tool
 
 
-def answer_counts(episodes: Sequence[Episode]) -> dict[str, int]:
-    """Returns the number of sampled answers, ``all``, and how many of them are of each kind."""
-    counts = {"all": 0, **{kind.value: 0 for kind in Kind}}
-    for episode in episodes:
-        for trajectory in episode.trajectories.values():
-            for node in trajectory.nodes:
-                if node.finish_reason is None:
-                    continue
-                counts["all"] += 1
-                kind = _kind(node)
-                if kind is not None:
-                    counts[kind.value] += 1
-    return counts
+def count_answers(episode: Episode, counts: Counter[str]) -> None:
+    """Adds the number of an episode's sampled answers, ``all``, and how many of them are of each kind."""
+    for trajectory in episode.trajectories.values():
+        for node in trajectory.nodes:
+            if node.finish_reason is None:
+                continue
+            counts["all"] += 1
+            kind = _kind(node)
+            if kind is not None:
+                counts[kind.value] += 1
 
 
 def _kind(node: Node) -> Kind | None:

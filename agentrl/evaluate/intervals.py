@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 CONFIDENCE = 0.95
-_ROUNDING = 1e-12  # relative error of sums and means
+ROUNDING = 1e-12  # relative error of sums and means
 
 
 def differ_by_rounding(values: Sequence[float], terms: Sequence[float]) -> bool:
     """Returns whether values differ by no more than the rounding of the terms that they were computed from."""
-    return max(values) - min(values) <= _ROUNDING * max(map(abs, terms))
+    return max(values) - min(values) <= ROUNDING * max(map(abs, terms))
 
 
 def proportion_interval(successes: int, n: int) -> tuple[float, float]:
@@ -50,9 +50,18 @@ def mean_interval(values_per_task: Sequence[Sequence[float]]) -> tuple[float, fl
     means = [fmean(values) for values in values_per_task if values]
     if len(means) < 2 or differ_by_rounding(means, means):
         return math.nan, math.nan
+    mean = fmean(means)
+    half = student_half(sum((value - mean) ** 2 for value in means) / (len(means) - 1), len(means))
+    return mean - half, mean + half
+
+
+def student_half(variance: float, n: int) -> float:
+    """Computes half the width of Student's interval of a mean.
+
+    Args:
+        variance: Variance of the values, with ``n - 1`` in its denominator.
+        n: Number of values, at least 2.
+    """
     from scipy.stats import t
 
-    mean = fmean(means)
-    error = math.sqrt(sum((value - mean) ** 2 for value in means) / (len(means) - 1) / len(means))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(means) - 1)) * error
-    return mean - half, mean + half
+    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * math.sqrt(variance / n)

@@ -8,28 +8,21 @@ metric that not all of the judged episodes have says of how many it is.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
+from agentrl.core.ending import SUCCESS
 from agentrl.core.episode import Episode
-from agentrl.evaluate.intervals import differ_by_rounding, mean_interval, proportion_interval
-from agentrl.evaluate.pass_at_k import passes
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over tasks and its 95% interval; the bounds are NaN where the data give none."""
-
-    mean: float
-    low: float
-    high: float
+from agentrl.evaluate.measures import MEASURES
+from agentrl.evaluate.moments import Estimate, Moments
+from agentrl.evaluate.pass_at_k import SUBSETS
+from agentrl.evaluate.prices import Price
+from agentrl.evaluate.tally import STOP, Counts, Tally, TaskScores
 
 
 @dataclass(frozen=True)
 class EvalSummary:
-    """Result of an evaluation.
+    """Result of an evaluation, or of its tasks with one tag.
 
     Attributes:
         n: Number of episodes that did not fail.
@@ -38,10 +31,14 @@ class EvalSummary:
         tasks: Number of tasks with at least one episode that did not fail.
         samples: Largest number of episodes that a task has.
         estimates: Estimate of the reward, of ``reward/<role>`` for roles with a reward of their own, of each metric of
-            the episodes, of the share of episodes that were cut (``truncated``), and of ``pass@1`` to ``pass@samples``
-            if ``samples`` > 1.
-        per_task: Means over each task's valid samples, by name and task; an estimate is their mean.
-        episodes: Number of episodes that each metric of episodes is of.
+            the episodes, of the share of episodes that were cut (``truncated``), and of ``pass@k``, ``pass^k`` and
+            ``maj@k`` up to ``samples`` if ``samples`` > 1.
+        per_task: Means over each task's valid samples, by name and task; an estimate is their mean. Empty where they
+            were not kept.
+        episodes: Number of episodes that each metric of episodes is of; of what is of subsets, the number of tasks.
+        measures: Estimates of the effort of the episodes that did not fail, see :mod:`agentrl.evaluate.measures`, and
+            of the share of each stop reason, ``stop/<reason>``.
+        tags: Summaries of the tasks with each tag.
     """
 
     n: int
@@ -50,88 +47,121 @@ class EvalSummary:
     tasks: int
     samples: int
     estimates: dict[str, Estimate]
-    per_task: dict[str, dict[str, float]]
+    per_task: Mapping[str, Mapping[str, float]]
     episodes: dict[str, int]
+    measures: dict[str, Estimate] = field(default_factory=dict)
+    tags: dict[str, "EvalSummary"] = field(default_factory=dict)
 
     def as_metrics(self) -> dict[str, float]:
         """Returns flat metrics: ``eval/<metric>`` with ``_low`` and ``_high``, and the counts of episodes.
 
-        The counts are ``eval/n``, ``eval/invalid`` and ``eval/abandoned``.
+        The counts are ``eval/n``, ``eval/invalid`` and ``eval/abandoned``. Where episodes are invalid, a metric that
+        has bounds is also there as ``_if_wrong`` and ``_if_right``: with all of them wrong, and right.
 
-        A ``pass@k`` has the number of tasks with at least k valid samples beside it, ``eval/pass@k_tasks``. A metric
-        that only some episodes have, because they report it or because they were cut, has their number beside it,
-        ``eval/<metric>_episodes``.
+        What is of subsets of k samples has the number of tasks with at least k valid samples beside it,
+        ``eval/pass@k_tasks``. A metric that only some episodes have, because they report it or because they were cut,
+        has their number beside it, ``eval/<metric>_episodes``.
         """
         metrics = {"eval/n": float(self.n), "eval/invalid": float(self.failed), "eval/abandoned": float(self.abandoned)}
-        for name, estimate in self.estimates.items():
-            metrics[f"eval/{name}"] = estimate.mean
-            if not math.isnan(estimate.low):
-                metrics[f"eval/{name}_low"] = estimate.low
-                metrics[f"eval/{name}_high"] = estimate.high
-            if name.startswith("pass@"):
-                metrics[f"eval/{name}_tasks"] = float(len(self.per_task[name]))
+        for name, one in self.estimates.items():
+            metrics |= flat(f"eval/{name}", one)
+            if name.startswith(SUBSETS):
+                metrics[f"eval/{name}_tasks"] = float(self.episodes[name])
             elif self.episodes[name] < self.n:
                 metrics[f"eval/{name}_episodes"] = float(self.episodes[name])
         return metrics
 
+    def all_metrics(self) -> dict[str, float]:
+        """Returns :meth:`as_metrics` and the measures, in the same form."""
+        metrics = self.as_metrics()
+        for name, one in self.measures.items():
+            metrics |= flat(f"eval/{name}", one)
+            if self.episodes[name] < self.n:
+                metrics[f"eval/{name}_episodes"] = float(self.episodes[name])
+        return metrics
 
-def summarize(episodes: Sequence[Episode]) -> EvalSummary:
+
+def flat(name: str, one: Estimate) -> dict[str, float]:
+    """Returns an estimate as flat metrics; what the data do not give is absent."""
+    found = {
+        **{name: one.mean, f"{name}_low": one.low, f"{name}_high": one.high},
+        **{f"{name}_if_wrong": one.if_wrong, f"{name}_if_right": one.if_right},
+    }
+    return {key: value for key, value in found.items() if key == name or not math.isnan(value)}
+
+
+def summarize(episodes: Sequence[Episode], price: Price | None = None) -> EvalSummary:
     """Computes means and intervals over the episodes that did not fail.
 
     Args:
         episodes: All attempts; those with the same ``task_id`` are samples of one task.
+        price: Price of the model's tokens.
     """
-    judged = [episode for episode in episodes if not episode.failed]
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    attempts: dict[str, int] = defaultdict(int)
+    kept = PerTask()
+    tally = Tally(None, price, kept.add)
     for episode in episodes:
-        attempts[episode.task_id] += 1
-    cut = [episode_cut(episode) for episode in judged]
-    for episode, metrics, one in zip(
-        judged, counted_metrics([episode.metrics for episode in judged], cut), cut, strict=True
-    ):
-        if episode.reward is not None:
-            values["reward"][episode.task_id].append(episode.reward)
-        for role, value in episode.role_rewards.items():
-            values[f"reward/{role}"][episode.task_id].append(value)
-        for name, value in ({"truncated": float(one)} | metrics).items():
-            values[name][episode.task_id].append(value)
-    estimates = {name: estimate(list(per_task.values())) for name, per_task in sorted(values.items())}
-    samples = max(attempts.values(), default=0)
-    per_task = {name: {task: fmean(own) for task, own in of_tasks.items()} for name, of_tasks in values.items()}
-    if samples > 1:
-        for name, of_tasks in passes(values.get(SUCCESS, {}), samples).items():
-            estimates[name] = estimate([[value] for value in of_tasks.values()])
-            per_task[name] = of_tasks
+        tally.add(episode)
+    tally.close()
+    return summary_of(tally, kept.values)
+
+
+class PerTask:
+    """Scores of tasks by name and task, in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, float]] = defaultdict(dict)
+
+    def add(self, task: TaskScores) -> None:
+        """Keeps the scores of a task."""
+        for name, value in task.scores.items():
+            self.values[name][task.task] = value
+
+
+def summary_of(tally: Tally, per_task: Mapping[str, Mapping[str, float]] | None = None) -> EvalSummary:
+    """Returns the estimates of what a closed tally counted."""
+    kept = per_task or {}
+    tags = {tag: _summary(counts, tally.most, {}, {}) for tag, counts in sorted(tally.by_tag.items())}
+    return _summary(tally.total, tally.most, kept, tags)
+
+
+def _summary(
+    counts: Counts, samples: int, per_task: Mapping[str, Mapping[str, float]], tags: dict[str, EvalSummary]
+) -> EvalSummary:
+    measures = {name: counts.measures[name].estimate() for name in sorted(counts.measures, key=_place)}
     return EvalSummary(
-        n=len(judged),
-        failed=len(episodes) - len(judged),
-        abandoned=sum(episode.abandoned for episode in episodes),
-        tasks=len({episode.task_id for episode in judged}),
+        n=counts.n,
+        failed=counts.failed,
+        abandoned=counts.abandoned,
+        tasks=counts.tasks,
         samples=samples,
-        estimates=estimates,
+        estimates=counts.estimates(),
         per_task=per_task,
-        episodes={name: sum(map(len, of_tasks.values())) for name, of_tasks in values.items()},
+        episodes={name: one.episodes for name, one in [*counts.scores.items(), *counts.measures.items()]},
+        measures=measures,
+        tags=tags,
     )
 
 
+def _place(name: str) -> tuple[int, str]:
+    return (len(MEASURES) if name.startswith(STOP) else MEASURES.index(name)), name
+
+
 def estimate(values_per_task: Sequence[Sequence[float]]) -> Estimate:
-    """Computes the mean over tasks, with Wilson's interval for a proportion and Student's otherwise.
+    """Computes the mean over tasks with its interval, see :meth:`agentrl.evaluate.moments.Moments.estimate`.
 
     Args:
         values_per_task: One non-empty list of values per task.
     """
-    means = [fmean(values) for values in values_per_task]
-    mean = fmean(means)
-    flat = [value for values in values_per_task for value in values]
-    within = all(0 <= value <= 1 for value in flat)
-    single = all(len(values) == 1 for values in values_per_task)
-    if within and ((single and set(flat) <= {0.0, 1.0}) or differ_by_rounding(means, means)):
-        # Without spread between tasks Student's interval has no width. Wilson's interval over tasks, which counts a
-        # task's samples as one, is the cautious choice.
-        low, high = proportion_interval(round(mean * len(means)), len(means))
-    else:
-        low, high = mean_interval(values_per_task)
-        if within:
-            low, high = max(low, 0.0), min(high, 1.0)
-    return Estimate(mean, low, high)
+    moments = Moments()
+    for values in values_per_task:
+        moments.add(values)
+    return moments.estimate()
+
+
+MAIN = (SUCCESS, "reward")
+"""Names of the metrics that say how good a model is; the first one that an evaluation has is its main one."""
+
+
+def main_metric(estimates: Mapping[str, object]) -> str | None:
+    """Returns the name of an evaluation's main metric, ``None`` without one."""
+    return next((name for name in MAIN if name in estimates), None)

@@ -1,11 +1,17 @@
-"""Estimates pass@k: the chance that at least one of k samples of a task is right.
+"""Estimates pass@k, the chance that at least one of k samples of a task is right, and pass^k, that all of them are.
 
 Guarantees: the estimate of a task is unbiased for every number of its valid samples; a task with fewer than k valid
-samples says nothing of pass@k and is left out of it alone, and as many tasks as are left are counted beside it.
+samples says nothing of pass@k and pass^k and is left out of them alone, and as many tasks as are left are counted
+beside them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import comb
+
+from agentrl.evaluate.votes import Vote, majority_at_k
+
+SUBSETS = ("pass@", "pass^", "maj@")
+"""Beginnings of the names of estimates that are of subsets of k samples."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -24,23 +30,35 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - comb(samples - right, k) / comb(samples, k)
 
 
-def passes(values: Mapping[str, Sequence[float]], samples: int) -> dict[str, dict[str, float]]:
-    """Computes ``pass@1`` to ``pass@samples`` of each task that has enough valid samples.
+def pass_hat_k(samples: int, right: int, k: int) -> float:
+    """Computes the share of the subsets of ``k`` samples that are all right (Yao et al. 2024, arXiv:2406.12045).
 
     Args:
-        values: Accuracies of each task's valid samples; a sample is right from 1 on.
-        samples: Largest number of samples of a task.
+        samples: Number of valid samples of the task.
+        right: Number of right ones among them.
+        k: Size of a subset, from 1 to ``samples``.
 
-    Returns:
-        Values by name and task, without names that no task can give.
+    Raises:
+        ValueError: The task has fewer than ``k`` samples, or ``right`` is not among them.
     """
-    found: dict[str, dict[str, float]] = {}
-    for k in range(1, samples + 1):
-        of_tasks = {
-            task: pass_at_k(len(own), sum(value >= 1 for value in own), k)
-            for task, own in values.items()
-            if len(own) >= k
-        }
-        if of_tasks:
-            found[f"pass@{k}"] = of_tasks
+    if not 1 <= k <= samples or not 0 <= right <= samples:
+        raise ValueError(f"pass^{k} of {samples} samples with {right} right ones is not defined")
+    return comb(right, k) / comb(samples, k)
+
+
+def of_subsets(votes: Sequence[Vote], samples: int) -> dict[str, float]:
+    """Computes ``pass@k``, ``pass^k`` and ``maj@k`` of a task, for all k that its valid samples give.
+
+    Args:
+        votes: Answer and accuracy of each valid sample; a sample is right from 1 on. Without any answer there is no
+            ``maj@k``. It is computed for the powers of two and the number of valid samples.
+        samples: Largest number of samples of a task.
+    """
+    right, valid = sum(accuracy >= 1 for _, accuracy in votes), len(votes)
+    found: dict[str, float] = {}
+    for k in range(1, min(samples, valid) + 1):
+        found[f"pass@{k}"] = pass_at_k(valid, right, k)
+        found[f"pass^{k}"] = pass_hat_k(valid, right, k)
+        if any(answer is not None for answer, _ in votes) and (k == samples or k & (k - 1) == 0):
+            found[f"maj@{k}"] = majority_at_k(votes, k)
     return found

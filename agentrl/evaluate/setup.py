@@ -44,13 +44,16 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "max_new_tokens": sampling.max_new_tokens,
         "seed": recipe.seed,
         **(own if server_kind(inference.engine).capabilities.token_logprobs else {}),  # else it is the API's
+        **({"options": inference.options} if inference.options else {}),
     }
 
 
 def digest(tasks: Sequence[Task]) -> str:
     """Returns 12 hexadecimal digits that differ where tasks or their order do."""
-    text = json.dumps([[task.id, task.data] for task in tasks], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(json.dumps([task.id, task.data], sort_keys=True, default=str).encode())
+    return found.hexdigest()[:12]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

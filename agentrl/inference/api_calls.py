@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI
@@ -25,7 +26,9 @@ from agentrl.inference.api_errors import (
     is_transient,
     mend_of,
     pause_of,
+    refused_option,
     status_of,
+    without_key,
 )
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.concurrency import Concurrency, Gate, Waits
@@ -34,6 +37,9 @@ from agentrl.inference.options import is_given
 FIRST_WAIT = 0.5  # seconds, most of the first wait; it doubles with each one
 LONGEST_WAIT = 60.0  # seconds, where the API does not say
 UNANSWERED = 4  # attempts at an API that has not answered anything yet: its address may be wrong
+MODELS_SECONDS = 10.0  # for the list of models
+MOST_NAMES = 20  # models that are listed
+NO_API = "is that an OpenAI-compatible API? Its URL goes up to and including /v1"
 FILTERED = {"choices": [{"index": 0, "finish_reason": "content_filter", "message": {"role": "assistant"}}]}
 log = logging.getLogger(__name__)
 
@@ -45,19 +51,24 @@ class ApiCalls:
         client: Client of the ``openai`` package, which repeats nothing itself.
         most: Largest number of requests at a time.
         patience: Most seconds that an episode waits to repeat requests.
+        no_key: Words about a missing key, for where the API asks for one.
 
     Attributes:
         problem: Why no request can succeed any more; empty while they can.
         url: URL that requests are sent to.
     """
 
-    def __init__(self, client: AsyncOpenAI, most: int, patience: float) -> None:
+    def __init__(self, client: AsyncOpenAI, most: int, patience: float, no_key: str = "") -> None:
         self._client = client
+        self._no_key = no_key
+        self._valid = False  # whether an answer was that of a chat
+        self._unread = 0  # answers that were not
         self._patience = patience
         self._gate = Gate(Concurrency(most))
         self._mends: dict[str, str | None] = {}
         self._repeated: Counter[str] = Counter()
         self._answered = False
+        self._explaining = asyncio.Lock()
         self.problem = ""
         self.url = f"{str(client.base_url).rstrip('/')}/chat/completions"
 
@@ -72,7 +83,8 @@ class ApiCalls:
             found.append(f"{self._repeated.total()} requests were repeated ({of}){fewer}")
         for name, other in self._mends.items():
             instead = f"{other} was sent" if other else "the API's own was used"
-            found.append(f"the model refuses the option {name}: {instead}")
+            key = f"inference.options.{other}=..." if other else f"inference.options.{name}=null"
+            found.append(f"the model refuses the option {name}: {instead} ({key} asks so at once)")
         return found
 
     async def ask(self, arguments: dict[str, Any], waits: Waits) -> Any:
@@ -99,15 +111,37 @@ class ApiCalls:
             reraise=True,
         )
         try:
-            return await retrying(self._mended, arguments, waits, self._gate.ticket())
+            return self._checked(await retrying(self._mended, arguments, waits, self._gate.ticket()))
         except APIError as error:
+            without_key(error, self._client.api_key)
             if own and _timed_out(error):
                 raise
             if is_filtered(error):
                 return self._filtered(arguments)
-            raise self._final(error, waits) from error
+            raise await self._final(error, waits, arguments) from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InferenceError(f"{self.url}: the answer is no JSON: {error}") from error
+            text = f"{self.url}: the answer is no JSON: {error}"
+            self._is_no_api(text)
+            raise InferenceError(text) from error
+
+    def _checked(self, answer: Any) -> Any:
+        """Returns an answer that holds choices.
+
+        Raises:
+            InferenceError: It holds none.
+        """
+        if not getattr(answer, "choices", None):
+            text = f"{self.url}: the answer holds no choices: {str(answer)[:200]}"
+            self._is_no_api(text)
+            raise InferenceError(text)
+        self._valid = True
+        return answer
+
+    def _is_no_api(self, text: str) -> None:
+        """Keeps the problem if of several answers from this address none was that of a chat."""
+        self._unread += 1
+        if not self._valid and self._unread >= UNANSWERED:
+            self.problem = self.problem or printable(f"{' '.join(text.split())[:500]}; {NO_API}")
 
     async def _mended(self, arguments: dict[str, Any], waits: Waits, ticket: int) -> Any:
         """Sends a request, again with a changed option as long as the model refuses one."""
@@ -157,24 +191,46 @@ class ApiCalls:
 
     def _repeats(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, APIError):
+            without_key(error, self._client.api_key)
         if not self._repeated:
             log.warning("%s: %s; it is asked again until inference.retry_seconds", self.url, error)
         status = status_of(error) if isinstance(error, APIError) else 0
         self._repeated[str(status) if status else type(error).__name__] += 1
 
-    def _final(self, error: APIError, waits: Waits) -> InferenceError:
+    async def _final(self, error: APIError, waits: Waits, arguments: Mapping[str, Any]) -> InferenceError:
         """Returns the error of a request that is given up; one that all others would meet is kept."""
         text = f"{self.url}: {type(error).__name__}: {error}"
+        option = refused_option(error, arguments)
+        if option is not None:
+            text += f" (inference.options.{option} sets it, and null leaves it out)"
         if is_overflow(error):
             return _with_status(ContextOverflow(text), error)
         if is_fatal(error) or (isinstance(error, APIConnectionError) and not self._answered):
-            self.problem = self.problem or printable(" ".join(text.split()))[:600]
+            async with self._explaining:  # one asks for more, the others wait: the first problem is the whole one
+                if not self.problem:
+                    more = await self._more(error)
+                    self.problem = printable(" ".join(text.split()))[:600] + printable(more)
         elif is_transient(error):
             text += (
                 f" (given up: {waits.repeating:.0f} s waited, the next wait would pass inference.retry_seconds="
                 f"{self._patience:g})"
             )
         return _with_status(InferenceError(text), error)
+
+    async def _more(self, error: APIError) -> str:
+        """Returns what a fatal error leaves unsaid: the models that there are, or the missing key."""
+        if status_of(error) in (401, 403):
+            return self._no_key
+        if status_of(error) != 404:
+            return ""
+        try:
+            found = await self._client.models.list(timeout=MODELS_SECONDS)
+            names = [str(one.id) for one in found.data]
+        except (APIError, AttributeError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+            return f"; {NO_API}"
+        more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return f"; its models: {', '.join(names[:MOST_NAMES])}{more}" if names else "; it has no models"
 
     def _filtered(self, arguments: dict[str, Any]) -> Any:
         """Returns the answer to a prompt that the API filtered: none, as where it filters an answer."""

@@ -4,6 +4,7 @@ Guarantees: no clock and no requests; an error that is not recognised is neither
 episode.
 """
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -13,6 +14,8 @@ from openai import APIConnectionError, APIError, APIStatusError
 
 BUSY = frozenset({429, 503, 529})  # answers of an API that has too many requests; 529 is Anthropic's
 _REPEATED = frozenset({408, 409, 425, 429})  # and all from 500 on
+SHORTEST_KEY = 8
+HIDDEN = "[API key]"
 _FATAL = frozenset({401, 403, 404})
 _NO_QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "insufficient credits", "credit balance is too low")
 _FILTERED = ("content_filter", "content management policy", "input was flagged", "flagged_input", "moderation")
@@ -94,6 +97,31 @@ def mend_of(error: APIError, sent: Mapping[str, Any]) -> tuple[str, str | None] 
         if name in sent and named:
             return name, other
     return None
+
+
+def refused_option(error: APIError, sent: Mapping[str, Any]) -> str | None:
+    """Returns the name of the option of a request that a refusal names, ``None`` if it names none."""
+    if status_of(error) not in (400, 422):
+        return None
+    named = str(error.param or "").partition(".")[0]
+    if named in (sent.get("extra_body") or {}):
+        return f"extra_body.{named}"
+    return named if named in sent and named not in ("messages", "model") else None
+
+
+def without_key(error: APIError, key: str) -> None:
+    """Replaces an API key in an error's texts, which some APIs repeat there; the error is changed.
+
+    Args:
+        error: The error.
+        key: The key; one of fewer than :data:`SHORTEST_KEY` characters is a word, and none.
+    """
+    if len(key) < SHORTEST_KEY:
+        return
+    error.message = error.message.replace(key, HIDDEN)
+    error.args = tuple(one.replace(key, HIDDEN) if isinstance(one, str) else one for one in error.args)
+    if error.body is not None:
+        error.body = json.loads(json.dumps(error.body, default=str).replace(key, HIDDEN))
 
 
 def _says(error: APIError, words: tuple[str, ...]) -> bool:

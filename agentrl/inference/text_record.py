@@ -38,7 +38,12 @@ class TextRecord:
         return None if step == _ROOT else step
 
     def add_answer(
-        self, parent: int | None, message: Message, finish_reason: str, sampling: dict[str, Any] | None = None
+        self,
+        parent: int | None,
+        message: Message,
+        finish_reason: str,
+        sampling: dict[str, Any] | None = None,
+        usage: dict[str, int] | None = None,
     ) -> int:
         """Stores an answer and returns its node; of equal answers to a prompt, the conversation goes on from the first.
 
@@ -47,10 +52,11 @@ class TextRecord:
             message: The answer.
             finish_reason: Finish reason, as the server gave it.
             sampling: Sampling options that the call set.
+            usage: Numbers of the call's tokens, see :class:`~agentrl.core.episode.Node`.
         """
         index = self._add(_ROOT if parent is None else parent, message, "")
         node = self.trajectory.nodes[index]
-        node.finish_reason, node.sampling = finish_reason, sampling
+        node.finish_reason, node.sampling, node.usage = finish_reason, sampling, usage
         return index
 
     def _add(self, parent: int, message: Message, key: str) -> int:

@@ -21,8 +21,11 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.settings import Overrides, Setting, sets, settings_of
 from agentrl.core.environment import Environment
 from agentrl.core.import_file import being_imported
+from agentrl.evaluate.judged import is_unfinished
+from agentrl.launch.asked import unfinished
 from agentrl.launch.class_path import class_path
 from agentrl.launch.evaluated import chooses_model, evaluated, how
+from agentrl.launch.model_of_run import model_of_run
 from agentrl.launch.results import EvalResult, TrainResult
 from agentrl.launch.run import run_recipe
 
@@ -80,6 +83,9 @@ def evaluate(
     output: str | Path | None = None,
     concurrency: int | None = None,
     resume: bool = False,
+    until_ci: float | None = None,
+    max_cost: float | None = None,
+    max_tokens: int | None = None,
     console: Console | None = None,
     **sections: Any,
 ) -> EvalResult:
@@ -88,15 +94,19 @@ def evaluate(
     Args:
         what: A recipe's name or path, an environment's id or path, or an environment class, also one of a notebook.
         overrides: Settings by dotted key, ``{"sampling.max_new_tokens": 64}``, or texts ``key=value``.
-        model: Folder or name of the model to load; with ``base_url`` the name under which that server knows it. A
-            mapping is the recipe's section ``model``.
+        model: Folder or name of the model to load, or the folder of a run, whose model it is; with ``base_url`` the
+            name under which that server knows it. A mapping is the recipe's section ``model``.
         base_url: URL of an OpenAI-compatible server, up to and including ``/v1``. Servers of other kinds that are
             running are named by ``inference={"engine": "vllm", "urls": [...]}``. By default a server is started.
         tasks: Number of tasks.
         samples: Episodes per task; over 1, also pass@1 to pass@samples, and sampled at temperature 1.
         output: Folder for the episodes and the result; by default a new one in ``runs/``.
         concurrency: Largest number of episodes, and of requests, at a time; 128 by default.
-        resume: Whether to go on with the evaluation in ``output``: what is judged is not asked again.
+        resume: Whether to go on with the evaluation in ``output``: what is judged is not asked again. One that was cut
+            is gone on with in any case.
+        until_ci: Half width of the accuracy's 95% interval at which no further task begins, ``eval.until_ci``.
+        max_cost: Cost at which no further episode begins, ``eval.max_cost``.
+        max_tokens: Number of tokens at which no further episode begins, ``eval.max_tokens``.
         console: Console to print to; by default that of the program, and in a notebook none.
         sections: Further settings by section, as in :func:`train`.
 
@@ -115,14 +125,20 @@ def evaluate(
         sections, model = {"model": model, **sections}, None
     given = settings_of(overrides, sections, path_of=partial(class_path, in_process=True), own=_EVALUATE)
     recipe, found = evaluated(what, model_is_chosen=model is not None or chooses_model(given))
+    if model is not None and base_url is None:
+        model = model_of_run(str(model), console)
     found += how(model, base_url, tasks, samples, concurrency, has_recipe=recipe is not None)
-    folder = Path(output) if output is not None else _own_folder(what)
+    ends = {"until_ci": until_ci, "max_cost": max_cost, "max_tokens": max_tokens}
+    found += [(f"eval.{name}", value) for name, value in ends.items() if value is not None]
+    asked = {"what": str(what), "recipe": recipe, "settings": [*found, *given]}
+    folder = Path(output) if output is not None else unfinished(asked, console) or _own_folder(what)
+    resume = resume or is_unfinished(folder)
     found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     loaded = _load(recipe, [*found, *given])
     if loaded.trainer.type is not None:
         raise ConfigError(f"trainer.type={loaded.trainer.type}: an evaluation trains nothing; agentrl.train does")
     numbered = output is None and not sets(given, "name")
-    result = run(loaded, console=console, numbered=numbered, resume=resume)
+    result = run(loaded, console=console, numbered=numbered, resume=resume, asked=asked)
     assert isinstance(result, EvalResult)
     return result
 
@@ -151,7 +167,14 @@ def _load(recipe: str | Path | None, settings: list[Setting], config: str | Path
     return load_recipe(name, settings, file)
 
 
-def run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool = False) -> TrainResult | EvalResult:
+def run(
+    recipe: Recipe,
+    *,
+    numbered: bool,
+    console: Console | None,
+    resume: bool = False,
+    asked: Mapping[str, Any] | None = None,
+) -> TrainResult | EvalResult:
     """Does what a loaded recipe says: trains, or evaluates with ``trainer.type=null``; see :func:`train`.
 
     Args:
@@ -159,6 +182,7 @@ def run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken.
         console: Console to print to.
         resume: Whether to continue the run of this name.
+        asked: What an evaluation was asked for, by which the same call finds it again if it was cut.
     """
     where = recipe.launch
     if where.type != "local" or where.node_rank > 0:
@@ -166,7 +190,7 @@ def run(recipe: Recipe, *, numbered: bool, console: Console | None, resume: bool
         raise ConfigError(
             f"{place}: that is for the command, agentrl recipe run; in Python a run begins on this machine"
         )
-    return run_recipe(recipe, resume=resume, console=console or default_console(), numbered=numbered)
+    return run_recipe(recipe, resume=resume, console=console or default_console(), numbered=numbered, asked=asked)
 
 
 def default_console() -> Console:

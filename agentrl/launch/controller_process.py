@@ -54,6 +54,7 @@ from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
 from agentrl.rollout.worker_api import worker_routes
 from agentrl.rollout.worker_processes import WorkerProcesses, places_of
+from agentrl.rollout.worker_wire import check_rows
 from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
@@ -80,6 +81,8 @@ async def serve(
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
     held_out = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
+    if recipe.rollout.workers:
+        check_rows([*training.tasks, *held_out.tasks])
     stream = make_stream(recipe, training)
     problem = (await first_prompt(recipe, model, workflow, training.tasks)).problem
     servers = await _servers(servers_file, start_limit(recipe))

@@ -13,17 +13,16 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.episode import Message
 from agentrl.data.datasets import load_tasks
 from agentrl.data.models import ResolvedModel
-from agentrl.evaluate.answers import answer_counts
 from agentrl.evaluate.evaluator import Evaluator
-from agentrl.evaluate.judged import EPISODES, SETUP, read_judged
-from agentrl.evaluate.metrics import EvalSummary, summarize
+from agentrl.evaluate.judged import EPISODES, RESULT, SETUP, read_judged
+from agentrl.evaluate.metrics import EvalSummary
+from agentrl.evaluate.power import power_line
 from agentrl.evaluate.setup import shown_component
+from agentrl.evaluate.stored import StoredEpisodes, TaskFile, TaskScoresByMetric, write_result
 from agentrl.host.event_loop import EventLoop
 from agentrl.host.process import write_json
 from agentrl.inference.backend import Backend
@@ -31,15 +30,17 @@ from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
 from agentrl.launch.bounded_run import BoundedRunner
-from agentrl.launch.first_prompt import check_prompt, shortened
+from agentrl.launch.eval_progress import EvalProgress
+from agentrl.launch.first_prompt import check_prompt
 from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.paused_servers import take_over
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import EvalResult, Evaluation
+from agentrl.launch.score import print_prompt, print_score
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
-from agentrl.observe.summary import evaluation_table, setup_line
+from agentrl.observe.summary import setup_line
 from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.errors import RolloutError
@@ -77,6 +78,8 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    tasks = TaskFile(run_dir)
+    keep = not recipe.logging.episodes  # else they are read from their file
     try:
         make_loop = partial(BoundedRunner, Limits.of(recipe.rollout).teardown)
         with EventLoop(make_loop) as loop:  # one loop: environments may keep connections
@@ -85,7 +88,7 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
                 loaded = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
                 urls = _urls(recipe, model, run_dir, supervisor)
                 client = make_text_client(recipe, urls[0])
-                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal, loaded)
+                evaluator = Evaluator(recipe, make_workflow(recipe), client, journal, loaded, keep=keep)
                 work = _in_text(client, evaluator, recipe, run_dir, console, end, resume=resume)
             else:
                 prompt = loop.run(check_prompt(recipe, model.path))
@@ -94,19 +97,29 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
                     console.print(text, style="yellow", markup=False)
                 urls = _urls(recipe, model, run_dir, supervisor)
                 served = make_client(recipe, model.path, urls)
-                evaluator = Evaluator(recipe, make_workflow(recipe), served, journal)
+                evaluator = Evaluator(recipe, make_workflow(recipe), served, journal, keep=keep)
                 evaluator.prompt = prompt.text or None
                 work = _with_servers(served, evaluator, recipe, run_dir, console, end, resume=resume)
+            evaluator.on_task = tasks.add
             summary = loop.run(work)
     except RolloutError as error:
         raise ChildFailed(f"the evaluation ended: {error}") from error
     finally:
         supervisor.stop()
         journal.close()
+        tasks.close()
     found = evaluator.as_json(summary)
-    write_json(run_dir / "result.json", found)
-    _print_prompt(found["setup"]["prompt"], console)
-    _print_score(recipe, evaluator, summary, console)
+    print_prompt(found["setup"]["prompt"], console)
+    print_score(recipe.name, evaluator, summary, console)
+    try:
+        write_result(run_dir / RESULT, {name: value for name, value in found.items() if name != "per_task"})
+    except OSError as error:
+        raise ChildFailed(
+            f"{run_dir / RESULT} cannot be written: {error.strerror}; the score above is whole"
+        ) from error
+    if evaluator.ends.reason:
+        done = f"{evaluator.done} of {evaluator.total} episodes"
+        console.print(f"ended   {evaluator.ends.reason}; {done}", highlight=False, markup=False)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     if summary.failed and recipe.logging.episodes:
@@ -115,37 +128,15 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return EvalResult(
         run_dir=run_dir,
-        evaluation=Evaluation.of(0, found, found),
-        episodes=tuple(evaluator.ended),
+        evaluation=Evaluation.of(0, found, {**found, "per_task": TaskScoresByMetric(run_dir)}),
+        episodes=tuple(evaluator.ended) if keep else StoredEpisodes(run_dir),
         failures=dict(evaluator.failures),
         answers=found["answers"],
         notes=tuple(found["notes"]),
         data=evaluator.source,
+        ended=evaluator.ends.reason,
         seconds=time.monotonic() - started,
     )
-
-
-def _print_score(recipe: Recipe, evaluator: Evaluator, summary: EvalSummary, console: Console) -> None:
-    """Prints the table, what the client notes, and the most frequent failures."""
-    title = f"{recipe.name}: {summary.tasks} tasks"
-    console.print(evaluation_table(summary.as_metrics(), title, answer_counts(evaluator.ended)))
-    for note in evaluator.notes:
-        console.print(f"note    {note}", style="yellow", markup=False, highlight=False)
-    for text, count in evaluator.failures.most_common(3):
-        console.print(f"{count} invalid: {last_lines(text)}", style="red", markup=False)
-
-
-def _print_prompt(prompt: str | list[Message], console: Console) -> None:
-    text = prompt if isinstance(prompt, str) else "\n".join(f"{one['role']}: {one.get('content')}" for one in prompt)
-    if text:
-        console.print(f"prompt  {shortened(text)!r}", markup=False, highlight=False)
-
-
-def last_lines(text: str, most: int = 600) -> str:
-    """Returns the end of a text of at most ``most`` characters, from the beginning of a line where it has several."""
-    end = text[-most:]
-    _, line, rest = end.partition("\n")
-    return rest if line and len(text) > most and not text[:-most].endswith("\n") else end
 
 
 def _urls(recipe: Recipe, model: ResolvedModel | None, run_dir: Path, supervisor: Supervisor) -> list[str]:
@@ -216,29 +207,32 @@ async def _run(
     console.print(f"sample  {setup_line(setup)}", highlight=False)
     if resume:
         evaluator.judged = read_judged(run_dir, setup)
-        console.print(f"resume  {len(evaluator.judged)} of {evaluator.total} episodes are judged", highlight=False)
+        unread = f"; {evaluator.judged.unread} lines cannot be read, and are asked again" * (
+            evaluator.judged.unread > 0
+        )
+        text = f"resume  {len(evaluator.judged)} of {evaluator.total} episodes are judged{unread}"
+        console.print(text, highlight=False)
+    else:
+        console.print(f"power   {power_line(len(evaluator.tasks))}", highlight=False, markup=False)
     write_json(run_dir / SETUP, setup)
-    columns = ("episodes", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        row = bar.add_task("", total=evaluator.total)
-        evaluator.on_episode = lambda _: bar.advance(row)
-        watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
-        try:
+    (run_dir / RESULT).unlink(missing_ok=True)  # of before a resume
+    watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
+    try:
+        with EvalProgress(evaluator, console):
             return await evaluator.run(0)
-        except (asyncio.CancelledError, RolloutError):
-            bar.stop()
-            _print_so_far(evaluator, recipe, run_dir, console)
-            raise
-        finally:
-            watch.stop()
+    except (asyncio.CancelledError, RolloutError):
+        _print_so_far(evaluator, recipe, run_dir, console)
+        raise
+    finally:
+        watch.stop()
 
 
 def _print_so_far(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console) -> None:
     """Prints the score of the episodes that ended, and how to go on with the others."""
-    summary = summarize(evaluator.ended)
+    summary = evaluator.summary()
     if summary.n:
-        console.print(f"\nso far, {len(evaluator.ended)} of {evaluator.total} episodes:", highlight=False)
-        _print_score(recipe, evaluator, summary, console)
+        console.print(f"\nso far, {evaluator.done} of {evaluator.total} episodes:", highlight=False)
+        print_score(recipe.name, evaluator, summary, console)
     if summary.n and recipe.logging.episodes:
         again = f"go on with the same command and: --output {run_dir} --resume"
         console.print(again, highlight=False, markup=False, soft_wrap=True)

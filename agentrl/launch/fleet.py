@@ -28,8 +28,9 @@ FAILED = "failed"  # in the run's processes/: failed/RANK.json of a machine that
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0  # between two looks for servers
 CALL_SECONDS = 600.0  # for the controller to take a server in
-EXPLAIN_SECONDS = 2.0
-LOST_SECONDS = 20.0
+EXPLAIN_SECONDS = 2.0  # for other machines to tell why the run failed
+LOST_SECONDS = 20.0  # for ranks to notice that a machine of theirs is gone
+REPLACED_SECONDS = 90.0  # for another machine in the place of one that is gone before the run began
 AGAIN_SECONDS = 10.0  # after the controller refused one
 
 
@@ -57,13 +58,18 @@ class Fleet:
         self._pool = ThreadPoolExecutor(1, "servers")
         self._changing: Future[str] | None = None
         self._next_look = 0.0
+        self._left: dict[int, float] = {}  # machine that is gone before the run began -> time
         self._missed: dict[int, float] = {}  # machine of trainer ranks that is gone -> time
         self._controller: dict[str, Any] = {}
         if machines(recipe) == 1:
             return
         write_json(self._processes / SECRET_FILE, {"secret": secret}, private=True)
         self._door = _open(recipe, secret)
-        self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port)
+        try:
+            self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port)
+        except MachineError:
+            self._door.close()
+            raise
 
     def close(self) -> None:
         """Lets the other machines go."""
@@ -145,11 +151,14 @@ class Fleet:
             )
 
     def _require_present(self) -> None:
-        """Refuses to wait for servers of a machine that is gone."""
+        """Refuses to wait for a machine that is gone and does not come again, nor another one in its place."""
         assert self._door is not None
-        gone = [rank for rank in self._door.lost() if not node(self._recipe, rank).trains]
-        if gone:
-            raise ChildFailed(f"node {gone[0]} ({self._host(gone[0])}) is gone before its servers were ready")
+        self._left |= {rank: time.monotonic() for rank in self._door.lost()}
+        for rank in self._door.inside():
+            self._left.pop(rank, None)
+        for rank, since in self._left.items():
+            if time.monotonic() - since > REPLACED_SECONDS:
+                raise ChildFailed(f"node {rank} ({self._host(rank)}) is gone before the run began")
 
     def _check_failed(self) -> None:
         for file in sorted((self._processes / FAILED).glob("*.json")):
@@ -176,7 +185,7 @@ class Fleet:
         lost = self._door.lost()
         self._missed |= {rank: time.monotonic() for rank in lost if node(self._recipe, rank).trains}
         self._require_ranks()
-        found = [self._gone(rank) for rank in lost]
+        found = [self._gone(rank) for rank in lost] + self._given_up()
         if self._changing is not None and self._changing.done():
             text, self._changing = self._changing.result(), None
             found += [text] if text else []
@@ -186,6 +195,16 @@ class Fleet:
                 if self._known.get(number) != said["url"]:
                     self._changing = self._pool.submit(self._take_in, number, said)
                     break
+        return found
+
+    def _given_up(self) -> list[str]:
+        """Returns why machines of servers have ended, each once; the run goes on without them."""
+        found: list[str] = []
+        for file in sorted((self._processes / FAILED).glob("*.json")):
+            said = json_of(file)
+            if said and not node(self._recipe, int(file.stem)).trains:
+                file.unlink(missing_ok=True)
+                found.append(f"node {file.stem} ({said['host']}) has ended: {said['error']}")
         return found
 
     def explained(self, error: ChildFailed) -> ChildFailed:
@@ -198,7 +217,7 @@ class Fleet:
                 self._check_failed()
             except ChildFailed as theirs:
                 return type(theirs)(str(theirs))
-            lost = [rank for rank in self._door.lost() if node(self._recipe, rank).trains]
+            lost = [*self._missed, *(rank for rank in self._door.lost() if node(self._recipe, rank).trains)]
             if lost:
                 return ChildFailed(f"{self._gone(lost[0])}\n{error}")
             time.sleep(POLL_SECONDS)

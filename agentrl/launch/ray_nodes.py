@@ -17,6 +17,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.launch.placement import gpus, machines, node, per_node
 
 ANSWER_SECONDS = 30.0  # for an actor to answer
+START_SECONDS = 180.0  # for an actor to start on its node
 
 
 class RayError(UserError):

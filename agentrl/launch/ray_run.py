@@ -23,6 +23,7 @@ from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (
+    START_SECONDS,
     NodeLost,
     Placed,
     RayError,
@@ -156,9 +157,9 @@ class _Cluster:
         Raises:
             NodeLost: A node of trainer ranks died, or the launcher of one was killed.
         """
-        self._head_address = ask(self._placed[0].asked)
+        self._head_address = ask(self._placed[0].asked, START_SECONDS)
         for one in self._placed:
-            ask(one.asked)
+            ask(one.asked, START_SECONDS)
             self._start(one)
         with open(self._log, encoding="utf-8", errors="replace") as lines:
             while True:

@@ -6,7 +6,7 @@ that was not measured is absent, and an interval that the data do not give has N
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.episode import Episode
-from agentrl.evaluate.metrics import Estimate
+from agentrl.evaluate.moments import Estimate
 from agentrl.evaluate.paired import Change, changes
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.observe.sinks import METRICS_FILE, read_metrics
@@ -42,17 +42,25 @@ class Evaluation:
         step: Number of trainer steps before it.
         n: Number of episodes that were judged.
         failed: Number of episodes that failed; wrong answers are not among them.
-        estimates: Mean and 95% interval by metric: ``accuracy``, ``reward``, ``truncated``, ``pass@4``, ...
+        estimates: Mean and 95% interval by metric: ``accuracy``, ``reward``, ``truncated``, ``pass@4``, ``turns``, ...
         per_task: Mean over a task's judged episodes, by metric and task.
         setup: Settings that the result depends on: sampling, number of tasks and samples.
+        tags: Estimates by tag of the task and metric.
     """
 
     step: int
     n: int
     failed: int
     estimates: dict[str, Estimate]
-    per_task: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
+    per_task: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     setup: dict[str, Any] = field(default_factory=dict, repr=False)
+    tags: dict[str, dict[str, Estimate]] = field(default_factory=dict, repr=False)
+
+    @property
+    def invalid_share(self) -> float:
+        """Share of all episodes that failed; NaN without an episode."""
+        attempts = self.n + self.failed
+        return self.failed / attempts if attempts else math.nan
 
     def __getitem__(self, metric: str) -> Estimate:
         """Returns the estimate of a metric."""
@@ -68,16 +76,24 @@ class Evaluation:
             stored: Contents of its file, with ``per_task`` and ``setup``; empty where no task was sampled.
         """
         found = {key.removeprefix("eval/"): value for key, value in metrics.items() if key.startswith("eval/")}
-        names = metric_names(metrics)
-        bound = {name: (found.get(f"{name}_low", math.nan), found.get(f"{name}_high", math.nan)) for name in names}
         return cls(
             step=step,
             n=int(found.get("n", 0)),
             failed=int(found.get("invalid", 0)),
-            estimates={name: Estimate(found[name], *bound[name]) for name in names},
+            estimates=_estimates(metrics),
             per_task=stored.get("per_task", {}),
             setup=stored.get("setup", {}),
+            tags={tag: _estimates(own) for tag, own in stored.get("tags", {}).items()},
         )
+
+
+def _estimates(metrics: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Reads the estimates of flat metrics."""
+    beside = ("_low", "_high", "_if_wrong", "_if_right")
+    return {
+        name: Estimate(metrics[f"eval/{name}"], *(metrics.get(f"eval/{name}{which}", math.nan) for which in beside))
+        for name in metric_names(metrics)
+    }
 
 
 @dataclass(frozen=True)
@@ -116,22 +132,24 @@ class EvalResult:
     Attributes:
         run_dir: Folder with the episodes and ``result.json``.
         evaluation: Estimates with intervals, also by task; a failed episode counts in none of them.
-        episodes: All episodes with their messages, in the order in which they ended.
+        episodes: All episodes with their messages, in the order in which they ended; they are read from their file.
         failures: Number of failed episodes by reason.
         answers: Number of sampled answers, ``all``, and of those that say nothing, by kind.
         notes: Notes about the requests to an API, for a person.
         data: Source of the tasks.
         seconds: Seconds that the call took.
+        ended: Why the evaluation ended before its last task, a sentence; empty if it did not.
     """
 
     run_dir: Path
     evaluation: Evaluation
-    episodes: tuple[Episode, ...] = field(default=(), repr=False)
+    episodes: Sequence[Episode] = field(default=(), repr=False)
     failures: dict[str, int] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     data: str = ""
     seconds: float = 0.0
+    ended: str = ""
 
 
 class RunFailed(RuntimeError):

@@ -12,9 +12,11 @@ import secrets
 import shutil
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -25,6 +27,8 @@ from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.core.weight_manifest import sweep_stale
+from agentrl.evaluate.judged import ASKED
+from agentrl.evaluate.stored import TASKS
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
@@ -32,6 +36,8 @@ from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
 from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
+from agentrl.launch.about import FILE as ABOUT
+from agentrl.launch.about import note_start
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.fleet import Fleet
 from agentrl.launch.machines import HEAD_FILE
@@ -59,6 +65,7 @@ from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
+from agentrl.launch.tracked import tracked
 from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
@@ -72,7 +79,14 @@ REFUSED_CODE = 2  # of a command that was refused
 SERVERS = "servers.json"  # file in the run's processes/ that tells the controller the servers' URLs
 
 
-def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool = False) -> TrainResult | EvalResult:
+def run_recipe(
+    recipe: Recipe,
+    *,
+    resume: bool,
+    console: Console,
+    numbered: bool = False,
+    asked: Mapping[str, Any] | None = None,
+) -> TrainResult | EvalResult:
     """Train with the recipe's trainer, or only evaluate if it has none.
 
     Args:
@@ -80,6 +94,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         resume: Whether to continue the run of this name.
         console: Console to print to.
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
+        asked: What an evaluation was asked for, which is kept in its folder.
 
     Raises:
         RunError: The run cannot start, or one of its processes cannot do what the recipe asks for.
@@ -95,6 +110,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, console: Console, numbered: bool
         owner = held.enter_context(RunOwner(folder)) if resume and folder.is_dir() else None
         recipe, run_dir = claim_run_dir(recipe, resume=resume, numbered=numbered and not resume and alone)
         owner = owner or held.enter_context(RunOwner(run_dir))
+        if asked is not None:
+            write_json(run_dir / ASKED, asked)
         return _run_owned(recipe, run_dir, owner, console, resume=resume)
 
 
@@ -147,7 +164,9 @@ def again(run_dir: Path) -> str:
 
 def _has_only_settings(run_dir: Path) -> bool:
     files = [path for path in run_dir.rglob("*") if not path.is_dir()]
-    return run_dir.is_dir() and {path.name for path in files} <= {"config.json", CHAT_TEMPLATE, OWNER}
+    settings = {"config.json", ABOUT, CHAT_TEMPLATE, OWNER, ASKED}
+    written = {path.name for path in files if path.name != TASKS or path.stat().st_size}
+    return run_dir.is_dir() and written <= settings
 
 
 def _how_to_continue(run_dir: Path) -> list[str]:
@@ -163,6 +182,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    note_start(run_dir)
     template = template_text(recipe.model.chat_template, model.path)
     (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # may be left from before a resume
     if template is not None:
@@ -170,7 +190,8 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
-        with LiveView(recipe, run_dir, console) as view:
+        say = partial(console.print, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        with tracked(recipe.logging.trackers, run_dir, say), LiveView(recipe, run_dir, console) as view:
             if recipe.trainer.type in SUPERVISED:
                 train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:

@@ -35,6 +35,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         return
     if not can.starts and not inference.urls:
         yield f"{engine} needs inference.urls=[URL]: a run does not start such servers"
+    if inference.options and can.token_logprobs:
+        yield f"inference.options is for external APIs; {engine} takes the options of sampling alone"
     if trainer.type is None:
         return
     if not can.token_logprobs:

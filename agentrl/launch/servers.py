@@ -18,6 +18,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import InferenceConfig, Recipe
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
 from agentrl.launch.placement import sizes
@@ -55,7 +56,8 @@ def start_servers(
         name = f"{role}-{index}"
         start = server_start(recipe, model, processes / f"{name}.json", index)
         command = commands.server(kind, start, inference.args)
-        child = supervisor.start(name, command, env=kind.env(start), niceness=niceness, peer=role)
+        env = {**kind.env(start), KEY_ENV: ""}  # a key of the user's is for servers elsewhere
+        child = supervisor.start(name, command, env=env, niceness=niceness, peer=role)
         waiting.append((child, start))
     urls: list[str] = []
     for child, start in waiting:

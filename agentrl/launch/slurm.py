@@ -136,7 +136,7 @@ def _steps(recipe: Recipe) -> list[str]:
     ]  # fmt: skip
     if own:
         where = "--het-group=1 " if apart else f"--relative={trainers} "
-        rank = f"$(({trainers} + SLURM_NODEID))"
+        rank = f"$(({trainers} + SLURM_PROCID))"  # of the step
         steps.append(
             _STEP.format(where=where, nodes=own, kill="", container=container, head=head, rank=rank, pid="servers")
         )

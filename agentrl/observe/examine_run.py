@@ -15,6 +15,7 @@ from agentrl.config.supervised import SUPERVISED
 from agentrl.core.episode import FAILURES
 from agentrl.observe.diagnosis import diagnose, is_step
 from agentrl.observe.finding import Finding
+from agentrl.observe.starved_server import failures_of, starved
 
 METRICS, EPISODES, EVAL_EPISODES, CONFIG = "metrics.jsonl", "episodes.jsonl", "eval-episodes.jsonl", "config.json"
 FAILED_EPISODES = "failed-episodes.jsonl"
@@ -41,6 +42,8 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
         replace(finding, remedy=why) if finding.kind == "failed" and (why := failed_kinds(run_dir)) else finding
         for finding in found
     ]
+    if (hungry := starved(failures_of(run_dir, lines), config)) is not None:
+        found.append(hungry)
     kind = trainer.get("type")
     nothing = f"trainer.type={kind} learns from examples: the rules are for episodes" if kind in SUPERVISED else ""
     unjudged = [] if any(map(is_step, records)) else [nothing or f"{METRICS} has no training step yet"]

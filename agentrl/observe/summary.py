@@ -30,8 +30,10 @@ _SHARES = {
     "pair_accuracy",
     "truncated",
 }
-_BESIDE = ("_low", "_high", "_tasks", "_episodes")  # in the names of numbers that stand beside a metric
+# In the names of numbers that stand beside a metric.
+_BESIDE = ("_low", "_high", "_tasks", "_episodes", "_if_wrong", "_if_right")
 _COUNTS = ("n", "invalid", "abandoned", "examples", "version_min", "version_max")
+OF_SUBSETS = ("pass@", "pass^", "maj@")  # beginnings of the names of metrics that are of subsets of k samples
 SHORTEST_NAME = 12  # columns of a name, also where the values leave fewer
 ALL_PASSES = 4  # up to this many samples every pass@k has a row
 _LAST = ("tool_calls", "tool_calls_ok", "reward")
@@ -65,7 +67,7 @@ def summary_table(
     for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
         if name in found and _is_shown(name, found):
             cells = [with_interval(before, name), with_interval(after, name)]
-            table.add_row(escape(_LABELS.get(name, name)), *cells, *([_change(name, changes)] if changes else []))
+            table.add_row(escape(_LABELS.get(name, name)), *cells, *([shown_change(name, changes)] if changes else []))
     return Fitting(table)
 
 
@@ -108,7 +110,8 @@ def setup_line(setup: Mapping[str, float]) -> str:
     """Formats what an evaluation had set: temperature, limit of an answer, tasks and samples."""
     how = "greedy (temperature 0)" if setup["temperature"] == 0 else f"temperature {setup['temperature']:g}"
     samples = f"{setup['samples']:.0f} {'sample' if setup['samples'] == 1 else 'samples'} a task"
-    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {setup['tasks']:.0f} tasks, {samples}"
+    tasks = f"{setup['tasks']:.0f} {'task' if setup['tasks'] == 1 else 'tasks'}"
+    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {tasks}, {samples}"
 
 
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
@@ -120,14 +123,21 @@ def metric_names(metrics: Mapping[str, float]) -> list[str]:
 
 def _is_shown(name: str, names: Sequence[str]) -> bool:
     """Whether a table has a row for a metric: of many ``pass@k``, those of powers of two and the last."""
-    if not name.startswith("pass@"):
+    beginning = next((one for one in OF_SUBSETS if name.startswith(one)), None)
+    if beginning is None:
         return True
-    k, most = int(name[5:]), max(int(other[5:]) for other in names if other.startswith("pass@"))
+    k = int(name.removeprefix(beginning))
+    if k == 1 and beginning != "pass@":  # the same as pass@1
+        return False
+    most = max(int(other.removeprefix(beginning)) for other in names if other.startswith(beginning))
     return most <= ALL_PASSES or k == most or k & (k - 1) == 0
 
 
-def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[str, int] | None = None) -> Table:
+def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[str, int] | None = None) -> "Fitting":
     """Builds a table of one evaluation: each metric with its interval, and the number of invalid episodes.
+
+    Where episodes are invalid, their share stands beside every number, and what the number would be if all of them
+    were wrong, and right.
 
     Args:
         metrics: ``eval/<metric>``, ``eval/<metric>_low``, ``eval/<metric>_high``, ``eval/n``, ``eval/invalid``.
@@ -137,17 +147,34 @@ def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[
     table = Table(title=escape(title))
     table.add_column("", overflow="fold")
     table.add_column("value [95% interval]".replace("[", r"\["), justify="right")
+    n, invalid = metrics.get("eval/n", 0), metrics.get("eval/invalid", 0)
+    if invalid:
+        table.add_column("invalid", justify="right")
+        table.add_column("if wrong / right", justify="right")
     names = metric_names(metrics)
+    samples = max((int(one[5:]) for one in names if one.startswith("pass@")), default=1)
     for name in (one for one in names if _is_shown(one, names)):
-        table.add_row(escape(name), with_interval(metrics, name))
-    table.add_row("judged", f"{metrics.get('eval/n', 0):.0f}")
-    table.add_row("invalid", f"{metrics.get('eval/invalid', 0):.0f}")
+        label = f"{name} (avg@{samples})" if name == "accuracy" and samples > 1 else name
+        table.add_row(escape(label), *cells(metrics, name))
+    table.add_row("judged", f"{n:.0f}")
+    table.add_row("invalid", f"{invalid:.0f}")
     if metrics.get("eval/abandoned"):
         table.add_row("abandoned", f"{metrics['eval/abandoned']:.0f}")
     for kind, count in (answers or {}).items():
         if kind != "all":
             table.add_row(f"answers {kind}", f"{count} of {answers['all'] if answers else 0}")
-    return table
+    return Fitting(table)
+
+
+def cells(metrics: Mapping[str, float], name: str) -> list[str]:
+    """Formats a metric with its interval, and where episodes are invalid their share and the metric's bounds."""
+    n, invalid = metrics.get("eval/n", 0), metrics.get("eval/invalid", 0)
+    if not invalid:
+        return [with_interval(metrics, name)]
+    show = _percent if _is_share(name) else _number
+    bounds = [metrics.get(f"eval/{name}_{which}") for which in ("if_wrong", "if_right")]
+    shown = " / ".join(show(one) for one in bounds if one is not None)
+    return [with_interval(metrics, name), _percent(invalid / (n + invalid)), shown]
 
 
 def with_interval(metrics: Mapping[str, float], name: str) -> str:
@@ -169,7 +196,7 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
     return rf"{show(value)} \[{show(low)}, {show(high)}]{of}"
 
 
-def _change(name: str, changes: Changes) -> str:
+def shown_change(name: str, changes: Changes) -> str:
     """Formats a change as ``+12.5 points [7.1, 20.9]`` of a share, or as plain numbers."""
     if name not in changes:
         return "not compared"
@@ -180,8 +207,13 @@ def _change(name: str, changes: Changes) -> str:
     return rf"{mean:+.{digits}f}{unit} \[{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
+def shown_value(name: str, value: float) -> str:
+    """Formats a value of a metric."""
+    return (_percent if _is_share(name) else _number)(value)
+
+
 def _is_share(name: str) -> bool:
-    return name in _SHARES or name.startswith("pass@")
+    return name in _SHARES or name.startswith((*OF_SUBSETS, "stop/"))
 
 
 def _percent(value: float) -> str:
@@ -189,7 +221,9 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3f}"
+    if 0 < abs(value) < 0.01:
+        return f"{value:.2g}"
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _caption(

@@ -1,7 +1,7 @@
 """The assumptions of a plan: each a number with a unit and a source, and each can be set.
 
-Guarantees: whatever a plan computes with beside the recipe and the model's ``config.json`` stands here; a value that was
-set says so, one that was measured says how; an unknown name is refused.
+Guarantees: whatever a plan computes with beside the recipe and the model's ``config.json`` stands here; a value that
+was set says so, one that was measured says how; an unknown name is refused.
 """
 
 import difflib

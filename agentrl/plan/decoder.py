@@ -1,8 +1,8 @@
 """Counts the parameters, operations and bytes of a decoder from its ``config.json`` alone.
 
 Guarantees: the number of parameters is exact for Llama, Mistral, Qwen 2, Qwen 3, Mixtral and Qwen 3 MoE. Operations are
-those that the model needs: a multiply-add is two, the backward pass needs twice those of the forward pass, recomputation
-is not counted; attention counts the query-key pairs that the mask allows.
+those that the model needs: a multiply-add is two, the backward pass needs twice those of the forward pass,
+recomputation is not counted; attention counts the query-key pairs that the mask allows.
 """
 
 from collections.abc import Mapping

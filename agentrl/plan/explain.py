@@ -1,7 +1,7 @@
 """Sets the prediction of a run's step beside its measurement, and names the bottleneck.
 
-Guarantees: both sides have the same work: lengths, groups with a signal and computed tokens are the run's own, so that a
-difference is one of speed. A part that was not measured says so. Measured seconds are medians over the steps.
+Guarantees: both sides have the same work: lengths, groups with a signal and computed tokens are the run's own, so that
+a difference is one of speed. A part that was not measured says so. Measured seconds are medians over the steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from agentrl.plan.assumptions import Assumptions
 from agentrl.plan.decoder import Decoder
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.prediction import Prediction, predict
+from agentrl.plan.report import assumption_lines
 from agentrl.plan.times import Case, Layout, bound
 from agentrl.plan.work import Work, work_of
 
@@ -217,17 +218,13 @@ def lines(found: Account, folder: Path) -> list[str]:
         factor = part.factor
         mark = "" if factor is None or 1 / FACTOR <= factor <= FACTOR else " !"
         shown = "" if factor is None else f"{factor:.2f}"
-        text.append(
-            f"  {part.name:<28}{_seconds(part.predicted):>12}{_seconds(part.measured):>12}{shown:>9}{mark:<2}{part.metric}"
-        )
+        numbers = f"{_seconds(part.predicted):>12}{_seconds(part.measured):>12}{shown:>9}{mark:<2}"
+        text.append(f"  {part.name:<28}{numbers} {part.metric}")
     text += ["", f"bottleneck {found.bottleneck}", *(f"  next     {line}" for line in found.advice)]
     if any(part.factor is not None and not 1 / FACTOR <= part.factor <= FACTOR for part in found.parts):
         text += ["", f"! differs by more than {FACTOR:g}: an assumption is wrong here, or other processes were busy. "
                      "--probe 60 measures this machine"]  # fmt: skip
-    text += ["", "assumed (change with --assume NAME=VALUE)"]
-    for one in found.assumptions.all():
-        text.append(f"  {one.name:<24}{f'{one.value:,.4g} {one.unit}'.strip():<17} {one.meaning}; {one.source}")
-    return text
+    return [*text, "", *assumption_lines(found.assumptions)]
 
 
 def _seconds(value: float | None) -> str:

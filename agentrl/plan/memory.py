@@ -115,9 +115,20 @@ def activation_bytes(recipe: Recipe, decoder: Decoder, mesh: Mesh) -> float:
     return kept * BYTES[recipe.trainer.dtype] / (mesh.context * mesh.tensor)
 
 
-def largest_microbatch(recipe: Recipe, decoder: Decoder, mesh: Mesh, known: Assumptions, updates: float = 2) -> int:
-    """Returns the most tokens of a micro-batch that a rank's memory takes; 0 if nothing fits."""
-    free = known["memory_gb"] * GB - total(trainer_memory(recipe, decoder, mesh, known, 0, updates))
+def largest_microbatch(
+    recipe: Recipe, decoder: Decoder, mesh: Mesh, known: Assumptions, beside: float = 0, updates: float = 2
+) -> int:
+    """Returns the most tokens of a micro-batch that a rank's memory takes; 0 if nothing fits.
+
+    Args:
+        recipe: Recipe with resolved dtypes.
+        decoder: The model.
+        mesh: How ranks share it.
+        known: Assumptions.
+        beside: Bytes that a server takes on the same card.
+        updates: Micro-batches of an update on a rank.
+    """
+    free = known["memory_gb"] * GB - beside - total(trainer_memory(recipe, decoder, mesh, known, 0, updates))
     return max(0, int(free / activation_bytes(recipe, decoder, mesh)))
 
 
@@ -160,11 +171,13 @@ def cache_tokens(recipe: Recipe, decoder: Decoder, cards: int, known: Assumption
     return max(0, int(room * cards / decoder.kv_bytes(width)))
 
 
-def largest_context(recipe: Recipe, decoder: Decoder, mesh: Mesh, cards: int, known: Assumptions) -> tuple[int, str]:
+def largest_context(
+    recipe: Recipe, decoder: Decoder, mesh: Mesh, cards: int, known: Assumptions, beside: float = 0
+) -> tuple[int, str]:
     """Returns the longest sequence that model, server and trainer can have, and which of them sets it."""
     bounds = {
         "the server's cache holds one such sequence": cache_tokens(recipe, decoder, cards, known),
-        "a micro-batch of the trainer is one such sequence": largest_microbatch(recipe, decoder, mesh, known),
+        "a micro-batch of the trainer is one such sequence": largest_microbatch(recipe, decoder, mesh, known, beside),
     }
     if decoder.longest:
         bounds["max_position_embeddings of the model"] = decoder.longest

@@ -63,10 +63,14 @@ class Prediction:
         return sum(part.seconds for part in self.parts if part.side == name)
 
     @property
+    def beside(self) -> float:
+        """Bytes that a server takes on the trainer's card."""
+        return total(self.server) if self.layout.shared else 0.0
+
+    @property
     def trainer_fits(self) -> bool:
         """Whether a trainer rank fits its card, beside the server where both share it."""
-        beside = total(self.server) if self.layout.shared else 0.0
-        return total(self.trainer) + beside <= self.memory
+        return total(self.trainer) + self.beside <= self.memory
 
     @property
     def server_fits(self) -> bool:
@@ -170,8 +174,9 @@ def layouts(
         found.append(Layout(serving // server_cards, server_cards, mesh))
     if not found:
         raise ConfigError(
-            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed}, and at most "
-            f"{most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have {per_machine}"
+            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed}, and at "
+            f"most {most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have "
+            f"{per_machine}"
         )
     return found
 

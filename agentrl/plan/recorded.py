@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -82,7 +83,7 @@ def _shape(episode: Any) -> dict[str, Any] | None:
 def _outside(episode: Any, nodes: Sequence[Any]) -> float:
     """Returns the seconds of an episode in which no answer was awaited."""
     waited = 0.0
-    for before, node in zip(nodes, nodes[1:], strict=False):
+    for before, node in pairwise(nodes):
         if node.finish_reason is not None and node.at is not None and before.at is not None:
             waited += max(0.0, node.at - before.at)
     known = episode.started and waited
@@ -101,7 +102,7 @@ def common(sequences: Iterable[Sequence[int]]) -> int:
 
 
 def distinct_rows(shapes: Sequence[dict[str, Any]]) -> float:
-    """Returns the share of decoded rows that differ: members of a group with the same tokens so far are decoded once."""
+    """Returns the share of decoded rows that differ: members with the same tokens so far are decoded once."""
     groups: dict[str, list[Sequence[int]]] = defaultdict(list)
     for shape in shapes:
         groups[shape["group"]].append(shape["sampled"])

@@ -30,10 +30,8 @@ def remedies(case: Case, found: Prediction, gpus: int) -> list[str]:
 
 def _trainer(case: Case, found: Prediction) -> list[str]:
     taken, room = _trainer_bytes(case.recipe, case, found), found.memory
-    beside = total(found.server) if found.layout.shared else 0.0
-    lines = [
-        f"a trainer rank needs {taken / GB:,.1f} GB{' beside a server' * (beside > 0)}, there are {room / GB:,.1f}:"
-    ]
+    where = " beside a server" if found.layout.shared else ""
+    lines = [f"a trainer rank needs {taken / GB:,.1f} GB{where}, there are {room / GB:,.1f}:"]
     enough, together = False, case.recipe
     used: list[str] = []
     for text, keys in _trainer_changes(case):
@@ -48,6 +46,7 @@ def _trainer(case: Case, found: Prediction) -> list[str]:
     if mesh.owners > 1 and not mesh.reshard:
         freed = replace(found.layout, mesh=replace(mesh, reshard=True))
         alone = _trainer_bytes(case.recipe, case, replace(found, layout=freed))
+        enough = enough or alone <= room
         lines.append(f"  --reshard (a mesh with ZeRO-3): {alone / GB:,.1f} GB{', fits' * (alone <= room)}")
     if not enough and _trainer_bytes(together, case, found) <= room:
         lines.append(f"  together {' '.join(used)} fit")
@@ -76,8 +75,7 @@ def _trainer_changes(case: Case) -> Iterator[Change]:
 def _trainer_bytes(recipe: Recipe, case: Case, found: Prediction) -> float:
     mesh = found.layout.mesh
     rounds = microbatches(replace(case, recipe=recipe), mesh)
-    beside = total(found.server) if found.layout.shared else 0.0
-    return total(trainer_memory(recipe, case.decoder, mesh, case.known, updates=rounds)) + beside
+    return total(trainer_memory(recipe, case.decoder, mesh, case.known, updates=rounds)) + found.beside
 
 
 def _changed(recipe: Recipe, keys: dict[str, Any], section: str = "trainer") -> Recipe:

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agentrl.plan.memory import GB, Item, cache_tokens, largest_context, largest_microbatch, total
+from agentrl.plan.assumptions import Assumptions
+from agentrl.plan.memory import GB, PAGED, Item, cache_tokens, largest_context, largest_microbatch, total
 from agentrl.plan.prediction import Prediction
 from agentrl.plan.remedies import remedies
-from agentrl.plan.times import Case, bound, decode_seconds
+from agentrl.plan.times import Case, at_a_time, bound, decode_seconds
 
 SHOWN = 5  # splits
-WIDTH = 100
+LEFT_OUT = "left out: padding, imbalance between ranks, start-up; exchange between ranks is not hidden behind compute"
 
 
-def lines(case: Case, chosen: Prediction, tried: Sequence[Prediction], model: str, card: str, gpus: int) -> list[str]:
+def lines(
+    case: Case, chosen: Prediction, tried: Sequence[Prediction], model: str, card: str, gpus: int, recipe_name: str
+) -> list[str]:
     """Returns the plan as lines of text.
 
     Args:
@@ -26,6 +29,7 @@ def lines(case: Case, chosen: Prediction, tried: Sequence[Prediction], model: st
         model: Sentence that says where the model's sizes are from.
         card: Name of the card.
         gpus: Number of cards.
+        recipe_name: The recipe, as it was named.
     """
     decoder, recipe = case.decoder, case.recipe
     active = f", {decoder.active / 1e9:.3g} 10^9 of them for a token" if decoder.experts else ""
@@ -40,8 +44,8 @@ def lines(case: Case, chosen: Prediction, tried: Sequence[Prediction], model: st
     text += [*_memory(case, chosen), *_limits(case, chosen), ""]
     if problems := remedies(case, chosen, gpus):
         text += ["does not fit", *(f"  {line}" for line in problems), ""]
-    text += [*_parts(chosen), "", *_splits(chosen, tried), "", *_assumptions(case), "", *_next(case, chosen, gpus)]
-    return text
+    text += [*_parts(chosen), "", *_splits(chosen, tried), "", *assumption_lines(case.known), f"  {LEFT_OUT}", ""]
+    return text + _next(case, chosen, recipe_name)
 
 
 def split_text(found: Prediction) -> str:
@@ -76,16 +80,14 @@ def _memory(case: Case, chosen: Prediction) -> list[str]:
 
 def _limits(case: Case, chosen: Prediction) -> list[str]:
     layout, known = chosen.layout, case.known
-    micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known)
-    if layout.shared:
-        micro = 0 if not chosen.trainer_fits else micro
-    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known)
+    micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
+    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return [
         f"micro-batch  at most {micro:,} tokens (trainer.tokens_per_microbatch="
         f"{case.recipe.trainer.tokens_per_microbatch:,})",
         f"context      at most {context:,} tokens: {why}",
-        f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and values "
-        "on a server",
+        f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and "
+        "values on a server",
     ]
 
 
@@ -114,43 +116,47 @@ def _splits(chosen: Prediction, tried: Sequence[Prediction]) -> list[str]:
     return text
 
 
-def _assumptions(case: Case) -> list[str]:
+def assumption_lines(known: Assumptions) -> list[str]:
+    """Returns the assumptions, each with the number of its source, and the sources below them."""
+    sources = list(dict.fromkeys(one.source for one in known.all()))
     text = ["assumed (change with --assume NAME=VALUE)"]
-    for one in case.known.all():
+    for one in known.all():
         value = f"{one.value:,.4g} {one.unit}".strip()
-        text.append(f"  {one.name:<24}{value:<17} {one.meaning}; {one.source}")
-    return [
-        *text,
-        "  left out: communication is not hidden behind compute, no padding, no imbalance between ranks, no start-up",
-    ]
+        text.append(f"  {one.name:<24}{value:<16} {one.meaning} [{sources.index(one.source) + 1}]")
+    return [*text, *(f"  [{number}] {source}" for number, source in enumerate(sources, 1))]
 
 
-def _next(case: Case, chosen: Prediction, gpus: int) -> list[str]:
+def _next(case: Case, chosen: Prediction, name: str) -> list[str]:
     """Returns the simulation that plays the plan with the controller itself."""
     if chosen.layout.shared:
         return []
-    return ["to play this with the controller itself, episode by episode:", f"  {sim_command(case, chosen, gpus)}"]
+    return ["to play this with the controller itself, episode by episode:", f"  {sim_command(case, chosen, name)}"]
 
 
-def sim_command(case: Case, chosen: Prediction, gpus: int) -> str:
+def sim_command(case: Case, chosen: Prediction, name: str) -> str:
     """Returns the ``agentrl sim`` command with this plan's lengths and speeds.
 
     Its servers have one device each; a server of several cards counts as one there.
     """
-    layout, recipe = chosen.layout, case.recipe
+    layout, recipe, known = chosen.layout, case.recipe, case.known
     token, sequence = line_of(case, chosen)
-    devices = layout.servers + layout.mesh.ranks
-    once = f"agentrl sim {recipe.name} --gpus {devices} --mean {case.known['answer']:g} --sigma {case.known['sigma']:g}"
-    speeds = f"--token-ms {token * 1e3:.3g} --sequence-ms {sequence * 1e3:.3g}"
     train = chosen.side("train") - chosen.parts[-1].seconds
-    training = f"--train-seconds {train:.3g} --train-devices {layout.mesh.ranks}"
-    return f"{once} {speeds} {training} --push-seconds {chosen.parts[-1].seconds:.3g}"
+    words = ["agentrl sim", name, f"--gpus {layout.servers + layout.mesh.ranks}"]
+    words += [f"--mean {known['answer']:g} --sigma {known['sigma']:g}"]
+    words += [f"--token-ms {token * 1e3:.3g} --sequence-ms {sequence * 1e3:.3g}"]
+    words += [f"--train-seconds {train:.3g} --train-devices {layout.mesh.ranks}"]
+    words += [f"--push-seconds {chosen.parts[-1].seconds:.3g}"]
+    words += [f"rollout.{key}={getattr(recipe.rollout, key)}" for key in ("batch_size", "group_size", "max_concurrent")]
+    words += [f"sampling.max_new_tokens={recipe.sampling.max_new_tokens}"]
+    words += [f"inference.context_length={recipe.inference.context_length}"]
+    slots = max(1, int(at_a_time(case, layout)))
+    return " ".join(
+        [*words, f"inference.max_running={slots if recipe.inference.engine in PAGED else recipe.inference.max_running}"]
+    )
 
 
 def line_of(case: Case, chosen: Prediction) -> tuple[float, float]:
     """Returns ``a`` and ``b`` of ``a + b * sequences``, the line through a quarter of the load and all of it."""
-    from agentrl.plan.times import at_a_time
-
     full = max(2.0, at_a_time(case, chosen.layout))
     few, many = (decode_seconds(case, count, chosen.layout.server_cards) for count in (full / 4, full))
     slope = max(0.0, (many - few) / (full - full / 4))
@@ -162,7 +168,7 @@ def as_data(
 ) -> dict[str, Any]:
     """Returns the plan as plain data."""
     layout, known = chosen.layout, case.known
-    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known)
+    context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return {
         "model": {"source": model, "parameters": case.decoder.parameters, "active": case.decoder.active},
         "gpus": gpus,
@@ -170,7 +176,7 @@ def as_data(
         "bound": bound(case.recipe),
         "best": _prediction(chosen),
         "tried": [_prediction(one) for one in tried],
-        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known),
+        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside),
         "largest_context": {"tokens": context, "because": why},
         "change": remedies(case, chosen, gpus),
         "assumptions": [asdict(one) for one in known.all()],

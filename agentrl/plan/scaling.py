@@ -1,6 +1,6 @@
-"""Multiplies measured sizes and costs by the counts of a large run: bytes and messages of each arrow, load of each process.
+"""Multiplies measured costs by the counts of a large run: bytes and messages of each arrow, load of each process.
 
-Guarantees: pure. A cost is one that a benchmark of ours measured, with its place; counts follow from a plan's own times.
+Guarantees: pure. A cost is one that a benchmark of ours measured, with its place; counts follow from a plan's times.
 docs/scaling.md holds the tables that :func:`page_tables` makes, and a test compares them.
 """
 
@@ -25,6 +25,7 @@ class Costs:
 
     Attributes:
         episode_s: Controller CPU of an episode, journal on, in seconds.
+        worker_episode_s: Controller CPU of an episode whose calls a rollout worker makes.
         call_s: Controller CPU of a call: session, ids, HTTP.
         token_s: Controller CPU of a token on its way into a batch.
         rank_token_s: CPU of rank 0 for a token on its way into micro-batches.
@@ -41,10 +42,11 @@ class Costs:
     """
 
     episode_s: float = 0.22e-3  # bench async, `cpu_per_1k`, Zen 3
+    worker_episode_s: float = 0.27e-3  # docs/rollout_workers.md, 4 turns (with its calls 2.9 ms: 0.22 + 4 x 0.65 here)
     call_s: float = 0.65e-3  # bench client, `cpu_vs_openai`: 0.62-0.66 ms, Zen 3
     token_s: float = 0.11e-6  # bench data, `controller_s`, Zen 3
     rank_token_s: float = 0.11e-6  # bench data, `batch_s` + `micro_batches_s`, Zen 3
-    asked_bytes: float = 6.9  # ids below 151,936 and a comma
+    asked_bytes: float = 6.3  # ids below 151,936 and a comma
     answered_bytes: float = 34.0  # [[-4.716371675932981,123456,null],...
     batch_bytes: float = 12.5  # bench data, `wire_bytes_per_token`
     held_bytes: float = 96.0  # lists of ids, masks, logprobs and versions; tests/plan/test_scaling.py measures it
@@ -228,11 +230,11 @@ def _busy(
 
 
 def with_workers(found: Scaled, load: Load | None = None, costs: Costs | None = None) -> float:
-    """Returns the load of the controller's own core when its calls are made by other processes."""
-    load, costs = load or Load(), costs or Costs()
-    return sum(
-        one.share for one in scaled(found.gpus, load, replace(costs, call_s=0.0)).busy if "controller, " in one.name
-    )
+    """Returns the load of the controller's own core when rollout workers make its calls."""
+    costs = costs or Costs()
+    alone = replace(costs, call_s=0.0, episode_s=costs.worker_episode_s)
+    every = {one.name: one.share for one in scaled(found.gpus, load, alone).busy}
+    return every["controller, one core"]
 
 
 def _amount(value: float) -> str:
@@ -264,8 +266,13 @@ def page_tables(sizes: Sequence[int] = SIZES) -> str:
         rows.append(
             _row(name, [*(f"**{b.share:.2g}**" if b.share > 1 else f"{b.share:.2g}" for b in found), found[0].how])
         )
-    rows.append(_row("controller without its calls", [*(f"{with_workers(one):.2g}" for one in every), "one core"]))
-    rows.append(_row("processes that make the calls", [*(str(one.workers) for one in every), "none above 70%"]))
+    rows.append(
+        _row(
+            "controller with rollout workers, one core",
+            [*(f"{with_workers(one):.2g}" for one in every), "rollout.workers"],
+        )
+    )
+    rows.append(_row("rollout workers that its calls need", [*(str(one.workers) for one in every), "none above 70%"]))
     return "\n".join(rows)
 
 

@@ -122,8 +122,8 @@ def bound(recipe: Recipe) -> int:
 def generation_seconds(case: Case, layout: Layout) -> float:
     """Returns the seconds in which the servers sample a step's episodes, without prompts.
 
-    With staleness several batches are under way at a time. A batch is complete with its longest episode, so a step takes
-    no less than that episode's time over the number of batches, and no less than all tokens at full load.
+    With staleness several batches are under way at a time. A batch is complete with its longest episode, so a step
+    takes no less than that episode's time over the number of batches, and no less than all tokens at full load.
     """
     here, work = at_a_time(case, layout), case.work
     count = max(1, round(work.episodes / layout.servers))

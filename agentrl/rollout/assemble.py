@@ -5,6 +5,7 @@ Guarantees: nothing is started and no server is called; everything that depends 
 """
 
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
@@ -111,15 +112,27 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
     return template, settings(training, locked=locked), settings(evaluation, locked=False)
 
 
+def request_options(recipe: Recipe) -> dict[str, Any]:
+    """Returns the options of each request to an external API where an agent sets none."""
+    found: dict[str, Any] = {
+        "temperature": recipe.sampling.eval_temperature,
+        "max_tokens": recipe.sampling.max_new_tokens,
+        **recipe.inference.options,
+    }
+    if "max_completion_tokens" in recipe.inference.options and "max_tokens" not in recipe.inference.options:
+        del found["max_tokens"]  # two names of one limit
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def make_text_client(recipe: Recipe, url: str) -> EvaluationClient:
     """Builds a text-only client for evaluation on a server that returns no token ids."""
-    inference, sampling = recipe.inference, recipe.sampling
+    inference = recipe.inference
     api = TextApi(
         url=url,
         model=inference.model or recipe.model.name,
         api_key_env=inference.api_key_env,
         timeout=inference.request_timeout,
-        defaults={"temperature": sampling.eval_temperature, "max_tokens": sampling.max_new_tokens},
+        defaults=request_options(recipe),
         max_concurrent=recipe.rollout.max_concurrent,
         retry_seconds=inference.retry_seconds,
     )

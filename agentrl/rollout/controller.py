@@ -150,6 +150,8 @@ class Controller:
         async with self._handing:  # the same step may be asked for again while it is waited for
             if step not in self._consumed:
                 asked = asyncio.get_running_loop().time()
+                await self._buffer.filled(self._config.batch_size)
+                await self.rollouts.cut()
                 groups = await self._buffer.take(self._config.batch_size)
                 columns = concatenate([group.columns for group in groups])
                 self._consumed = {step: columns.to_bytes(**self._count(step, groups, columns))}

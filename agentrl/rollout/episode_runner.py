@@ -176,6 +176,7 @@ def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, dri
         "drift": llm.drift() if drift else {},
         "stop_reason": stop_reason(end.reason, trajectories),
         "error": None if end.error is None else valid_text(str(end.error)),
+        "answer": None if outcome.answer is None else valid_text(str(outcome.answer)),
     }
     return Episode.of_checked(own)  # every value was checked where it came in
 

@@ -3,7 +3,8 @@
 Guarantees: an episode is cancelled as soon as it is known that no step can train it any more
 (:mod:`agentrl.rollout.age_bound`), the others of its group too when fewer are left than a group needs; it ends as a
 record with the stop reason ``stale`` and what it had sampled, after the teardown of any cancelled episode. Cancelling
-it ends its requests, and its server is told. A cancellation from outside goes through unchanged.
+it ends its requests, and its server is told. A cancellation from outside goes through unchanged. When a batch is handed
+out, the slow episodes of a group whose other ones no later batch could train are cancelled, so that these are trained.
 
 How old a running episode is says the place where it runs (:meth:`~agentrl.rollout.episode_runs.EpisodeRuns.ages`).
 """
@@ -21,6 +22,10 @@ WHY = (
     "cancelled: too few episodes of its group could still be trained (rollout.stale=drop): the next step is {step}, "
     "with a bound of {bound} (rollout.max_staleness)"
 )
+CUT = (
+    "cancelled: the batch of step {step} is the last one that can train the other episodes of its group, with a bound "
+    "of {bound} (rollout.max_staleness)"
+)
 AskAges = Callable[[int, Callable[[Ages], None]], None]
 """Function as :meth:`~agentrl.rollout.episode_runs.EpisodeRuns.ages`."""
 
@@ -36,7 +41,8 @@ class _Member:
         found: Its record, from its end until its age is asked for.
         ended: Whether it has ended.
         usable: Whether its end leaves anything to train on.
-        cancelled: Whether it was cancelled because of its age.
+        good: Whether it has ended without a failure.
+        cancelled: Why it was cancelled, if it was because of an age.
     """
 
     job: "asyncio.Task[object]"
@@ -45,7 +51,8 @@ class _Member:
     found: Episode | None = None
     ended: bool = False
     usable: bool = True
-    cancelled: bool = False
+    good: bool = False
+    cancelled: str = ""
 
     def version(self) -> int | None:
         """Returns the version of its oldest token as far as it is known."""
@@ -101,10 +108,11 @@ class InFlight:
                 for one in left:
                     cancelled(one)
                 raise  # the task was also cancelled by someone else
-            found = self._stale(left[-1] if left else without_sampling(order, StopReason.STALE, ""))
+            found = _stale(left[-1] if left else without_sampling(order, StopReason.STALE, ""), member.cancelled)
         finally:
             member.ended, member.usable = True, False
-        member.usable = not found.failed or found.stop_reason in INFRASTRUCTURE  # it may be tried again
+        member.good = not found.failed
+        member.usable = member.good or found.stop_reason in INFRASTRUCTURE  # it may be tried again
         member.found = found
         return found
 
@@ -120,7 +128,7 @@ class InFlight:
     def sweep(self) -> None:
         """Cancel the episodes that no step can train any more; call it also when another version is to be served."""
         if self._bound.policy == "drop":
-            self._cancel()
+            self._cancel_old()
             self._ages(self._served(), self._told)
 
     def _told(self, ages: Ages) -> None:
@@ -130,27 +138,52 @@ class InFlight:
             for member in group.members.values():
                 if not member.ended:
                     member.oldest = known.get(member.order, member.oldest)
-        self._cancel()
+        self._cancel_old()
 
-    def _cancel(self) -> None:
+    def _cancel_old(self) -> None:
         for group in self._groups.values():
             old = {index for index, one in group.members.items() if self._bound.too_old(one.version())}
             if not old:
                 continue
             able = sum(one.usable and index not in old for index, one in group.members.items())
             for index, member in group.members.items():
-                over = member.ended or member.cancelled or member.job.cancelling()
-                if (index in old or able < self._least) and not over:
-                    member.cancelled = True
-                    member.job.cancel()
+                if index in old or able < self._least:
+                    self._cancel(member, WHY)
+
+    def last_chances(self) -> list[int]:
+        """Returns the draws of running groups that only the next batch can train, with the episodes that have ended.
+
+        Once it is handed out, one that has ended is too old; enough have, and no failed one may be tried again.
+        """
+        if self._bound.policy != "drop":
+            return []
+        return [draw for draw, group in self._groups.items() if self._is_last_chance(group)]
+
+    def _is_last_chance(self, group: _Group) -> bool:
+        members = group.members.values()
+        good = [one for one in members if one.good]
+        if len(good) < self._least or any(one.ended and one.usable and not one.good for one in members):
+            return False
+        incomplete = any(not one.ended and (one.cancelled or not one.job.cancelling()) for one in members)
+        return incomplete and any(one.version() == self._bound.oldest for one in good)
+
+    def cut(self, draw: int) -> None:
+        """Cancel the members of a group that still run."""
+        for member in self._groups[draw].members.values():
+            self._cancel(member, CUT)
+
+    def _cancel(self, member: _Member, why: str) -> None:
+        if not (member.ended or member.cancelled or member.job.cancelling()):
+            member.cancelled = why.format(step=self._bound.step, bound=self._bound.bound)
+            member.job.cancel()
 
     def ended(self, draw: int, tally: Tally) -> str | None:
         """Takes a group that was judged into account; returns why the run has to stop, ``None`` if it goes on."""
         group = self._groups.get(draw)
         return None if group is None else self._bound.starved(tally, group.started)
 
-    def _stale(self, episode: Episode) -> Episode:
-        """Returns the record of an episode that was cancelled for its age."""
-        why = WHY.format(step=self._bound.step, bound=self._bound.bound)
-        nothing = {"reward": None, "role_rewards": {}, "metrics": {}}
-        return episode.model_copy(update={**nothing, "stop_reason": StopReason.STALE, "error": why})
+
+def _stale(episode: Episode, why: str) -> Episode:
+    """Returns the record of an episode that was cancelled for an age."""
+    nothing = {"reward": None, "role_rewards": {}, "metrics": {}}
+    return episode.model_copy(update={**nothing, "stop_reason": StopReason.STALE, "error": why})

@@ -32,6 +32,7 @@ from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 
 log = logging.getLogger(__name__)
+CUT_SECONDS = 1.0  # for the teardown of episodes that are cancelled before a batch; then it goes without their groups
 Score = Callable[[Episode], Awaitable[Episode]]
 
 
@@ -87,7 +88,7 @@ class Rollouts:
         self.runs: dict[int, GroupRun] = {}
         self.spent: dict[int, int] = {}
         self.room, self.served = asyncio.Event(), asyncio.Event()
-        self.places = Places(self._config.max_concurrent, self.room.set)
+        self.places = Places(self._config.max_concurrent, self._episode_over)
         self.served.set()
         self._rules = StopRules(self._config)
         self._groups: set[asyncio.Task[None]] = set()
@@ -121,6 +122,11 @@ class Rollouts:
     def _has_room(self) -> bool:
         """Whether a group may be started now, and could be trained."""
         return self.gate.capacity() > 0 and self.places.free > 0 and self.bound.may_start(self.gate.version)
+
+    def _episode_over(self) -> None:
+        """Has the admission look again, if the place of an episode makes room for a group."""
+        if self._has_room():
+            self.room.set()
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
@@ -178,6 +184,15 @@ class Rollouts:
         starved = self.flight.ended(draw, tally)
         self._stop_if(self._rules.check(episodes, tally) or too_many(self.episodes.abandoned, self._config) or starved)
         return tally.outcome == "kept"
+
+    async def cut(self) -> None:
+        """End the groups that only the next batch can train, without their slow episodes; call it before the batch."""
+        jobs = []
+        for draw in self.flight.last_chances():
+            self.flight.cut(draw)
+            jobs += [job for job in self._groups if job.get_name() == f"group-{draw}"]
+        if jobs:
+            await asyncio.wait(jobs, timeout=CUT_SECONDS)
 
     def retries_spent(self) -> list[tuple[int, int]]:
         """Returns the draws of groups that run, or will run again, with their retries if there were any."""

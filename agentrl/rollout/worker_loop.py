@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from agentrl.core.episode import Episode
+from agentrl.core.valid_text import valid_text
 from agentrl.rollout.episode_runs import Ages, EpisodeOrder, EpisodeRuns
 from agentrl.rollout.worker_wire import Ended, order_from_json, packed
 
@@ -149,7 +150,7 @@ class WorkerLoop:
         if job.cancelled():  # before it began
             self._ended.append(Ended(number, error=CANCELLED))
         elif (error := job.exception()) is not None:
-            self._ended.append(Ended(number, error="".join(traceback.format_exception(error))))
+            self._ended.append(Ended(number, error=valid_text("".join(traceback.format_exception(error)))))
         else:
             self._ended.append(job.result())
         self._some_ended.set()

@@ -6,13 +6,14 @@ for an episode of 50 turns (docs/rollout_workers.md). A task that JSON would cha
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import orjson
 
+from agentrl.config.errors import UserError
 from agentrl.core.columns import COLUMNS, Columns, EpisodeRecord, concatenate, split
 from agentrl.core.ending import episode_cut
 from agentrl.core.episode import Episode, Task
@@ -138,11 +139,8 @@ def order_as_json(number: int, order: EpisodeOrder) -> dict[str, Any]:
     Raises:
         RolloutError: The task's row would not arrive as it is.
     """
-    if (place := changed_by_json(order.task.data)) is not None:
-        raise RolloutError(
-            f"task {order.task.id}: its row holds {place}, which JSON would change on its way to a worker process; use "
-            "plain data (text, numbers, lists, dicts with text as keys) in the dataset, or rollout.workers=0"
-        )
+    if (problem := row_problem(order.task)) is not None:
+        raise RolloutError(problem)
     return {
         "number": number,
         "task": {"id": order.task.id, "data": order.task.data},
@@ -157,6 +155,28 @@ def order_from_json(given: dict[str, Any]) -> tuple[int, EpisodeOrder]:
     """Reads what :func:`order_as_json` made: the order's number, and the order."""
     task = Task.model_construct(**given["task"])  # checked when the controller loaded it
     return given["number"], EpisodeOrder(task, **{name: given[name] for name in _ORDER})
+
+
+def check_rows(tasks: Iterable[Task]) -> None:
+    """Refuses tasks that would not arrive as they are.
+
+    Raises:
+        UserError: A task's row holds what JSON would change.
+    """
+    for task in tasks:
+        if (problem := row_problem(task)) is not None:
+            raise UserError(problem)
+
+
+def row_problem(task: Task) -> str | None:
+    """Says why a task cannot be sent to a worker process; ``None`` if it can."""
+    place = changed_by_json(task.data)
+    if place is None:
+        return None
+    return (
+        f"task {task.id}: its row holds {place}, which JSON would change on its way to a worker process; use plain "
+        "data (text, numbers, lists, dicts with text as keys) in the dataset, or rollout.workers=0"
+    )
 
 
 def changed_by_json(value: Any, place: str = "row") -> str | None:

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import psutil
 
-FAST = dict.fromkeys(("health_check_initial_delay_ms", "health_check_period_ms", "health_check_timeout_ms"), 1000) | {
-    "health_check_failure_threshold": 4
+SETTINGS = {  # a dead node is told after some eight seconds, and a starved one is not taken for dead
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 10000,
+    "health_check_failure_threshold": 8,
+    "worker_register_timeout_seconds": 300,
 }
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 class RayCluster:
@@ -26,8 +30,8 @@ class RayCluster:
             self.port = server.getsockname()[1]
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: paths of sockets have 107 characters
         self._nodes: list[subprocess.Popen[bytes]] = []
-        fast = f"--system-config={json.dumps(FAST)}"
-        self._ray("--head", f"--port={self.port}", "--num-cpus=1", "--include-dashboard=false", fast)
+        settings = f"--system-config={json.dumps(SETTINGS)}"
+        self._ray("--head", f"--port={self.port}", "--num-cpus=1", "--include-dashboard=false", settings)
         self.address = ""
         self._until_up(1)
 

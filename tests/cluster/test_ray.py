@@ -1,5 +1,6 @@
 """Runs on a real Ray cluster of virtual nodes on this machine: ``make test-cluster``."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.launch.save_and_stop import SAVED_CODE
 from agentrl.rollout.journal_proof import valid_outcomes
+from agentrl.train.checkpoint_state import STOP_FILE
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 
 pytest.importorskip("ray", reason="Ray is an extra: make test-cluster installs it")
@@ -76,7 +79,7 @@ def test_two_nodes_train_what_two_ranks_of_one_machine_do(
 def test_a_run_goes_on_when_a_node_of_the_trainer_dies_and_another_comes(
     cluster: RayCluster, tiny_model: Path, tmp_path: Path, which: str
 ) -> None:
-    steps = 200
+    steps = 100
     more = [f"trainer.total_steps={steps}", "trainer.save_every=5", "launch.restarts=1", "trainer.keep_checkpoints=9"]
     again = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "again", *more))
     again.until(lambda: (tmp_path / "again" / "checkpoints" / "step-000005").is_dir())
@@ -84,7 +87,7 @@ def test_a_run_goes_on_when_a_node_of_the_trainer_dies_and_another_comes(
     cluster.add(trainer=1)
     output = again.ended()
     assert "starting again from the newest checkpoint" in output
-    exactly_once(tmp_path / "again", steps)
+    assert exactly_once(tmp_path / "again") == steps
 
 
 def again_log(folder: Path, which: str) -> str:
@@ -92,42 +95,37 @@ def again_log(folder: Path, which: str) -> str:
     return f"{folder}/again.ray.yaml launch.node_rank={0 if which == 'head' else 1}"
 
 
-def exactly_once(run_dir: Path, steps: int) -> None:
-    """The journal proves that each draw of each step was trained once, and nothing else."""
+def exactly_once(run_dir: Path) -> int:
+    """Whether the journal proves that each draw of each step was trained once, and nothing else; returns the steps."""
+    steps = metrics(run_dir)[-1]["step"]
     draws = [one["draw"] for one in valid_outcomes(run_dir) if one["outcome"] == "trained"]
     assert len(draws) == len(set(draws)) == steps * 4
-    assert metrics(run_dir)[-1]["step"] == steps
     checked = run("runs", "check", run_dir.name, "--run-dir", str(run_dir.parent))
     assert checked.returncode == 0, checked.stdout
+    return steps
 
 
 def test_servers_come_with_new_nodes_and_are_replaced_when_theirs_dies(
     cluster: RayCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
-    steps = 400
-    apart = [
-        "trainer.nodes=1",
-        "inference.nodes=1",
-        "inference.servers=1..2",
-        "launch.ray_server_resources={server: 1}",
-    ]
-    more = [f"trainer.total_steps={steps}", "eval.every=0", "inference.probe_seconds=0.5", *apart]
-    grows = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "grows", *more))
-    grows.until(lambda: step_of(tmp_path / "grows") >= 2)
+    run_dir = tmp_path / "grows"
+    apart = ["trainer.nodes=1", "inference.nodes=1", "inference.servers=1..2"]
+    more = ["trainer.total_steps=100000", "inference.probe_seconds=0.5", "launch.ray_server_resources={server: 1}"]
+    grows = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "grows", *more, *apart))
+    grows.until(lambda: step_of(run_dir) >= 2)
     cluster.add(server=1)
     grows.until(lambda: "server 1 on node 2" in grows.output and "has joined" in grows.output)
-    cluster.kill(cluster.node_of(f"{tmp_path}/grows.ray.yaml launch.node_rank=1"))
+    cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=1"))
     grows.until(lambda: "its servers are started elsewhere" in grows.output)
-    before = step_of(tmp_path / "grows")
     cluster.add(server=1)
     grows.until(lambda: "has joined in place of" in grows.output)
-    assert before < steps, "the run was over before its servers came back: make it longer"
-    output = grows.ended()
+    step = step_of(run_dir)
+    grows.until(lambda: step_of(run_dir) >= step + 3)
+    (run_dir / "processes" / STOP_FILE).touch()
+    output = grows.ended(SAVED_CODE)
     assert "starting again" not in output
-    exactly_once(tmp_path / "grows", steps)
-    secret = next(
-        word for word in (tmp_path / "grows" / "processes" / "secret.json").read_text().split('"') if len(word) > 20
-    )
+    assert exactly_once(run_dir) > step
+    secret = json.loads((run_dir / "processes" / "secret.json").read_text())["secret"]
     shown = [file for file in tmp_path.rglob("*.log") if secret in file.read_text(errors="replace")]
     assert not shown, "the run's secret stands in a log"
 

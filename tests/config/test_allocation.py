@@ -24,7 +24,9 @@ from agentrl.config.render import render
             {"inference": {"engine": "vllm", "servers": 2, "tp": 1, "pp": 2, "ep": 4}, "trainer": {"nproc": 4}},
         ),
         ("embedded.d3", 1, {"inference": {"engine": "embedded", "servers": 3, "tp": 1, "pp": 1, "ep": 1}}),
-        ("fsdp.d2t1c1", 1, {"trainer": {"nproc": 2}}),
+        ("fsdp.d2p1", 1, {"trainer": {"nproc": 2}}),
+        ("fsdp.d8t2c2", 4, {"trainer": {"nproc": 8, "tensor_parallel": 2, "context_parallel": 2}}),
+        ("fsdp:d4s2e4", 1, {"trainer": {"nproc": 8, "context_parallel": 2, "expert_parallel": 4}}),
     ],
 )
 def test_a_word_means_keys(word: str, nodes: int, keys: dict[str, Any]) -> None:
@@ -38,6 +40,7 @@ def test_a_word_means_keys(word: str, nodes: int, keys: dict[str, Any]) -> None:
         ("sglang.d4|fsdp.d4", "GPUs of their own"),
         ("sglang.d4+megatron:(attn:d4|ffn:e4)", "GPUs of their own"),
         ("fsdp.d4p2", "no pipeline stages"),
+        ("fsdp.d4c2s2", "are the same here"),
         ("sglang.d4s2", "servers have no context ranks"),
         ("sglang.d4+vllm.d2", "names the inference twice"),
         ("fsdp.d4d2", "stands twice"),
@@ -69,7 +72,7 @@ def test_a_recipe_that_was_written_out_means_the_same(tmp_path: Any) -> None:
     [
         (["allocation=embedded.d2", "inference.servers=3"], "means inference.servers=2, but it is set to 3"),
         (["allocation=fsdp.d3", "trainer.nodes=2", "launch.head=h"], "cannot be spread over trainer.nodes=2"),
-        (["allocation=5"], "want text"),
+        (["allocation=5"], "is not KIND.SIZES"),
     ],
 )
 def test_keys_that_say_otherwise_are_contradictions(settings: list[str], why: str) -> None:

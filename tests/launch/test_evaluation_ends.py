@@ -12,7 +12,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.launch.evaluation import last_lines
+from agentrl.launch.score import last_lines
 
 ANSWER = {
     "id": "x", "object": "chat.completion", "created": 1, "model": "m",

@@ -86,10 +86,11 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def recipe(kind: str = "Small", servers: int = 2, nodes: int = 1, **inference: Any) -> Recipe:
+def recipe(kind: str = "Small", servers: int = 2, nodes: int = 1, trainers: int = 1, **inference: Any) -> Recipe:
     data = {
         "model": {"name": "m"},
         "env": {"id": "arithmetic"},
+        "trainer": {"nodes": trainers},
         "inference": {"engine": f"{__file__}:{kind}", "nodes": nodes, "servers": servers, **inference},
         "launch": {"head": "127.0.0.1", "device": "cpu", "node_timeout": 30.0},
     }
@@ -250,6 +251,9 @@ def test_the_head_waits_for_the_servers_and_takes_later_ones_in(
     key = "Bearer secret"
     assert controller.calls == [("POST", servers[2][1], key), ("DELETE", servers[1][1], key)]
     assert fleet.news() == [] and fleet.news() == []
+    write_failure(run_dir, 1, "beta", "server-0 exited with code 1 again", refused=False)
+    assert fleet.news() == ["node 1 (beta) has ended: server-0 exited with code 1 again"] and fleet.news() == []
+    assert str(fleet.explained(ChildFailed("of its own"))) == "of its own", "the machine of servers is not the reason"
     visit._held.close()
     assert until_news(fleet) == "node 1 (beta) is gone, its servers 0, 1 are lost"
     for server, _ in servers:
@@ -265,7 +269,7 @@ def until_news(fleet: Fleet) -> str:
 
 
 def test_a_server_that_the_head_cannot_reach_is_named_with_both_machines(fleet: Fleet, run_dir: Path) -> None:
-    come(fleet, run_dir)
+    visit = come(fleet, run_dir)
     server, closed = listening()
     server.close()
     for number in range(2):
@@ -275,23 +279,25 @@ def test_a_server_that_the_head_cannot_reach_is_named_with_both_machines(fleet: 
     )
     with pytest.raises(MachineError, match=words):
         fleet.server_urls(nothing, lambda text: None)
+    visit.leave()
 
 
-def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(fleet: Fleet, run_dir: Path) -> None:
+def test_a_machine_that_fails_or_goes_before_its_servers_are_ready_ends_the_run(
+    fleet: Fleet, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visit = come(fleet, run_dir)
     write_failure(run_dir, 1, "beta", "no such GPU", refused=False)
     with pytest.raises(ChildFailed, match=r"node 1 \(beta\): no such GPU"):
         fleet.server_urls(nothing, lambda text: None)
     (run_dir / "processes" / FAILED / "1.json").unlink()
+    monkeypatch.setattr(fleet_module, "REPLACED_SECONDS", 0.0)
     visit._held.close()
-    with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone before its servers were ready"):
+    with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone before the run began"):
         fleet.server_urls(nothing, lambda text: None)
 
 
 def test_a_failure_of_ranks_is_explained_by_the_machine_that_is_gone(run_dir: Path, model: Path) -> None:
-    given = recipe(nodes=0, servers=1)
-    trains = given.model_copy(update={"trainer": given.trainer.model_copy(update={"nodes": 3})})
-    fleet = Fleet(trains, model, run_dir, "secret", resume=False)
+    fleet = Fleet(recipe(nodes=0, trainers=3), model, run_dir, "secret", resume=False)
     try:
         assert str(fleet.explained(ChildFailed("gloo"))) == "gloo"
         come(fleet, run_dir, 2)._held.close()
@@ -307,9 +313,7 @@ def test_ranks_that_wait_for_a_lost_machine_are_ended(
     run_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_module, "LOST_SECONDS", 0.0)
-    given = recipe(nodes=0, servers=1)
-    trains = given.model_copy(update={"trainer": given.trainer.model_copy(update={"nodes": 2})})
-    fleet = Fleet(trains, model, run_dir, "secret", resume=False)
+    fleet = Fleet(recipe(nodes=0, trainers=2), model, run_dir, "secret", resume=False)
     try:
         come(fleet, run_dir)._held.close()
         with pytest.raises(ChildFailed, match=r"node 1 \(beta\) is gone, its trainer ranks are lost"):

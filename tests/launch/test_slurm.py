@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_are_understood(line: str) -> None:
 
 
 def test_the_page_shows_commands() -> None:
-    assert len(SHOWN) == 4
+    assert len(SHOWN) == 5
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -58,7 +58,7 @@ def test_the_launchers_of_servers_are_a_step_of_their_own(tmp_path: Path) -> Non
     trainers, servers = re.findall(r"^  srun .*", text, re.MULTILINE)
     assert "--relative=0 --nodes=2 " in trainers and "--kill-on-bad-exit=1" in trainers
     assert "--relative=2 --nodes=3 " in servers and "--kill-on-bad-exit" not in servers, "the run goes on without one"
-    assert "launch.node_rank=$((2 + SLURM_NODEID))" in text
+    assert "launch.node_rank=$((2 + SLURM_PROCID))" in text
 
 
 def test_servers_on_a_partition_of_their_own_are_a_component_of_the_job(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
-from torch.utils.flop_counter import FlopCounterMode
 
 from agentrl.bench.model_flops import Work as CountedWork
 from agentrl.bench.model_flops import update_flops

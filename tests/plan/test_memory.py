@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.recipe import TrainerConfig
 from agentrl.launch.dry_run import memory as dry_run_memory
 from agentrl.launch.model_shape import model_shape
@@ -17,7 +18,6 @@ from agentrl.plan.memory import (
     trainer_memory,
 )
 from agentrl.plan.mesh import Mesh, check_mesh, mesh_of
-from agentrl.config.errors import ConfigError
 from agentrl.plan.published import PUBLISHED
 from agentrl.train.optimizer import apply_gradients, make_optimizer
 from tests.plan.planned import LLAMA_8B, case_for, known_for

@@ -95,6 +95,7 @@ def test_one_card_takes_turns(capsys: pytest.CaptureFixture[str]) -> None:
         (["gsm8k_grpo", "--gpus", "16", "--server-gpus", "16"], "no split of 16 cards"),
         (["gsm8k_grpo", "--gpus", "16", "--tensor", "3"], "no split of 16 cards"),
         (["gsm8k_grpo", "--gpus", "9", "--tensor", "3"], "key heads"),
+        (["gsm8k_grpo", "--probe", "10"], "it has no GPU"),
         (["gsm8k_sft"], "training on episodes"),
         ([], "name a recipe"),
         (["gsm8k_grpo", "--from", "no-such-run"], "no recorded episodes"),
@@ -105,6 +106,7 @@ def test_mistakes_are_answered_in_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text = planned(capsys, *words, code=2)
     assert said in text and len(text.splitlines()) == 1
 

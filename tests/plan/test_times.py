@@ -170,7 +170,7 @@ def test_the_chosen_split_is_the_shortest_of_all() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_generation_takes_what_the_simulated_controller_takes(staleness: int) -> None:
-    """The controller itself, under a virtual clock, with the plan's lengths and speeds; training takes no time there."""
+    """The controller itself, under a virtual clock, with the plan's lengths and speeds; training takes no time."""
     settings = [
         f"rollout.max_staleness={staleness}", "rollout.batch_size=8", "rollout.group_size=8", "eval.every=0",
         "rollout.max_concurrent=128", "rollout.episode_timeout=100000", "inference.max_running=64",

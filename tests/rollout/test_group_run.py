@@ -180,6 +180,21 @@ def test_the_first_that_end_make_the_group_and_stragglers_are_cancelled_and_clos
     assert metrics["rollout/failed"] == 0
 
 
+def test_a_straggler_that_is_cancelled_while_a_teacher_scores_it_leaves_its_record(tmp_path: Path) -> None:
+    run = Instant(tmp_path, Plays(good), "rollout.group_extra=1")
+
+    async def score(episode: Episode) -> Episode:
+        if episode.index == 1:
+            await asyncio.Event().wait()
+        return episode
+
+    run.controller.rollouts.score = score
+    run_virtually(one_step(run))
+    assert [e.index for e in run.batches[0].episodes if e.group_id == "g0"] == [0, 2, 3]
+    (straggler,) = [e for e in first_group(run) if e.index == 1]
+    assert straggler.stop_reason is StopReason.CANCELLED and straggler.reward is None and straggler.sampled_tokens == 3
+
+
 def test_an_extra_member_takes_the_place_of_one_that_failed(tmp_path: Path) -> None:
     async def act(llm: LLM, number: int) -> Outcome:
         if number == 0:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -187,4 +187,23 @@ async def test_a_removed_server_gets_no_new_episodes_of_a_worker() -> None:
         made.router.remove("http://a")
         await changed.wait()
         assert [one.url for one in worker.router.backends] == ["http://b"]
+        await worker.end()
+
+
+async def test_a_server_that_is_kept_for_an_evaluation_serves_nothing_else_in_the_workers() -> None:
+    async with controlling() as made, HttpLink(made.url, SECRET, "a", 1) as link:
+        await link.join()
+        worker = Remote(link)
+        await made.workers.run(order(0))
+
+        async def state(change: Callable[[], object], wanted: list[str]) -> None:
+            change()
+            while [one.state for one in worker.router.status()] != wanted:
+                await asyncio.sleep(0.01)
+
+        (kept,) = made.router.reserve()
+        await state(lambda: None, ["reserved", "serving"])
+        for evaluation, url in ((True, "http://a"), (False, "http://b")):
+            assert (await worker.router.pick(evaluation=evaluation)).backend.url == url
+        await state(lambda: made.router.release_reserved(kept), ["serving", "serving"])
         await worker.end()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl.config.errors import UserError
 from agentrl.core.episode import INFRASTRUCTURE, Episode, StopReason
 from agentrl.rollout import worker_processes
 from agentrl.rollout.episode_runs import Ages, EpisodeOrder
@@ -20,6 +21,7 @@ from agentrl.rollout.worker_processes import (
     WorkerProcesses,
     places_of,
 )
+from agentrl.rollout.worker_wire import check_rows
 from tests.rollout.worker_fakes import Clock, Worker, episode, order
 
 
@@ -239,7 +241,7 @@ async def test_orders_that_wait_too_long_for_a_worker_fail_with_the_key() -> Non
 
 async def test_an_error_outside_the_episode_reaches_the_caller_with_its_traceback() -> None:
     async with a_run("a") as (run, (a,)):
-        a.runs.error = ZeroDivisionError("in the runner")
+        a.runs.error = ZeroDivisionError("in the runner, odd text: \ud800")
         with pytest.raises(RolloutError, match=r"a failed outside the episode:\n(.|\n)*ZeroDivisionError"):
             await run.workers.run(order(0))
 
@@ -284,6 +286,8 @@ async def test_a_task_that_json_would_change_is_refused_with_its_place() -> None
         ):
             with pytest.raises(RolloutError, match=place):
                 await run.workers.run(order(0, **data))
+            with pytest.raises(UserError, match=place):  # when the controller begins
+                check_rows([order(1).task, order(0, **data).task])
         odd = {"nan": float("nan"), "big": 1 << 70, "inf": float("-inf"), "none": None, "text": "\ud83d\ude00"}
         await run.workers.run(order(1, **odd))
         assert json.dumps(a.runs.begun[0].task.data) == json.dumps(order(1, **odd).task.data)

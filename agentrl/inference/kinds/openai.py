@@ -10,7 +10,7 @@ a refusal is recorded with the finish reason ``refusal``.
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
@@ -22,6 +22,7 @@ from agentrl.inference.api_calls import ApiCalls
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.completions import CompletionStream
+from agentrl.inference.concurrency import Waits
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
 from agentrl.inference.options import is_given
 from agentrl.inference.random_streams import stream_seed
@@ -33,6 +34,20 @@ _SAMPLING = (
     *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
 )  # options of a call that are recorded with its answer
 REFUSED = "refusal"  # finish reason of an answer that the API calls a refusal
+
+
+class Calls(Protocol):
+    """What answers a session's calls: an API, or a transcript.
+
+    Attributes:
+        url: URL for messages.
+    """
+
+    url: str
+
+    async def ask(self, arguments: dict[str, Any], waits: Waits) -> Any:
+        """Returns the answer to a call with these arguments of ``chat.completions.create``."""
+        ...
 
 
 class OpenAISession(OpenAINames):
@@ -49,7 +64,7 @@ class OpenAISession(OpenAINames):
 
     def __init__(
         self,
-        calls: ApiCalls,
+        calls: Calls,
         model: str,
         defaults: dict[str, Any],
         seed: int | None = None,
@@ -85,13 +100,15 @@ class OpenAISession(OpenAINames):
         shown = asked.pop("stream_options", None)
         sent = [valid_data(message) for message in messages]
         await self._door.check()
-        parent = self._record.add_prompt([_recorded(message) for message in sent], options.get("tools"))
+        parent = self._record.add_prompt([recorded(message) for message in sent], options.get("tools"))
         answer, refused = await self._asked({**asked, "messages": sent, "model": self._model})
         await self._door.check()
+        usage = _usage(answer)
         for choice, is_refusal in zip(answer.choices, refused, strict=True):
             message = choice.message.model_dump(exclude_none=True)
             finish = REFUSED if is_refusal else choice.finish_reason or "stop"  # some servers leave it out
-            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options))
+            self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options), usage)
+            usage = None  # the numbers are of the whole call
         if stream is True:
             usage = isinstance(shown, Mapping) and bool(shown.get("include_usage"))
             return CompletionStream(answer, include_usage=usage)
@@ -101,8 +118,6 @@ class OpenAISession(OpenAINames):
         """Returns the API's answer, its messages in the one shape, and which of them are refusals."""
         url = self._api.url
         answer = await self._api.ask(arguments, self._door.waits)
-        if not getattr(answer, "choices", None):
-            raise InferenceError(f"{url}: the answer holds no choices: {str(answer)[:200]}")
         refused = [bool(getattr(choice.message, "refusal", None)) for choice in answer.choices]
         for choice in answer.choices:
             choice.message = _one_shape(choice.message, url)
@@ -129,12 +144,24 @@ def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
         raise InferenceError(f"{url}: the answer cannot be read: {error}") from error
 
 
-def _recorded(message: Any) -> Message:
+def recorded(message: Any) -> Message:
     """Returns a message that was sent, as data; one that holds more than text is recorded as it was."""
     try:
         return in_shape(message)
     except MessageError:
         return dict(message) if isinstance(message, dict) else message.model_dump(exclude_none=True)
+
+
+def _usage(answer: Any) -> dict[str, int] | None:
+    """Returns the numbers of tokens of a call, as the API says them; an answer may hold anything there."""
+    usage = getattr(answer, "usage", None)
+    found = {
+        "prompt": getattr(usage, "prompt_tokens", None),
+        "completion": getattr(usage, "completion_tokens", None),
+        "cached": getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None),
+        "reasoning": getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None),
+    }
+    return {name: count for name, count in found.items() if isinstance(count, int) and count >= 0} or None
 
 
 def _set_by_call(options: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -154,7 +181,8 @@ class OpenAIClient:
         key = os.environ.get(api.api_key_env) or "none"
         client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
         self._client = client
-        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds)
+        no_key = f"; ${api.api_key_env} holds no key" if not os.environ.get(api.api_key_env) else ""
+        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key)
         self._model = api.model
         self._defaults = api.defaults
 

@@ -1,0 +1,152 @@
+"""Loads tasks from tables through ``datasets``: a JSONL, CSV or parquet file, a folder of them, or a hub dataset.
+
+Guarantees: rows are read from the table's memory-mapped file when they are used, in the order of the table; messages,
+calls and tools are as they were written (:mod:`agentrl.data.plain`). A file is one table, whatever split is asked for;
+a folder's files are told apart by the name of the split in theirs, as ``datasets`` does.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from agentrl.config.errors import DataError
+from agentrl.core.extras import install_hint
+from agentrl.data.plain import as_written, load_table
+
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+"""Loaders of ``datasets`` by ending of a file's name."""
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows of a table, each made when it is asked for.
+
+    Args:
+        table: A ``datasets.Dataset``.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._table.column_names)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
+        if isinstance(index, slice):
+            return Rows(self._table.select(range(*index.indices(len(self)))))
+        return as_written(self._table[index])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(as_written, self._table)
+
+
+def is_table(name: str) -> bool:
+    """Whether a dataset's name is that of a file with a table, or of a folder."""
+    path = Path(name).expanduser()
+    return path.suffix.lower() in FORMATS or path.is_dir()
+
+
+def load_rows(name: str, split: str, kwargs: Mapping[str, Any]) -> tuple[Rows, str]:
+    """Loads the rows of a file or folder, or of a hub dataset.
+
+    Args:
+        name: Path of a file or folder, or ``owner/name`` on the hub.
+        split: Name of the split.
+        kwargs: Further arguments of ``datasets.load_dataset``; ``config`` names the configuration of a hub dataset.
+
+    Returns:
+        The rows, and a sentence about their source.
+
+    Raises:
+        DataError: It is not there, or cannot be read.
+    """
+    path = Path(name).expanduser()
+    if not is_table(name):
+        found = {"config" if key == "name" else key: value for key, value in kwargs.items()}
+        return Rows(load_table(split, name, **found)), f"{name}: from the hub, through datasets"
+    if not path.exists():
+        raise DataError(f"dataset {name!r}: no such file, {path.resolve()}")
+    try:
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise DataError(f"dataset {name!r} needs the package 'datasets': {install_hint('train')}") from error
+    try:
+        if path.is_dir():
+            return Rows(load_dataset(str(path), split=split, **kwargs)), f"{path.resolve()}"
+        more = {"sep": "\t", **kwargs} if path.suffix.lower() == ".tsv" else dict(kwargs)
+        table = load_dataset(FORMATS[path.suffix.lower()], data_files=str(path), split="train", **more)
+    except (OSError, ValueError, TypeError, DatasetsError) as error:
+        cause = error.__cause__ or error
+        raise DataError(f"dataset {name!r}: {str(cause).strip().splitlines()[0]}") from error
+    return Rows(table), f"{path.resolve()}"
+
+
+class Mapped(Sequence[dict[str, Any]]):
+    """Rows whose columns have the names that an environment reads, each made when it is asked for.
+
+    Args:
+        rows: The rows.
+        columns: Name that the environment reads -> name of the column.
+        texts: Names whose values an environment reads as texts: a number, as a CSV file's column becomes one, is
+            turned into its text.
+    """
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], texts: Sequence[str] = ()
+    ) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
+        if isinstance(index, slice):
+            return Mapped(self._rows[index], self._columns, self._texts)
+        row = self._rows[index]
+        kept = {name: value for name, value in row.items() if name not in self._columns.values()}
+        found = kept | {name: row[column] for name, column in self._columns.items()}
+        numbers = [name for name in self._texts if type(found[name]) in (int, float)]
+        return found | {name: str(found[name]) for name in numbers}
+
+
+def check_columns(rows: Sequence[Any], columns: Mapping[str, str], needed: Sequence[str], what: str) -> None:
+    """Refuses rows without a column that is mapped or needed.
+
+    Args:
+        rows: The rows, before the mapping.
+        columns: Name that the environment reads -> name of the column.
+        needed: Names that the environment reads.
+        what: Key of the section, for the message.
+
+    Raises:
+        DataError: A column is missing; the message lists those that there are.
+    """
+    wanted = {name: columns.get(name, name) for name in (*columns, *needed)}
+    known = getattr(rows, "columns", None)
+    places = [(0, known)] if known is not None else enumerate(rows)
+    for number, row in places:
+        missing = [name for name, column in wanted.items() if column not in row]
+        if missing:
+            name = missing[0]
+            there = ", ".join(map(str, row)) or "none"
+            asked = f"column {wanted[name]!r}" if name in columns else f"a column {name!r}, which the environment reads"
+            where = "the table" if known is not None else f"row {number}"
+            raise DataError(
+                f"{what}: {where} lacks {asked}. Its columns: {there}. Name the one that holds it with "
+                f"{what}.columns.{name}=COLUMN"
+            )

@@ -1,0 +1,123 @@
+"""Rules that end an evaluation before its last task: an interval that is narrow enough, or a budget that is used up.
+
+Guarantees: a rule only keeps further attempts from beginning; those that run are finished, so that every task counts
+with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is that of a
+confidence sequence (:mod:`agentrl.evaluate.sequence`) over the tasks in their order, so it holds however often it is
+looked at. A budget is passed by no more than the episodes that run at a time cost.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from agentrl.config.errors import ConfigError
+from agentrl.config.recipe import EvalConfig
+from agentrl.core.ending import SUCCESS
+from agentrl.evaluate.metrics import EvalSummary
+from agentrl.evaluate.moments import Estimate
+from agentrl.evaluate.prices import table_path
+from agentrl.evaluate.sequence import prior_weight, sequence_interval
+from agentrl.evaluate.tally import Row, TaskScores
+
+_LOOKS = 50  # the interval is computed anew after each fiftieth of the tasks so far
+
+
+class Ends:
+    """The rules of one evaluation, and what they looked at.
+
+    Args:
+        config: Section ``eval``; ``until_ci``, ``max_cost`` and ``max_tokens`` are the rules.
+        tasks: Number of tasks.
+
+    Attributes:
+        reason: Why no further attempt begins, a sentence; empty while they do.
+        tokens: Tokens that were read and sampled so far, as far as the server tells them.
+        cost: Cost so far.
+    """
+
+    def __init__(self, config: EvalConfig, tasks: int) -> None:
+        self.reason = ""
+        self.tokens = self.cost = 0.0
+        self._config = config
+        self._tasks = tasks
+        self._running = self._ended = 0
+        self._weight = prior_weight(config.until_ci) if config.until_ci is not None else 0.0
+        self._early: dict[int, float | None] = {}  # by number, of tasks that were finished before an earlier one
+        self._next = 0
+        self.total, self.n = 0.0, 0  # of the accuracies of all tasks before self._next that have one
+
+    def begins(self) -> None:
+        """Notes that an attempt begins."""
+        self._running += 1
+
+    def left(self) -> None:
+        """Notes that an attempt that began has ended."""
+        self._running -= 1
+
+    def episode(self, row: Row) -> None:
+        """Adds what an episode cost."""
+        self._ended += 1
+        measures = row.measures
+        known = "prompt_tokens" in measures and "answer_tokens" in measures
+        self.tokens += measures["prompt_tokens"] + measures["answer_tokens"] if known else 0.0
+        self.cost += measures.get("cost", 0.0)
+        limits = (("max_tokens", self._config.max_tokens, self.tokens), ("max_cost", self._config.max_cost, self.cost))
+        for name, most, spent in limits:
+            if most is None or self.reason:
+                continue
+            if not known and measures.get("turns"):
+                self.reason = f"eval.{name}={most:g}: the server tells no numbers of tokens, so it cannot be kept"
+            elif spent + self._running * spent / self._ended >= most:
+                self.reason = f"eval.{name}={most:g} is used up"
+
+    def task(self, number: int, task: TaskScores) -> None:
+        """Adds the accuracy of a finished task; they count in the order of the tasks."""
+        if self._config.until_ci is None:
+            return
+        value = task.scores.get(SUCCESS)
+        if task.valid and (value is None or not 0 <= value <= 1):
+            self.reason = self.reason or f"eval.until_ci needs an accuracy within 0 and 1, and a task has {value}"
+            return
+        self._early[number] = value
+        while self._next in self._early:
+            found = self._early.pop(self._next)
+            self._next += 1
+            if found is not None:
+                self.total, self.n = self.total + found, self.n + 1
+                if not self.reason and self.n % max(1, self.n // _LOOKS) == 0:
+                    self._look(self._config.until_ci)
+
+    def _look(self, wanted: float) -> None:
+        low, high = sequence_interval(self.total, self.n, self._weight)
+        if (high - low) / 2 <= wanted:
+            self.reason = f"eval.until_ci={wanted:g} is reached after {self.n} tasks"
+
+    def adjusted(self, summary: EvalSummary) -> EvalSummary:
+        """Returns a summary whose accuracy has the interval of the sequence, if that decides about the end."""
+        if not self.n or SUCCESS not in summary.estimates:
+            return summary
+        low, high = sequence_interval(self.total, self.n, self._weight)
+        old = summary.estimates[SUCCESS]
+        return replace(
+            summary,
+            estimates={**summary.estimates, SUCCESS: Estimate(old.mean, low, high, old.if_wrong, old.if_right)},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what was spent, and the number of tasks that decided about the end, where one was to be decided."""
+        found: dict[str, Any] = {"tokens": self.tokens} if self.tokens else {}
+        if self.cost:
+            found["cost"] = self.cost
+        return {"spent": found, **({"until_ci_tasks": self.n} if self._config.until_ci is not None else {})}
+
+
+def check_budget(config: EvalConfig, model: str, *, has_price: bool) -> None:
+    """Refuses a budget of cost for a model without a price.
+
+    Raises:
+        ConfigError: There is no price.
+    """
+    if config.max_cost is not None and not has_price:
+        raise ConfigError(
+            f"eval.max_cost={config.max_cost:g} needs the price of {model}: eval.price={{input: 2.5, output: 10}} "
+            f"(for a million tokens), or a line `{model}: {{input: 2.5, output: 10}}` in {table_path()}"
+        )

@@ -1,0 +1,103 @@
+"""Sums up the means of tasks one by one: mean, spread, and what decides the kind of interval.
+
+Guarantees: memory does not grow with the number of tasks; the sums are Welford's, which lose nothing where the mean is
+large beside the spread (Welford 1962, Technometrics 4(3)).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from agentrl.evaluate.intervals import ROUNDING, proportion_interval, student_half
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks and its 95% interval; the bounds are NaN where the data give none.
+
+    Attributes:
+        mean: Mean over the tasks.
+        low: Lower bound of the interval.
+        high: Upper bound.
+        if_wrong: The mean if all invalid episodes were wrong; NaN where that says nothing.
+        if_right: The mean if all invalid episodes were right.
+    """
+
+    mean: float
+    low: float
+    high: float
+    if_wrong: float = math.nan
+    if_right: float = math.nan
+
+
+class Moments:
+    """Running sums of one metric.
+
+    Args:
+        share: Whether values within 0 and 1 are taken for shares; those of a count or a duration are not.
+
+    Attributes:
+        tasks: Number of tasks.
+        episodes: Number of values.
+        mean: Mean over the tasks; NaN without one.
+    """
+
+    __slots__ = ("_binary", "_flat", "_largest", "_means", "_share", "_single", "_squares", "episodes", "mean", "tasks")
+
+    def __init__(self, *, share: bool = True) -> None:
+        self._share = share
+        self.tasks = self.episodes = 0
+        self.mean = math.nan
+        self._squares = 0.0
+        self._means = self._flat = (math.inf, -math.inf)  # smallest and largest
+        self._largest = 0.0
+        self._single = self._binary = True
+
+    def add(self, values: Sequence[float]) -> None:
+        """Adds a task with the values of its samples, at least one."""
+        value = values[0] if len(values) == 1 else fmean(values)
+        self.episodes += len(values)
+        self._single &= len(values) == 1
+        self._binary &= all(one in (0.0, 1.0) for one in values)
+        self._flat = min(self._flat[0], *values), max(self._flat[1], *values)
+        self._add(value)
+
+    def add_zeros(self, tasks: int, episodes: int, *, single: bool) -> None:
+        """Adds tasks whose values are all 0."""
+        if tasks:
+            self._single &= single
+            self._flat = min(self._flat[0], 0.0), max(self._flat[1], 0.0)
+            for _ in range(tasks):
+                self._add(0.0)
+            self.episodes += episodes
+
+    def _add(self, value: float) -> None:
+        self.tasks += 1
+        if self.tasks == 1:
+            self.mean = value
+        else:
+            off = value - self.mean
+            self.mean += off / self.tasks
+            self._squares += off * (value - self.mean)
+        self._means = min(self._means[0], value), max(self._means[1], value)
+        self._largest = max(self._largest, abs(value))
+
+    def estimate(self, if_wrong: float = math.nan, if_right: float = math.nan) -> Estimate:
+        """Computes the mean over tasks, with Wilson's interval for a proportion and Student's otherwise.
+
+        Without spread between tasks Student's interval has no width. Wilson's over tasks, which counts a task's
+        samples as one, is the cautious choice for values within 0 and 1.
+        """
+        within = self._share and self._flat[0] >= 0 and self._flat[1] <= 1
+        equal = self.tasks < 2 or self._means[1] - self._means[0] <= ROUNDING * self._largest
+        if within and ((self._single and self._binary) or equal):
+            low, high = proportion_interval(round(self.mean * self.tasks), self.tasks)
+        elif equal:
+            low, high = math.nan, math.nan
+        else:
+            half = student_half(self._squares / (self.tasks - 1), self.tasks)
+            low, high = self.mean - half, self.mean + half
+            if within:
+                low, high = max(low, 0.0), min(high, 1.0)
+        return Estimate(self.mean, low, high, if_wrong, if_right)

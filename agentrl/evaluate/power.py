@@ -1,0 +1,52 @@
+"""Estimates before an evaluation what its number of tasks can tell.
+
+Guarantees: the figures are for an accuracy of single samples at its widest, one half; more samples a task and other
+accuracies only make the intervals narrower. Source: Miller 2024, arXiv:2411.00640, section 5.
+"""
+
+import math
+from statistics import NormalDist
+
+from agentrl.evaluate.intervals import CONFIDENCE
+
+POWER = 0.8
+FLIPS = 0.2  # share of the tasks that two runs judge differently, where nothing is known of it
+
+
+def half_width(tasks: int) -> float:
+    """Computes the largest half width that the accuracy's 95% interval has after so many tasks."""
+    return _z((1 + CONFIDENCE) / 2) * 0.5 / math.sqrt(tasks)
+
+
+def detectable(tasks: int, flips: float = FLIPS, power: float = POWER) -> float:
+    """Computes the difference of two runs that a paired comparison finds.
+
+    Args:
+        tasks: Number of tasks that both runs judge.
+        flips: Share of the tasks that are right in one run and wrong in the other.
+        power: Chance to find the difference at the 5% level.
+
+    Returns:
+        The smallest difference of the accuracies, at most ``flips``: the runs differ in no other task.
+    """
+    factor = (_z((1 + CONFIDENCE) / 2) + _z(power)) ** 2 / tasks
+    # The variance of a task's difference d is flips - d^2, so d^2 = factor * (flips - d^2).
+    return math.sqrt(factor * flips / (1 + factor))
+
+
+def tasks_for(difference: float, flips: float = FLIPS, power: float = POWER) -> int:
+    """Computes the number of tasks with which :func:`detectable` is ``difference``."""
+    both = (_z((1 + CONFIDENCE) / 2) + _z(power)) ** 2
+    return math.ceil(both * (flips - difference**2) / difference**2)
+
+
+def power_line(tasks: int) -> str:
+    """Returns the figures as a sentence."""
+    return (
+        f"{tasks} tasks: accuracy within {100 * half_width(tasks):.1f} points; two runs on them are told apart from "
+        f"{100 * detectable(tasks):.1f} points on, if {FLIPS:.0%} of the tasks flip (power {POWER:.0%})"
+    )
+
+
+def _z(share: float) -> float:
+    return NormalDist().inv_cdf(share)

@@ -1,0 +1,157 @@
+"""Files of an evaluation's scores by task and of its episodes, read when they are asked for.
+
+Guarantees: ``eval-tasks.jsonl`` has one line for each task whose samples have ended, in the order in which they did;
+``result.json`` holds the same scores by metric and task, and is there as a whole or not at all; neither is ever held in
+memory while an evaluation runs.
+"""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from agentrl.core.episode import Episode
+from agentrl.core.whole_lines import WholeLines
+from agentrl.evaluate.judged import EPISODES
+from agentrl.evaluate.tally import TaskScores
+
+TASKS = "eval-tasks.jsonl"
+
+
+class TaskFile:
+    """Writes the scores of tasks, one line each, to a file that begins anew.
+
+    Args:
+        run_dir: Folder of the evaluation.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        path = run_dir / TASKS
+        path.unlink(missing_ok=True)
+        self._lines = WholeLines(path)
+
+    def add(self, task: TaskScores) -> None:
+        """Writes the scores of a task."""
+        self._lines.add(json.dumps(asdict(task)).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def read_tasks(run_dir: Path) -> Iterator[TaskScores]:
+    """Yields the scores of the tasks of an evaluation."""
+    with open(run_dir / TASKS, "rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                found = json.loads(line)
+                samples = {int(index): value for index, value in found.pop("samples").items()}
+                yield TaskScores(**found, samples=samples)
+
+
+class TaskScoresByMetric(Mapping[str, dict[str, float]]):
+    """Scores by metric and task, read from a folder's file when they are first asked for.
+
+    Args:
+        run_dir: Folder of the evaluation.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    @cached_property
+    def _values(self) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for task in read_tasks(self._run_dir):
+            for name, value in task.scores.items():
+                found.setdefault(name, {})[task.task] = value
+        return found
+
+    def __getitem__(self, metric: str) -> dict[str, float]:
+        return self._values[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class StoredEpisodes(Sequence[Episode]):
+    """The last record of each attempt of an evaluation, in the order in which they ended, read when asked for.
+
+    Args:
+        run_dir: Folder of the evaluation.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / EPISODES
+
+    @cached_property
+    def _places(self) -> Sequence[int]:
+        last: dict[tuple[str, int], int] = {}
+        place = 0
+        if not self._path.is_file():
+            return array("q")
+        with open(self._path, "rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    found = json.loads(line)
+                    last.pop((found["group_id"], found["index"]), None)
+                    last[found["group_id"], found["index"]] = place
+                place += len(line)
+        return array("q", last.values())
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Episode]: ...
+    def __getitem__(self, index: int | slice) -> Episode | Sequence[Episode]:
+        if isinstance(index, slice):
+            return [self._read(place) for place in self._places[index]]
+        return self._read(self._places[index])
+
+    def _read(self, place: int) -> Episode:
+        with open(self._path, "rb") as file:
+            file.seek(place)
+            found = json.loads(file.readline())
+        found.pop("eval_step", None)
+        return Episode.model_validate(found)
+
+
+def write_result(path: Path, found: Mapping[str, Any]) -> None:
+    """Writes the result of an evaluation, with the scores of its folder's tasks as ``per_task``.
+
+    Args:
+        path: File in the folder of the evaluation.
+        found: The result without ``per_task``.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    names: dict[str, None] = {}
+    for task in read_tasks(path.parent):
+        names.update(dict.fromkeys(task.scores))
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(json.dumps(found)[:-1])
+        file.write(', "per_task": {')
+        for number, name in enumerate(names):
+            file.write(f"{', ' if number else ''}{json.dumps(name)}: {{")
+            first = True
+            for task in read_tasks(path.parent):
+                if name in task.scores:
+                    file.write(f"{'' if first else ', '}{json.dumps(task.task)}: {json.dumps(task.scores[name])}")
+                    first = False
+            file.write("}")
+        file.write("}}\n")
+    os.replace(partial, path)

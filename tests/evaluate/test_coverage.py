@@ -1,0 +1,101 @@
+"""Intervals of simulated evaluations hold the truth in 95 of 100, and agree with a bootstrap."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from agentrl.evaluate.compare import p_value
+from agentrl.evaluate.intervals import proportion_interval
+from agentrl.evaluate.moments import Moments
+from agentrl.evaluate.paired import change
+from agentrl.evaluate.power import detectable, half_width, tasks_for
+
+DRAWS = 2000
+CLOSE = 0.01
+
+
+def covers(values: np.ndarray, mean: float) -> bool:
+    moments = Moments()
+    for of_task in values:
+        moments.add(of_task.tolist())
+    one = moments.estimate()
+    return one.low <= mean <= one.high
+
+
+def test_an_accuracy_of_several_samples_a_task_is_covered() -> None:
+    """Tasks of very different difficulty, five samples each; counting samples as independent covers far less."""
+    rng = np.random.default_rng(11)
+    covered = naive = 0
+    for _ in range(DRAWS):
+        difficulty = rng.beta(0.6, 0.4, 150)
+        values = (rng.random((150, 5)) < difficulty[:, None]).astype(float)
+        covered += covers(values, 0.6)
+        half = 1.96 * math.sqrt(values.mean() * (1 - values.mean()) / values.size)
+        naive += abs(values.mean() - 0.6) <= half
+    assert covered / DRAWS == pytest.approx(0.95, abs=CLOSE)
+    assert naive / DRAWS < 0.8
+
+
+def test_an_accuracy_of_single_samples_is_covered_on_average_over_its_values() -> None:
+    """Wilson's interval, exactly: summed over all counts and averaged over the accuracy, as its level is meant."""
+    n = 200
+    bounds = np.array([proportion_interval(right, n) for right in range(n + 1)])
+    means = np.linspace(0.05, 0.95, 181)
+    covered = [
+        binom.pmf(np.arange(n + 1), n, mean)[(bounds[:, 0] <= mean) & (mean <= bounds[:, 1])].sum() for mean in means
+    ]
+    assert np.mean(covered) == pytest.approx(0.95, abs=CLOSE)
+
+
+def test_the_interval_is_that_of_a_bootstrap_over_tasks() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.gamma(2.0, 1.0, (300, 3)) + rng.normal(0, 1, (300, 1))
+    moments = Moments(share=False)
+    for of_task in values:
+        moments.add(of_task.tolist())
+    one = moments.estimate()
+    means = values.mean(axis=1)
+    resampled = means[rng.integers(0, 300, (20_000, 300))].mean(axis=1)
+    assert one.mean == pytest.approx(means.mean(), rel=1e-12)
+    assert (one.low, one.high) == pytest.approx(tuple(np.quantile(resampled, [0.025, 0.975])), abs=0.02)
+
+
+def test_a_paired_difference_is_covered_and_found_as_often_as_foretold() -> None:
+    """A fifth of the tasks flip, with the difference that the power estimate names."""
+    tasks = 300
+    difference = detectable(tasks)
+    rng = np.random.default_rng(7)
+    covered = found = 0
+    for _ in range(DRAWS):
+        draw = rng.random(tasks)
+        gained, lost = draw < (0.2 + difference) / 2, draw > 1 - (0.2 - difference) / 2
+        before = rng.random(tasks) < 0.5
+        before = np.where(gained, False, np.where(lost, True, before))
+        after = np.where(gained, True, np.where(lost, False, before))
+        one = change(before.astype(float).tolist(), after.astype(float).tolist())
+        covered += one.low <= difference <= one.high
+        found += p_value(before.astype(float).tolist(), after.astype(float).tolist()) < 0.05
+    assert covered / DRAWS == pytest.approx(0.95, abs=CLOSE)
+    assert found / DRAWS == pytest.approx(0.8, abs=0.04)  # an exact test is a little cautious
+
+
+def test_without_a_difference_a_small_p_value_is_seldom() -> None:
+    rng = np.random.default_rng(8)
+    small = {"exact": 0, "student": 0}
+    for _ in range(DRAWS):
+        hard = rng.beta(1, 1, 80)
+        sides = [(rng.random((80, 4)) < hard[:, None]).mean(axis=1).tolist() for _ in range(2)]
+        small["student"] += p_value(*sides) < 0.05
+        small["exact"] += p_value(*[[float(value >= 0.5) for value in side] for side in sides]) < 0.05
+    assert small["student"] / DRAWS == pytest.approx(0.05, abs=CLOSE)
+    assert small["exact"] / DRAWS <= 0.05 + CLOSE
+
+
+def test_the_power_figures_are_their_formulas() -> None:
+    assert half_width(200) == pytest.approx(norm.ppf(0.975) * math.sqrt(0.25 / 200))
+    difference = detectable(500, flips=0.1)
+    needed = (norm.ppf(0.975) + norm.ppf(0.8)) ** 2 * (0.1 - difference**2) / difference**2
+    assert needed == pytest.approx(500)
+    assert tasks_for(difference, flips=0.1) in (500, 501)
