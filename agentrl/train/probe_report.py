@@ -58,7 +58,7 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
         ModelRefused: The model cannot be trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    how = {"context": context, "packed": device.type == "cuda", "trust": trust}
+    how: dict[str, Any] = {"context": context, "packed": device.type == "cuda", "trust": trust}
     why = ""
     for attention, trees in (("auto", True), ("padded", True), ("padded", False)):  # as a run falls back
         model = load_model(folder, **how)
