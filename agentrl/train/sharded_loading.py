@@ -185,7 +185,8 @@ def _hooks(
 ) -> Iterator[None]:
     """Replaces how transformers makes its mesh, and what it does with a model before its weights are read."""
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device == "cuda" else torch.device(mesh.device)
-    manager = TransformersDeviceMesh(mesh.parameters, mesh.experts)
+    experts = mesh.experts if mesh.shape.expert > 1 else mesh.parameters  # a mesh makes groups, which takes time
+    manager = TransformersDeviceMesh(mesh.parameters, experts)
     owner = mixin.DistributedMixin
     before = {name: owner.__dict__[name] for name in ("prepare_distribute_model", "maybe_distribute_model")}
     owner.prepare_distribute_model = classmethod(  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from agentrl.plan.times import Case
 from agentrl.plan.work import work_of
 from agentrl.rollout.journal import Journal
 
+SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 
 

@@ -15,9 +15,8 @@ from agentrl.plan.explain import Compared, account, bottleneck, layout_of
 from agentrl.plan.recorded import common, distinct_rows, episode_figures, read_steps
 from agentrl.plan.times import Case, decode_seconds
 from agentrl.plan.work import work_of
-from tests.plan.planned import STEP, decoder, made_run
+from tests.plan.planned import SMOL, STEP, decoder, made_run
 
-SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FIRST = STEP | {"time/step": 99.0, "time/wait_batch": 90.0}
 
 

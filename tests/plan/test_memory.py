@@ -20,9 +20,7 @@ from agentrl.plan.memory import (
 from agentrl.plan.mesh import Mesh, check_mesh, mesh_of
 from agentrl.plan.published import PUBLISHED
 from agentrl.train.optimizer import apply_gradients, make_optimizer
-from tests.plan.planned import LLAMA_8B, case_for, known_for
-
-SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+from tests.plan.planned import LLAMA_8B, SMOL, case_for, known_for
 
 
 def named(items, words: str) -> float:

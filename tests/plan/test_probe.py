@@ -13,9 +13,8 @@ from agentrl.plan.mesh import Mesh
 from agentrl.plan.published import PUBLISHED
 from agentrl.plan.times import compute_seconds, decode_seconds, optimizer_seconds
 from agentrl.plan.work import Work
-from tests.plan.planned import case_for
+from tests.plan.planned import SMOL, case_for
 
-SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 TRUE = {"peak_tflops": 0.2, "serving_tflops": 0.2, "bandwidth_gbs": 20.0, "mfu": 0.6, "prefill_mfu": 0.5,
         "decode_mfu": 0.3, "mbu": 0.7, "decode_step_ms": 0.0, "host_gbs": 4.0}  # fmt: skip
 

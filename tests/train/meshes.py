@@ -2,7 +2,7 @@
 
 ``python -m tests.train.meshes FOLDER NAME...`` trains the models in ``FOLDER`` for three steps on each named mesh and
 writes the weights to ``FOLDER/NAME.safetensors``, and the metrics of each step to ``FOLDER/NAME.json``. A name
-``a->b`` saves after two steps on ``a``, and makes the third on ``b``.
+``kind:a->b`` makes the third step on ``b``, from the checkpoint that ``kind:a`` saved after two.
 """
 
 import json
@@ -164,37 +164,41 @@ def exported(engine: PolicyLearner) -> list[tuple[str, Weight]]:
 
 
 def train(folder: Path, name: str) -> None:
-    """Trains on a mesh, or on two with a checkpoint between them."""
+    """Trains on a mesh, or goes on with the checkpoint of another, which is trained first if it was not."""
     kind, _, meshes = name.partition(":")
     first, _, second = meshes.partition("->")
     saved = folder / f"saved-{kind}-{first}"
-    if not second:
-        on_ranks(MESHES[first][0], partial(_train, folder, name, kind, first, None))
-        return
     if not saved.is_dir():
-        on_ranks(MESHES[first][0], partial(_save, folder, kind, first, saved))
-    on_ranks(MESHES[second][0], partial(_train, folder, name, kind, second, saved / "step-000002"))
+        on_ranks(MESHES[first][0], partial(_train, folder, f"{kind}:{first}", saved))
+    if second:
+        on_ranks(MESHES[second][0], partial(_go_on, folder, name, second, saved / "step-000002"))
 
 
-def _engine(folder: Path, kind: str, mesh: str) -> PolicyLearner:
-    (model, choices), (ranks, more) = KINDS[kind], MESHES[mesh]
+def _train(folder: Path, name: str, saved: Path, rank: int) -> None:
+    """Makes three steps, and saves after two of them."""
+    engine = _engine(folder, name, name.partition(":")[2])
+    metrics = steps(engine, 0, 2)
+    save_whole(saved, 2, engine, {})
+    _end(folder, name, engine, metrics + steps(engine, 2, 3))
+
+
+def _go_on(folder: Path, name: str, mesh: str, checkpoint: Path, rank: int) -> None:
+    """Makes the third step from a checkpoint."""
+    engine = _engine(folder, name, mesh)
+    load_checkpoint(checkpoint, engine)
+    _end(folder, name, engine, steps(engine, 2, 3))
+
+
+def _engine(folder: Path, name: str, mesh: str) -> PolicyLearner:
+    (model, choices), (ranks, more) = KINDS[name.partition(":")[0]], MESHES[mesh]
     return engine_of(recipe_of(folder / model, ranks, choices | more), folder / model)
 
 
-def _save(folder: Path, kind: str, mesh: str, saved: Path, rank: int) -> None:
-    engine = _engine(folder, kind, mesh)
-    steps(engine, 0, 2)
-    save_whole(saved, 2, engine, {})
-
-
-def _train(folder: Path, name: str, kind: str, mesh: str, checkpoint: Path | None, rank: int) -> None:
-    engine = _engine(folder, kind, mesh)
-    if checkpoint is not None:
-        load_checkpoint(checkpoint, engine)
-    metrics = steps(engine, 0 if checkpoint is None else 2, 3)
+def _end(folder: Path, name: str, engine: PolicyLearner, metrics: list[dict[str, float]]) -> None:
+    """Compares what is written with the weights, and leaves weights and metrics for the test."""
     found = weights(engine)
-    written(engine, folder / f"written-{name}", folder / KINDS[kind][0])
-    if rank == 0:
+    written(engine, folder / f"written-{name}", folder / KINDS[name.partition(":")[0]][0])
+    if dist.get_rank() == 0:
         save_file(found, folder / f"{name}.safetensors")
         (folder / f"{name}.json").write_text(json.dumps(metrics))
 
