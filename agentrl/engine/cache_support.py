@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.model_calls import ModelCalls
-from agentrl.models.probe import COARSE, FAULTS, TOLERANCE, hidden_window, wrong_rows
+from agentrl.models.probe import COARSE, FAULTS, TOLERANCE, hidden_window, wrong_rows, wrong_trees
 from agentrl.models.small_model import short_windows
-from agentrl.models.tree_support import ids_of, limited_attention, not_for_trees
+from agentrl.models.tree_support import ids_of, limited_attention
+from agentrl.models.way import Way
 
 Past = Literal["slots", "caches", "recomputed"]
 PROMPT, DECODED = 9, 4  # tokens of the trial: longer than a short window
@@ -36,7 +37,7 @@ def find_past(model: Any, context: int) -> tuple[Past | None, str]:
         if limited == ["sliding_attention"] and window:
             why += f" (--context-length {window} or less needs no window)"
     else:
-        why = not_for_trees(model) or hidden_window(model, context)
+        why = wrong_trees(model, Way()) or hidden_window(model, context)
         if why is None:
             return "slots", ""
     small = short_windows(model, context) if limited else None

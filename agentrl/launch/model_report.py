@@ -25,6 +25,8 @@ TEXTS = (
     'def f(x):\n    return {"a": [1, 2.5]}',
 )
 DEFAULT_CONTEXT = 4096
+TOKENIZER = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # files of a tokenizer, one of which each has
+COPY = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def report(folder: Path, context: int = 0, *, trust: bool = False) -> list[Line]
         trust: Whether code that comes with the model may run.
     """
     lines = list(_tokenizer(folder, trust))
-    lines += _template(folder)
+    if lines[0].verdict != "refused":
+        lines += _template(folder)
     if why := refused_folder(folder):
         refused = {"trainer": {"train": "refused"}, "embedded engine": {"engine": "refused"}}
         lines += [Line(part, "refused", why, data=data) for part, data in refused.items()]
@@ -67,11 +70,14 @@ def report(folder: Path, context: int = 0, *, trust: bool = False) -> list[Line]
 def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
     from transformers import AutoTokenizer
 
+    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER):
+        yield Line("tokenizer", "refused", f"{folder} has no files of a tokenizer", COPY)
+        return
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         text = f"it cannot be loaded ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})"
-        yield Line("tokenizer", "refused", text, "copy the tokenizer's files (tokenizer.json, tokenizer_config.json)")
+        yield Line("tokenizer", "refused", text, COPY)
         return
     wrong = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text]
     text = f"{len(tokenizer)} tokens; "
@@ -126,8 +132,7 @@ def _template(folder: Path) -> Iterator[Line]:
     try:
         template = ChatTemplate.from_folder(folder)
         parser = parser_for(template.source)
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
-        rewrites = template.rewrites([*turns, {"role": "user", "content": "d"}])
+        rewrites = template.rewrites([{"role": "user", "content": "a"}])
     except TemplateError as error:
         remedy = "set model.chat_template=chatml_tools, or another template"
         yield Line("chat template", "refused", str(error), remedy, {"chat_template": "refused"})
@@ -143,10 +148,11 @@ def _template(folder: Path) -> Iterator[Line]:
     else:
         yield Line("chat template", "ok", notes or "earlier turns stay as they were rendered")
     findings = template.findings(parser)
-    thinking = "".join(parser.thinking) if parser.thinking else "none"
-    text = f"parser {parser.name}; reasoning: {thinking}" + (f"; {'; '.join(findings)}" if findings else "")
-    remedy = "set model.chat_template=chatml_tools for tools" if findings else ""
-    yield Line("tools", "slower" if findings else "ok", text, remedy, {"parser": parser.name})
+    missing = any(finding.startswith("refused") for finding in findings)
+    thinking = "".join(parser.thinking) if parser.thinking else "of each message's kind"
+    text = f"parser {parser.name}; reasoning: {thinking}; {'; '.join(findings)}"
+    remedy = "set model.chat_template=chatml_tools, or another template, where a run needs what is refused"
+    yield Line("tools", "slower" if missing else "ok", text, remedy if missing else "", {"parser": parser.name})
 
 
 def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
@@ -170,7 +176,7 @@ def _write_small(folder: Path, target: Path, trust: bool) -> str | None:
     from agentrl.train.policy import ModelRefused, load_config
 
     try:
-        model = small_model(load_config(folder, trust=trust))
+        model = small_model(load_config(folder, trust=trust).get_text_config(decoder=True))
     except ModelRefused as error:
         return str(error)
     if model is None:

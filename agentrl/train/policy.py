@@ -22,7 +22,7 @@ from agentrl.config.errors import UserError
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
-from agentrl.models.probe import Unfit, find_way
+from agentrl.models.probe import FAULTS, Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
 from agentrl.train.micro_batch import MicroBatch
@@ -143,13 +143,19 @@ def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
     Raises:
         ModelRefused: The model cannot be trained.
     """
-    check_head(model)
-    head = head_form(model)
+    name = type(model).__name__
     try:
+        check_head(model)
+        head = head_form(model)
         way = find_way(model, context, packed=packed)
+        return ModelForm(way, head, tuple(head_parameters(model)) if head.own else ())
+    except ModelRefused:
+        raise
     except Unfit as error:
-        raise ModelRefused(f"{type(model).__name__} cannot be trained: {error}") from error
-    return ModelForm(way, head, tuple(head_parameters(model)) if head.own else ())
+        raise ModelRefused(f"{name} cannot be trained: {error}") from error
+    except FAULTS as error:
+        why = f"its decoder or its head cannot be called alone ({type(error).__name__}: {error})"
+        raise ModelRefused(f"{name} cannot be trained: {why}") from error
 
 
 def _class_name(config: Any) -> str:

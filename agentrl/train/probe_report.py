@@ -4,7 +4,7 @@ Guarantees: the way, the head and the layout are those of a run with ``trainer.a
 logprobs of a small group are compared with the model's own forward pass over each sequence alone, in float32.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.models.own_head import HeadForm
-from agentrl.models.way import Way, form_of
+from agentrl.models.probe import FAULTS
+from agentrl.models.way import Way, form_of, set_form
 from agentrl.train.layout import collate, layout_of
-from agentrl.train.policy import Policy, compute_in, load_model
+from agentrl.train.policy import ModelRefused, Policy, compute_in, load_model
 from agentrl.train.row_attention import choose_attention, is_packed
-from agentrl.train.trial_update import trial_batch
+from agentrl.train.trial_update import TOLERANCE, TrialBatch, trial_batch
 
 CHUNK = 64  # tokens whose logits exist at one time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -57,23 +58,38 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
         ModelRefused: The model cannot be trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(folder, context=context, packed=device.type == "cuda", trust=trust)
-    gaps: dict[str, float] = {}
-    targets, plan = linear_layers(model), bool(getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None))
-    form, trial = form_of(model), trial_batch(model, 1.0)
-    choose_attention(model, TrainerConfig(), device)
-    model.to(device).train()
-    for name, dtype in DTYPES.items():
-        policy = Policy(model, 1.0, CHUNK)
-        if dtype != torch.float32:
-            compute_in(policy, dtype)
-        layout = layout_of(model)
-        rows = layout.rows(trial.branches, trial.tokens, 4096)
-        batch = collate(rows, trial.branches, trial.tokens, layout, device)
-        with torch.no_grad():
-            found = policy(batch)[0].float().cpu()
-        gaps[name] = (found - trial.expected[batch.places.cpu()]).abs().mean().item()
-    return TrainerProbe(form.way, is_packed(model), form.head, gaps, targets, plan)
+    how: dict[str, Any] = {"context": context, "packed": device.type == "cuda", "trust": trust}
+    why = ""
+    for attention, trees in (("auto", True), ("padded", True), ("padded", False)):  # as a run falls back
+        model = load_model(folder, **how)
+        if not trees:
+            set_form(model, replace(form_of(model), way=Way("padded", why=why)))
+        trial = trial_batch(model, 1.0)
+        choose_attention(model, TrainerConfig(attention=attention), device)
+        model.to(device).train()
+        try:
+            gaps = {name: _gap(model, trial, device, dtype) for name, dtype in DTYPES.items()}
+        except FAULTS as error:
+            why = f"its rows cannot be computed ({type(error).__name__}: {error})"
+            continue
+        if gaps["float32"] <= TOLERANCE[torch.float32]:
+            form, plan = form_of(model), getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+            return TrainerProbe(form.way, is_packed(model), form.head, gaps, linear_layers(model), bool(plan))
+        why = f"its logprobs differ from the plain model's by {gaps['float32']:.2g} nats on average"
+    raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
+
+
+def _gap(model: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype) -> float:
+    """Computes the mean difference of a policy's logprobs from the plain model's in float32, in nats."""
+    policy = Policy(model, 1.0, CHUNK)
+    if dtype != torch.float32:
+        compute_in(policy, dtype)
+    layout = layout_of(model)
+    rows = layout.rows(trial.branches, trial.tokens, 4096)
+    batch = collate(rows, trial.branches, trial.tokens, layout, device)
+    with torch.no_grad():
+        found = policy(batch)[0].float().cpu()
+    return (found - trial.expected[batch.places.cpu()]).abs().mean().item()
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:

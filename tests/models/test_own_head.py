@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.own_head import HeadForm, OwnHead, head_form, head_parameters
 
 SMALL: dict[str, Any] = {
@@ -52,7 +53,7 @@ def test_a_models_own_head_gives_its_logits(name: str) -> None:
     model = make(HEADS[name][0])
     ids = torch.arange(3, 12)[None]
     with torch.no_grad():
-        states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        states = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
         logits = model(input_ids=ids, use_cache=False).logits[0]
         torch.testing.assert_close(OwnHead(model)(states), logits)
         again = model(input_ids=ids, use_cache=False).logits[0]

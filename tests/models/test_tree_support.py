@@ -23,8 +23,9 @@ from transformers import (
 from transformers.models.auto import AutoModelForCausalLM
 
 from agentrl.engine.model import load_model as load_engine_model
+from agentrl.models.probe import wrong_trees
 from agentrl.models.tree_mask import Reach
-from agentrl.models.tree_support import limited_attention, not_for_trees
+from agentrl.models.tree_support import limited_attention
 from agentrl.models.way import Way, form_of
 from agentrl.train.policy import load_model
 
@@ -61,12 +62,12 @@ def make(config: PreTrainedConfig) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FIT)
 def test_models_with_plain_attention_can(name: str, dtype: torch.dtype) -> None:
-    assert not_for_trees(make(FIT[name]).to(dtype)) is None
+    assert wrong_trees(make(FIT[name]).to(dtype), Way()) is None
 
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_others_cannot(name: str) -> None:
-    assert not_for_trees(make(UNFIT[name])) is not None
+    assert wrong_trees(make(UNFIT[name]), Way()) is not None
 
 
 def test_windows_count_where_sequences_are_longer() -> None:
