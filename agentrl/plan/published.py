@@ -14,7 +14,7 @@ from agentrl.config.errors import ConfigError
 
 def _config(
     kind: str, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, longest: int, *,
-    tied: bool = False, **more: int,
+    tied: bool = False, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = {"model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
     sizes |= {"num_key_value_heads": kv_heads, "intermediate_size": inner, "vocab_size": vocab}
