@@ -77,7 +77,7 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
             form, plan = form_of(model), getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
             return TrainerProbe(form.way, is_packed(model), form.head, gaps, linear_layers(model), bool(plan))
         why = f"its logprobs differ from the plain model's by {gaps['float32']:.2g} nats on average"
-    raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
+    raise ModelRefused(f"the model in {folder} cannot be trained: {why}")
 
 
 def _gap(model: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype) -> float:
