@@ -256,7 +256,7 @@ class WorkerProcesses:
         Raises:
             WorkerLost: The worker is not known.
         """
-        self._give_up(self.heard(number), "it was told to end")
+        self._take_out(self.heard(number), "it was told to end")
 
     def cut_off(self, number: int) -> None:
         """Notes that the connection on which a worker waited is broken."""
@@ -312,13 +312,17 @@ class WorkerProcesses:
                     run.result.set_exception(RolloutError(text))
 
     def _give_up(self, worker: _Worker, reason: str) -> None:
+        """Takes a worker out whose process may have to be ended."""
+        self._lost(worker.name, worker.pid, reason)
+        self._take_out(worker, reason)
+
+    def _take_out(self, worker: _Worker, reason: str) -> None:
         """Takes a worker out; its orders end as lost."""
         del self._workers[worker.number]
         level = logging.WARNING if worker.running else logging.INFO
         said = "%s (process %d) is lost, with %d episodes: %s"
         log.log(level, said, worker.name, worker.pid, len(worker.running), reason)
         worker.wake.set()  # a poll that waits is answered with WorkerLost
-        self._lost(worker.name, worker.pid, reason)
         for run in worker.running.values():
             run.worker = None
             if not run.result.done():

@@ -165,6 +165,7 @@ async def test_a_worker_that_is_told_to_end_closes_its_environments_and_its_orde
         await a.end()  # SIGTERM
         assert a.runs.closed == ["train/0"] and run.workers.in_flight == {}
         assert "it was told to end" in ((await job).error or "")
+        assert run.lost == [], "it ends by itself: nobody has to kill it"
 
 
 async def test_lost_answers_change_nothing() -> None:
@@ -272,7 +273,7 @@ async def test_the_end_of_the_run_ends_the_workers() -> None:
         await a.runs.until_begun(1)
         await run.workers.close()
         await a.serving
-        assert a.runs.closed == ["train/0"]
+        assert a.runs.closed == ["train/0"] and run.lost == []
         with pytest.raises(RolloutError, match="the run is over"):
             await job
 
