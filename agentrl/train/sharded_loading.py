@@ -94,8 +94,8 @@ def load_sharded(
         ep_implementation="auto" if shape.expert == 1 else "all_to_all",
     )
     before = logging.get_verbosity()
-    if names:
-        logging.set_verbosity_error()  # it would list each weight that is not in the files
+    if names or not head:
+        logging.set_verbosity_error()  # it would list each weight that is not in the files, or not in the model
     try:
         with _hooks(mesh, distribute):
             model = read_model(path, head=head, trust=trust, distributed_config=config, key_mapping=names)
