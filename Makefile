@@ -10,7 +10,7 @@ export AGENTRL_GSM8K ?= $(abspath ../shared/data/gsm8k)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gsm8k test test-long test-servers sglang vllm lint type format clean test-cluster slurm
+.PHONY: help venv gsm8k test test-long test-browser test-servers sglang vllm lint type format clean test-cluster slurm
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ test: venv ## Run the tests (about 20 minutes on two cores)
 
 test-long: venv ## Learning runs, kills and soaks
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+test-browser: venv ## agentrl view in Debian's Chromium (installs it, as root, and Playwright)
+	command -v chromium > /dev/null || apt-get install --yes --no-install-recommends chromium fonts-dejavu-core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40,<2"
+	$(BIN)/python -m pytest -m long tests/view/test_browser.py $(ARGS)
 
 test-servers: venv sglang vllm ## Tests against a real SGLang and a real vLLM on CPU (installs both, 5 GB)
 	$(BIN)/python -m pytest -m servers $(ARGS)

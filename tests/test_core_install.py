@@ -21,6 +21,7 @@ WORKS = [
     ["recipe", "list"],
     ["recipe", "show", "arithmetic_grpo"],
     ["recipe", "show", "gsm8k_sft"],
+    ["plan", "gsm8k_grpo", "--gpus", "64", "model.name=Qwen/Qwen3-8B"],
     ["env", "list"],
     ["env", "new", "other_shop"],
     ["env", "check", "arithmetic"],
@@ -37,6 +38,7 @@ NEEDS = {
     "eval arithmetic --n 2": (TRAIN, "inference.engine=embedded needs torch"),
     "serve --model some-model": (TRAIN, "agentrl serve needs torch"),
     "bench logprobs": (TRAIN, "agentrl bench logprobs needs torch"),
+    "plan gsm8k_grpo --gpu cpu --gpus 1 --probe 10": (TRAIN, "agentrl plan --probe needs torch"),
     "bench client": (TRAIN, "agentrl bench client needs torch"),
 }
 

@@ -20,6 +20,7 @@ from agentrl.train.loss import needs_whole_sequences
 from tests.cli.test_runs import make_run
 from tests.end_to_end import ROOT, command, environment, overrides, run
 from tests.launch.test_run import exported
+from tests.plan.planned import made_run as made_plan_run
 from tests.sim.test_recorded import recorded_run
 from tests.train.test_loss import tokens_of
 
@@ -205,6 +206,14 @@ def test_chats_answer_what_is_piped_in(line: str, server: str, tiny_model: Path,
     assert ("parsed: " if "--tokens" in words else "assistant: ") in result.stdout
 
 
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl model check")])
+def test_a_model_is_checked_as_shown(line: str, tiny_model: Path, folder: Path) -> None:
+    words = shlex.split(line)[1:]
+    result = run(*words[:2], str(tiny_model), *words[3:], cwd=folder)
+    assert result.returncode == 0, result.stdout
+    assert "trees" in result.stdout
+
+
 def test_serve_refuses_a_port_in_use(server: str, tiny_model: Path) -> None:
     (line,) = [c for c in COMMANDS if c.startswith("agentrl serve ")]
     words = shlex.split(line)[1:]
@@ -235,6 +244,19 @@ def test_simulations_run_as_shown(line: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
     assert "best      1 for inference + 1 for training, rollout.max_staleness=" in result.stdout
     assert ("predicted from its records" in result.stdout) == ("--from" in line)
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl plan")])
+def test_plans_are_made_as_shown(line: str, tmp_path: Path) -> None:
+    """``runs/mine`` is a recorded run; what a probe measures is tried by tests/plan/test_probe.py."""
+    words = shlex.split(line)[1:]
+    if "--probe" in words:
+        del words[words.index("--probe") :][:2]
+    if "--explain" in words:
+        made_plan_run(tmp_path / "runs" / "mine")
+    result = run(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert ("bottleneck" if "--explain" in words else "a step of") in result.stdout
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("scripts/")])
@@ -275,7 +297,7 @@ def test_the_doctor_looks_through_a_run(line: str, tmp_path: Path) -> None:
 
 
 def test_no_command_is_shown_that_nothing_runs() -> None:
-    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "doctor", "runs", "--")
+    commands = ("recipe", "env", "eval", "chat", "servers", "serve", "bench", "sim", "plan", "doctor", "runs", "--")
     known = ("make ", "scripts/", *(f"agentrl {name}" for name in commands))
     unknown = [c for c in COMMANDS if not c.startswith(known) and c not in NEEDS_MORE_THAN_A_TEST_HAS]
     assert unknown == []

@@ -55,7 +55,7 @@ def test_the_commands_lead_from_an_empty_folder_to_a_trained_environment(folder:
                 for part in ("--set", one)
             ]
         if kind.startswith("eval"):
-            more = ["--model", str(roomy_model), "--output", str(folder / "eval"), "inference.context_length=2048"]
+            more = ["--output", str(folder / "eval"), "inference.context_length=2048"]
             more += ["inference.threads=1", "sampling.max_new_tokens=8"]
         result = run(*words, *more, cwd=folder)
         assert result.returncode == 0, f"{line}\n{result.stdout}"

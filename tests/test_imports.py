@@ -25,16 +25,19 @@ ALLOWED = {
     "data": {"core", "host", "config", "envkit"},
     "evaluate": {"core", "config", "data", "inference", "rollout", "rewards"},
     "observe": {"core", "host", "config"},
+    "plan": {"core", "host", "config", "data", "inference", "launch", "observe", "rollout"},
     "supervised": {"core", "host", "config", "data", "envkit", "inference", "train", "evaluate", "observe", "weights"},
 }
 ALL = {*ALLOWED, "launch", "bench"}
 ALLOWED |= {
     "launch": ALL - {"bench"},  # it puts a run together: its modules are the processes' entry points
     "bench": ALL,
-    "cli": ALL,
+    "view": ALL - {"bench"},
+    "cli": {*ALL, "view"},
 }
 USER_CODE = ("envs", "agents", "recipes")
-PRIVATE_TO_USERS = {f"agentrl.{name}" for name in ("launch", "cli", "train", "supervised", "rollout", "sim", "bench")}
+_PRIVATE = ("launch", "cli", "train", "supervised", "rollout", "sim", "plan", "bench")
+PRIVATE_TO_USERS = {f"agentrl.{name}" for name in _PRIVATE}
 HEAVY = {"torch", "transformers", "trl", "gymnasium", "openai", "scipy", "pydantic", "datasets", "matplotlib"}
 
 
@@ -75,7 +78,7 @@ def test_user_folders_import_what_a_user_would(folder):
         assert not {name.split(".")[0] for name in names} & set(USER_CODE), f"{file}: say agentrl.{folder}"
 
 
-@pytest.mark.parametrize("package", ["core", "host", "config", "inference", "envkit", "rollout", "sim"])
+@pytest.mark.parametrize("package", ["core", "host", "config", "inference", "envkit", "rollout", "sim", "plan"])
 def test_rooms_without_torch_do_not_import_it(package):
     for file in (ROOT / "agentrl" / package).rglob("*.py"):
         assert not {name.split(".")[0] for name in real_imports(file)} & {"torch"}, file

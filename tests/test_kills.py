@@ -5,7 +5,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,31 @@ def doing(process: str, words: str) -> Seen:
 
 
 MOMENTS: dict[str, tuple[Seen, str]] = {  # when it is killed, and what: words of its command line
-    "generating": (doing("trainer", "waits for the batch"), "agentrl.launch.controller_process"),
+    "generating": (doing("controller", "runs "), "agentrl.launch.controller_process"),
     "publishing": (doing("trainer", "waits until the servers have loaded"), "recipe run"),
     "checkpointing": (doing("trainer", "writes a checkpoint"), "agentrl.train"),
     "evaluating": (lambda status: status["evaluating"] not in (None, 0), "agentrl.engine"),
 }
+PATIENCE = 900.0  # seconds until a run is at its moment, also on a machine that does other things
 SETTINGS = ("trainer.total_steps=10000", "trainer.save_every=2", "eval.every=1", "rollout.max_staleness=1")
+
+
+@contextmanager
+def begun(settings: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Starts a run, and kills its launcher at the end, whatever happens."""
+    process = subprocess.Popen(
+        command("recipe", "run", "arithmetic_grpo", *settings),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 def wait_for(folder: Path, seen: Seen, process: "subprocess.Popen[str]") -> None:
     """Ask a run for its status until it is at a moment of a later step."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while True:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
@@ -58,17 +73,15 @@ def test_a_run_that_was_killed_trains_each_draw_once(tiny_model: Path, tmp_path:
     folder = tmp_path / "x"
     left = set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
     settings = overrides(tiny_model, tmp_path, "x", *SETTINGS, f"trainer.nproc={ranks}")
-    process = subprocess.Popen(
-        command("recipe", "run", "arithmetic_grpo", *settings),
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    wait_for(folder, seen, process)
-    refused = run("runs", "resume", "x", "--run-dir", str(tmp_path))
-    assert refused.returncode == 2 and f"is still going: process {process.pid} on" in refused.stdout
-    found = [one for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-             if victim in " ".join(one.cmdline())]  # fmt: skip
-    os.kill(found[-1].pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=SECONDS)
+    with begun(settings) as process:
+        wait_for(folder, seen, process)
+        refused = run("runs", "resume", "x", "--run-dir", str(tmp_path))
+        assert refused.returncode == 2 and f"is still going: process {process.pid} on" in refused.stdout
+        wait_for(folder, seen, process)
+        found = [one for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+                 if victim in " ".join(one.cmdline())]  # fmt: skip
+        os.kill(found[-1].pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode != 0, output
     killed = run_info(folder)
     assert killed.state == ("killed" if victim == "recipe run" else "failed") and killed.checkpoint is not None
@@ -87,14 +100,11 @@ def test_a_run_that_was_killed_trains_each_draw_once(tiny_model: Path, tmp_path:
 def test_a_run_that_was_killed_before_its_export_is_finished_without_a_step(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "x"
     settings = overrides(tiny_model, tmp_path, "x", "trainer.total_steps=2")
-    process = subprocess.Popen(
-        command("recipe", "run", "arithmetic_grpo", *settings),
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    while not (folder / "checkpoints" / "step-000002" / "state.json").is_file():
-        assert process.poll() is None, process.communicate()[0]
-    process.kill()
-    process.communicate(timeout=SECONDS)
+    with begun(settings) as process:
+        while not (folder / "checkpoints" / "step-000002" / "state.json").is_file():
+            assert process.poll() is None, process.communicate()[0]
+        process.kill()
+        process.communicate(timeout=SECONDS)
     (folder / "model").exists() and (folder / "model").rename(tmp_path / "model")  # it was quicker than the kill
     before = metrics(folder)
     result = run("runs", "resume", "x", "--run-dir", str(tmp_path))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import psutil
+
 
 class Side:
     """A process that runs tasks and answers each with one line.
@@ -45,6 +47,11 @@ class Side:
             if line.startswith("@"):
                 return json.loads(line[1:])
         raise RuntimeError(f"{self.name} ended with code {self._process.wait()}")
+
+    def cpu_seconds(self) -> float:
+        """Returns the CPU time of the process so far, of all its threads."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
 
     def end(self) -> None:
         """End the process."""

@@ -93,12 +93,12 @@ def trainer_side(model: str, dtype: str) -> None:
     """Runs one GRPO update per request, with the default settings of a recipe on a CPU."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     from agentrl.bench.made_batch import TrainSequence, made_batch
     from agentrl.config.recipe import TrainerConfig
     from agentrl.train.__main__ import prepared
     from agentrl.train.learner import PolicyLearner
+    from agentrl.train.mesh import RankMesh
     from agentrl.train.policy import Policy, load_model
     from agentrl.train.row_attention import choose_attention
 
@@ -110,7 +110,7 @@ def trainer_side(model: str, dtype: str) -> None:
     loaded = load_model(Path(model))
     choose_attention(loaded, config, device)
     policy = Policy(loaded, 1.0, config.logprob_chunk)
-    engine = PolicyLearner(prepared(policy, config, init_device_mesh("cpu", (1,)), device), None, config, device)
+    engine = PolicyLearner(prepared(policy, config, RankMesh.of_world(device), device), None, config, device)
     answer(ready=True)
     for batch in requests():
         rng = random.Random(0)

@@ -28,6 +28,9 @@ MEANT = {
     "server": "serve",
     "diagnose": "doctor",
     "benchmark": "bench",
+    "estimate": "plan",
+    "memory": "plan",
+    "explain": "plan --explain",
     "simulate": "sim",
     "predict": "sim",
 }

@@ -30,12 +30,14 @@ def list_environments() -> None:
     table = Table()
     for column in ("id", "from", "what it is"):
         table.add_column(column, overflow="fold")
+    entries = {id: spec_of("env", id).entry_point for id in registered("env")}
     for id in registered("env"):
-        table.add_row(*map(escape, (id, spec_of("env", id).entry_point, first_line(id))))
+        table.add_row(*map(escape, (id, entries[id], first_line(id))))
     shipped = Path(__file__).parent.parent / "envs"
+    known = {str(entry).partition(":")[0].rpartition(".")[2] for entry in entries.values()}
     for file in local_files():
-        if file.parent.resolve() == shipped.resolve():
-            continue  # in a checkout of agentrl, ./envs has the registered environments
+        if file.parent.resolve() == shipped.resolve() and file.stem in known:
+            continue  # in a checkout of agentrl, ./envs has the registered environments too
         names = classes_in(file)
         for name in names:
             shown = (file.stem if len(names) == 1 else name, f"{file}:{name}", docstring_of(file, name))

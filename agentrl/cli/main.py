@@ -19,12 +19,16 @@ from agentrl.cli.completion_scripts import use_own_scripts
 from agentrl.cli.doctor import doctor
 from agentrl.cli.env import app as env_app
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.model import app as model_app
+from agentrl.cli.plan import plan
+from agentrl.cli.plot import plot
 from agentrl.cli.recipe import app as recipe_app
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import app as runs_app
 from agentrl.cli.serve import serve
 from agentrl.cli.servers import app as servers_app
 from agentrl.cli.sim import sim
+from agentrl.cli.view import view
 from agentrl.config.errors import UserError
 from agentrl.core.extras import extra_of, install_hint
 
@@ -42,13 +46,17 @@ app.add_typer(recipe_app, name="recipe")
 app.add_typer(runs_app, name="runs")
 app.add_typer(env_app, name="env")
 app.add_typer(servers_app, name="servers")
+app.add_typer(model_app, name="model")
 app.command(name="eval")(evaluate)
 app.command(name="chat")(chat)
 app.command(name="serve", context_settings=PASS_THROUGH)(serve)
 app.command(name="bench")(bench)
+app.command(name="plan")(plan)
 app.command(name="sim")(sim)
 app.command(name="doctor")(doctor)
 app.command(name="replay")(replay)
+app.command(name="view")(view)
+app.command(name="plot")(plot)
 
 
 def _print_version(wanted: bool) -> None:

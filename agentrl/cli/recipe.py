@@ -90,16 +90,20 @@ def run(
         from agentrl.launch.run import check_names
 
         check_names(recipe)
+        _check_heads(recipe)
         _print_plan(recipe)
         _print_job(recipe)
         return
+    _check_heads(recipe)
     if recipe.launch.type == "slurm":
         _submit(recipe, resume=resume)
         return
     console = Console(highlight=False)
     if recipe.launch.type == "ray":
         from agentrl.launch.ray_run import run_on_ray
+        from agentrl.launch.run import check_names
 
+        check_names(recipe)
         end(run_on_ray(recipe, console, resume=resume))
     if recipe.launch.node_rank > 0:
         from agentrl.launch.joined_run import join_run
@@ -151,6 +155,22 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
     from agentrl.config.load import load_recipe
 
     return load_recipe(name, overrides or (), str(config) if config is not None else None)
+
+
+def _check_heads(recipe: "Recipe") -> None:
+    """Refuses tensor ranks of servers that do not divide the model's heads, where its config is known here."""
+    if recipe.inference.tp == 1:
+        return
+    from agentrl.config.errors import UserError
+    from agentrl.data.models import find_config
+    from agentrl.launch.placement import head_problems
+
+    config, _ = find_config(recipe.model.name)
+    heads = (config or {}).get("num_attention_heads")
+    if config is None or heads is None:
+        return
+    for problem in head_problems(recipe, heads, config.get("num_key_value_heads") or heads):
+        raise UserError(problem)
 
 
 def _print_job(recipe: "Recipe") -> None:

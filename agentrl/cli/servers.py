@@ -82,6 +82,6 @@ def _show(servers: list[dict[str, Any]]) -> None:
 
     table = Table("server", "state", "weights", "sessions", "error")
     for server in servers:
-        version = "" if server["version"] is None else str(server["version"])
-        table.add_row(server["url"], server["state"], version, str(server["sessions"]), escape(server["error"]))
+        version, sessions = ("" if server[name] is None else str(server[name]) for name in ("version", "sessions"))
+        table.add_row(server["url"], server["state"], version, sessions, escape(server["error"]))
     Console().print(table)

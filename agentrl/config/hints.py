@@ -16,6 +16,11 @@ def hints(recipe: Recipe) -> list[str]:
             f"eval.samples={recipe.eval.samples} with sampling.eval_temperature=0 repeats one greedy answer of each "
             "task, so pass@k says no more than pass@1: set sampling.eval_temperature=1.0, or eval.samples=1"
         )
+    if recipe.rollout.workers and recipe.trainer.type is None:
+        found.append(
+            f"rollout.workers={recipe.rollout.workers} does nothing with trainer.type=null: an evaluation alone runs "
+            "its episodes in its own process"
+        )
     trains = recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED
     if trains and recipe.eval.on_push == "reserve" and (len(recipe.inference.urls) or recipe.inference.servers) == 1:
         found.append(

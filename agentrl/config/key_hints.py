@@ -25,6 +25,11 @@ SYNONYMS = {  # last part of a key, as TRL, verl, OpenRLHF, prime-rl and others 
     "trainer.total_steps": "steps max_steps num_steps total_training_steps train_steps num_train_steps",
     "trainer.epochs": "num_epochs num_train_epochs total_epochs max_epochs",
     "trainer.nproc": "gpus num_gpus n_gpus gpu world_size nproc_per_node n_gpus_per_node num_processes ranks",
+    "trainer.replicas": "dp_replicate dp_replicate_size data_parallel_replicate_degree hsdp num_replicas",
+    "trainer.context_parallel": "cp cp_size context_parallel_size context_parallel_degree "
+    "ulysses_sequence_parallel_size sequence_parallel sequence_parallel_size",
+    "trainer.tensor_parallel": "tp tp_size tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
+    "trainer.expert_parallel": "ep ep_size expert_parallel_size expert_parallel_degree expert_model_parallel_size",
     "trainer.kl_coef": "kl kl_beta kl_loss_coef init_kl_coef kl_penalty kl_coeff",
     "trainer.clip_eps": "clip clip_range cliprange epsilon clip_ratio eps_clip clip_ratio_low clip_eps_low",
     "trainer.clip_eps_high": "epsilon_high clip_ratio_high",
@@ -45,6 +50,11 @@ SYNONYMS = {  # last part of a key, as TRL, verl, OpenRLHF, prime-rl and others 
     "inference.engine": "backend inference_engine",
     "inference.urls": "url base_url server_url",
     "inference.servers": "num_servers workers num_workers num_engines",
+    "inference.tp": "tensor_parallel_size tp_size tensor_model_parallel_size",
+    "inference.pp": "pipeline_parallel_size pp_size",
+    "inference.dp": "data_parallel_size dp_size",
+    "inference.ep": "expert_parallel_size ep_size",
+    "allocation": "allocation_mode alloc_mode",
     "model.name": "model_name model_path model_name_or_path pretrain",
     "env.id": "env_id env_name environment",
     "agent.id": "agent_id agent_name",
@@ -94,7 +104,8 @@ def meant_key(key: str, known: Sequence[str]) -> str | None:
     near = closest(section, sorted(sections)) if section else None
     if near is not None:
         return _within(last, [one for one in values if one.startswith(f"{near}.")]) or near
-    return _within(last, values) or closest(key, known)
+    below = [one for one in sections if one.rpartition(".")[2] == last]
+    return _within(last, values) or closest(key, known) or next(iter(below), None)
 
 
 def _within(last: str, keys: Sequence[str]) -> str | None:

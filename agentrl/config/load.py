@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentrl.config.allocation import expanded
 from agentrl.config.device import Device, detect_device
 from agentrl.config.device_parts import PARTS, parts_of
 from agentrl.config.errors import ConfigError
@@ -155,6 +156,10 @@ def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:
         ConfigError: There are problems; the message lists all of them.
     """
     found = list(wrong)
+    try:
+        data = expanded(data)
+    except ValueError as error:
+        found.append(str(error))
     try:
         # Strict JSON mode: true is not accepted as a number nor "5" as an int, but a list is accepted for a tuple.
         recipe = Recipe.model_validate_json(json.dumps(data), strict=True)

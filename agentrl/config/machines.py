@@ -1,4 +1,4 @@
-"""Settings of a run on several machines: Slurm's section, and settings that contradict one another."""
+"""Settings of a run on several machines: sections of Slurm and TLS, and settings that contradict one another."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -6,19 +6,46 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from agentrl.config.section import Section
+from agentrl.config.supervised import SUPERVISED
 
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
 
 
+class TlsConfig(Section):
+    """TLS of servers that listen beyond this machine."""
+
+    certificate: str | None = Field(
+        default=None, description="File of the servers' certificate (PEM), with the addresses of their machines."
+    )
+    key: str | None = Field(default=None, description="File of its private key (PEM).")
+    ca: str | None = Field(
+        default=None, description="File of the authority (PEM) that clients trust; null: those of the system."
+    )
+
+
 class SlurmConfig(Section):
-    """The job that ``launch.type=slurm`` submits: one task on each of ``trainer.nodes`` nodes."""
+    """The job that ``launch.type=slurm`` submits: one task on each node of the trainer and of the servers."""
 
     args: tuple[str, ...] = Field(
         default=(), description="More options of sbatch, e.g. --partition=gpu, --gres=gpu:8, --time=08:00:00."
     )
+    server_args: tuple[str, ...] = Field(
+        default=(),
+        description="Options of sbatch for the nodes of inference.nodes, e.g. --partition=l40: they are then a "
+        "component of their own in a heterogeneous job.",
+    )
+    modules: tuple[str, ...] = Field(default=(), description="Environment modules to load, e.g. cuda/12.8.")
     setup: tuple[str, ...] = Field(
-        default=(), description="Lines of shell before the run: module load ..., source .venv/bin/activate."
+        default=(), description="Lines of shell before the run: source .venv/bin/activate, export NCCL_DEBUG=INFO."
+    )
+    container: str | None = Field(
+        default=None,
+        description="Container image in which each launcher runs: srun's --container-image of Pyxis, with the run's "
+        "folder and the working folder mounted.",
+    )
+    container_args: tuple[str, ...] = Field(
+        default=(), description="More options of srun for the container, e.g. --container-mounts=/data:/data."
     )
     save_seconds: Annotated[int, Field(ge=0)] = Field(
         default=120,
@@ -28,10 +55,11 @@ class SlurmConfig(Section):
 
 
 def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
-    """Yields contradictions between ``trainer.nodes`` and the launch section."""
-    nodes, launch = recipe.trainer.nodes, recipe.launch
-    for key, kind in (("ray_address", "ray"), ("ray_resources", "ray"), ("restarts", "ray")):
-        if getattr(launch, key) and launch.type != kind:
+    """Yields contradictions between the machines of a run and the launch section."""
+    nodes, launch, servers = recipe.trainer.nodes, recipe.launch, recipe.inference.nodes
+    only = dict.fromkeys(("ray_address", "ray_resources", "ray_server_resources"), ("ray",))
+    for key, kinds in {**only, "restarts": ("ray", "slurm")}.items():
+        if getattr(launch, key) and launch.type not in kinds:
             yield f"launch.{key} does nothing with launch.type={launch.type}"
     if launch.type != "local":
         for key in ("head", "port", "node_rank"):
@@ -39,14 +67,58 @@ def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
                 yield f"launch.{key} is chosen with launch.type={launch.type}, it cannot be set"
     if launch.type != "slurm" and launch.slurm != type(launch.slurm)():
         yield f"launch.slurm does nothing with launch.type={launch.type}"
+    yield from _server_contradictions(recipe)
+    yield from _tls_contradictions(recipe)
     if launch.type != "local":
         return
-    if nodes > 1 and launch.head is None:
-        yield f"trainer.nodes={nodes} needs launch.head=HOST, the address of node 0"
-    if launch.node_rank >= nodes:
-        yield f"launch.node_rank={launch.node_rank} is not below trainer.nodes={nodes}"
+    named = f"trainer.nodes={nodes}" if nodes > 1 else f"inference.nodes={servers}"
+    if nodes + servers > 1 and launch.head is None:
+        yield f"{named} needs launch.head=HOST, the address of node 0"
+    if launch.node_rank >= nodes + servers and recipe.inference.max_servers is None:
+        more = f" + inference.nodes={servers}" if servers else ""
+        yield f"launch.node_rank={launch.node_rank} is not below trainer.nodes={nodes}{more}"
     if nodes > 1 and recipe.trainer.type is None:
         yield f"trainer.nodes={nodes} does nothing with trainer.type=null"
     for key, value in (("head", launch.head), ("port", launch.port or None)):
-        if nodes == 1 and value is not None:
+        if nodes + servers == 1 and value is not None:
             yield f"launch.{key}={value} does nothing with trainer.nodes=1"
+
+
+def _server_contradictions(recipe: "Recipe") -> Iterator[str]:
+    """Yields contradictions of servers on machines of their own."""
+    own, launch = recipe.inference, recipe.launch
+    if own.nodes and own.urls:
+        yield f"inference.nodes={own.nodes} does nothing with inference.urls, whose servers run already"
+    if own.nodes and (recipe.trainer.type is None or recipe.trainer.type in SUPERVISED):
+        yield f"inference.nodes={own.nodes} does nothing with trainer.type={recipe.trainer.type or 'null'}"
+    if own.nodes > own.servers:
+        yield f"inference.nodes={own.nodes} is larger than inference.servers={own.servers}: a machine would be idle"
+    if own.nodes and recipe.weights.transport == "shm":
+        yield (
+            f"weights.transport=shm does not leave this machine, and the servers stand on inference.nodes={own.nodes} "
+            "others; use weights.transport=auto"
+        )
+    if launch.ray_server_resources and not own.nodes:
+        yield "launch.ray_server_resources does nothing with inference.nodes=0"
+    if launch.slurm.server_args and not own.nodes:
+        yield "launch.slurm.server_args does nothing with inference.nodes=0"
+    if own.port and not own.nodes:
+        yield f"inference.port={own.port} does nothing with inference.nodes=0"
+    if own.max_servers is not None:
+        if own.max_servers < own.servers:
+            yield f"inference.max_servers={own.max_servers} is less than inference.servers={own.servers}"
+        if not own.nodes:
+            yield (
+                f"inference.max_servers={own.max_servers} adds nodes of servers: it needs inference.nodes=1 or more, "
+                "and launch.type=ray"
+            )
+        elif launch.type == "slurm":
+            yield "inference.max_servers needs launch.type=ray: a job of Slurm has the nodes that it has"
+
+
+def _tls_contradictions(recipe: "Recipe") -> Iterator[str]:
+    tls = recipe.launch.tls
+    if (tls.certificate is None) != (tls.key is None):
+        yield "launch.tls needs both certificate and key"
+    if tls.certificate is not None and not recipe.inference.nodes:
+        yield "launch.tls.certificate does nothing with inference.nodes=0: no server listens beyond this machine"

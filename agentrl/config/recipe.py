@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from agentrl.config import adapter
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import COMPARING, AlgorithmConfig
-from agentrl.config.machines import SlurmConfig, machine_contradictions
+from agentrl.config.machines import SlurmConfig, TlsConfig, machine_contradictions
+from agentrl.config.mesh import MeshConfig, mesh_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
 from agentrl.config.section import Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
@@ -29,6 +30,9 @@ class ModelConfig(Section):
         default=None,
         description="Replaces the model's template: a Jinja file, chatml_tools (ours: ChatML with tools, for models "
         "whose template has none), or training (TRL's, which keeps earlier turns).",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run the Python code that comes with the model, in the trainer and the servers."
     )
 
 
@@ -115,7 +119,22 @@ class InferenceConfig(Section):
     urls: tuple[str, ...] = Field(
         default=(), description="URLs of running servers, which agentrl does not start or stop."
     )
-    servers: Positive = 1
+    servers: Positive = Field(
+        default=1, description="Servers that the run starts; 2..8: at least 2, up to inference.max_servers=8."
+    )
+    max_servers: Positive | None = Field(
+        default=None, description="With launch.type=ray: most servers, while the cluster has nodes for them."
+    )
+    nodes: int = Field(
+        default=0, ge=0, description="Machines that run servers only, beside trainer.nodes; 0: they stand on the head."
+    )
+    port: int = Field(
+        default=0, ge=0, le=65535, description="First port of servers on machines of their own; 0: any free ones."
+    )
+    tp: Positive = Field(default=1, description="Tensor-parallel ranks of a server (sglang, vllm).")
+    pp: Positive = Field(default=1, description="Pipeline-parallel ranks of a server (sglang, vllm).")
+    dp: Positive = Field(default=1, description="Data-parallel copies within a server (sglang, vllm).")
+    ep: Positive = Field(default=1, description="Expert-parallel ranks of a server (sglang, vllm).")
     model: str | None = Field(default=None, description="Model name sent to an external OpenAI-compatible server.")
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -151,6 +170,11 @@ class InferenceConfig(Section):
         "before it counts as failed. They are added to rollout.episode_timeout.",
     )
 
+    @property
+    def ranks(self) -> int:
+        """GPUs that one server takes."""
+        return self.tp * self.pp * self.dp
+
 
 class EvalConfig(Section):
     """Evaluation on the validation tasks."""
@@ -182,7 +206,7 @@ class EvalConfig(Section):
     )
 
 
-class TrainerConfig(AdapterConfig, AlgorithmConfig):
+class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
     """The optimisation. Times are in wall-clock seconds, lengths in tokens."""
 
     type: str | None = Field(
@@ -221,12 +245,19 @@ class TrainerConfig(AdapterConfig, AlgorithmConfig):
         default="auto", description="Compute dtype; parameters are float32. auto: bfloat16 if it is native."
     )
     tokens_per_microbatch: Positive = Field(
-        default=1024, description="Token budget of a micro-batch, padding included; 8192 or more on a GPU."
+        default=1024,
+        description="Token budget of a micro-batch, padding included; 8192 or more on a GPU. With context_parallel "
+        "each rank has about so many.",
     )
     attention: Literal["auto", "padded", "packed"] = Field(
         default="auto",
         description="Rows of a micro-batch: padded with a dense mask, or packed end to end with sparse attention. "
         "auto: packed if the model's attention can be replaced, except for layers compiled on a CPU.",
+    )
+    router_aux_loss: float = Field(
+        default=0.0,
+        ge=0,
+        description="Coefficient of the load-balancing loss of a mixture of experts, as its class defines it; 0: off.",
     )
     logprob_chunk: Positive = Field(default=256, description="Number of tokens whose logits exist at one time.")
     metric_share: float = Field(
@@ -287,19 +318,37 @@ class LaunchConfig(Section):
     )
     head: str | None = Field(
         default=None,
-        description="With trainer.nodes > 1: address of node 0, as the others reach it. Each machine runs the same "
+        description="With several machines: address of node 0, as the others reach it. Each machine runs the same "
         "command with its launch.node_rank, and launch.run_dir on a disk that all see.",
     )
-    node_rank: int = Field(default=0, ge=0, description="Number of this machine; node 0 also runs all but the ranks.")
-    port: int = Field(default=0, ge=0, le=65535, description="Port of node 0 where ranks meet; 0: any free one.")
+    node_rank: int = Field(
+        default=0, ge=0, description="Number of this machine: trainer.nodes first, then inference.nodes; 0: the head."
+    )
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of node 0 where ranks meet, the next one for machines; 0: free ones.",
+    )
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
     restarts: int = Field(
-        default=0, ge=0, description="With launch.type=ray: times that the run starts again when a node dies."
+        default=0,
+        ge=0,
+        description="With launch.type=ray or slurm: times that the run starts again from a new checkpoint when a node "
+        "dies or a process fails.",
     )
+    interface: str | None = Field(
+        default=None,
+        description="Network interface of traffic between machines, e.g. ib0; null: the one that leads to the head.",
+    )
+    tls: TlsConfig = TlsConfig()
     slurm: SlurmConfig = SlurmConfig()
     ray_address: str | None = Field(default=None, description="Address of the Ray cluster; null: $RAY_ADDRESS.")
     ray_resources: dict[str, float] = Field(
-        default={}, description="More that each node must have in Ray, e.g. {CPU: 8, trainer: 1}."
+        default={}, description="More that each node of the trainer must have in Ray, e.g. {CPU: 8, trainer: 1}."
+    )
+    ray_server_resources: dict[str, float] = Field(
+        default={}, description="More that each node of servers must have in Ray, e.g. {CPU: 8}."
     )
 
 
@@ -307,7 +356,16 @@ class LoggingConfig(Section):
     """Logs, metric files and the live view."""
 
     tensorboard: bool = True
+    trackers: list[Literal["wandb", "trackio", "mlflow", "swanlab"]] = Field(
+        default=[],
+        description="Also send metrics, settings and sample episodes to these; each is an extra of the same name.",
+    )
     episodes: bool = True
+    pack_after: Positive | None = Field(
+        default=64,
+        description="Size of episodes.jsonl in MB at which it becomes a packed part in episodes/, of a tenth, with "
+        "logprobs to 3%; null keeps all as JSON lines.",
+    )
     record: bool = Field(
         default=False,
         description="Keep all requests to the servers and their answers in traffic.jsonl, for agentrl replay.",
@@ -320,6 +378,11 @@ class Recipe(Section):
 
     name: str = Field(default="run", description="Run name: runs/<name>/ holds its outputs.")
     description: str = ""
+    allocation: str | None = Field(
+        default=None,
+        description="GPUs of servers and trainer in one word, e.g. sglang.d4t2+fsdp.d8; sets the keys of inference and "
+        "trainer, see docs/machines.md.",
+    )
     seed: int = 0
     model: ModelConfig
     train_dataset: DatasetConfig = DatasetConfig()
@@ -354,7 +417,10 @@ class Recipe(Section):
                 raise ValueError(f"eval.{key} is for evaluations without a trainer: the tasks of a run stay the same")
         if self.trainer.type is None or self.trainer.type in SUPERVISED:
             return self
-        for problem in (*teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self)):
+        for problem in (
+            *teacher_contradictions(self), *adapter.contradictions(self), *rollout_contradictions(self),
+            *mesh_contradictions(self),
+        ):  # fmt: skip
             raise ValueError(problem)
         if self.trainer.aggregation == "constant" and self.trainer.aggregation_length is None:
             length = {"aggregation_length": self.sampling.max_new_tokens}
@@ -380,6 +446,7 @@ class Recipe(Section):
             raise ValueError(
                 "trainer.type=grpo needs the whole distribution: sampling.top_p must be 1 and sampling.top_k -1"
             )
-        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks:
+        shared = self.trainer.context_parallel * self.trainer.tensor_parallel
+        if self.rollout.batch_size * self.rollout.group_size < self.trainer.ranks // shared:
             raise ValueError("trainer.nproc * trainer.nodes is larger than rollout.batch_size * rollout.group_size")
         return self

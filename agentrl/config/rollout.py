@@ -95,6 +95,12 @@ class RolloutConfig(Section):
         "run stops.",
     )
     max_concurrent: Positive = Field(default=128, description="Episodes in flight.")
+    workers: int = Field(
+        default=0,
+        ge=0,
+        description="Worker processes that run the episodes of training and its evaluations; 0: the controller's own "
+        "process, which is one core's worth of Python.",
+    )
     episode_timeout: Seconds = Field(default=300.0, description="Seconds after which an episode is cancelled.")
     on_timeout: Literal["judge", "fail"] = Field(
         default="judge",

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.mesh import MeshConfig
 from agentrl.config.section import Positive, Section
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "rollout": (
         "batch_size", "group_size", "group_extra", "on_failure", "retries", "min_group", "max_staleness", "stale",
         "max_stale_groups", "max_failure_rate", "max_failures_in_a_row", "on_timeout", "skip_uniform_groups",
-        "max_uniform_groups", "solved_reward", "curriculum",
+        "max_uniform_groups", "solved_reward", "curriculum", "workers",
     ),
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),
     "weights": ("transport", "pause_mode", "lease_seconds"),
     "trainer": (
-        *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, "logprob_chunk", "metric_share", "compile",
-        "cpu_offload", "max_first_mismatch",
+        *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, *MeshConfig.model_fields, "logprob_chunk",
+        "metric_share", "compile", "cpu_offload", "max_first_mismatch",
     ),
 }  # fmt: skip
 _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}

@@ -209,6 +209,7 @@ class Columns:
 
 
 COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "episodes")
+_OF_MESSAGES = ("parents", "follows", "sizes", "finish", "rewards", "scored")  # columns with one entry a message
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
@@ -227,6 +228,32 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     return Columns(
         episodes=tuple(record for part in parts for record in part.episodes), **{name: column(name) for name in COLUMNS}
     )
+
+
+def split(columns: Columns) -> list[Columns]:
+    """Splits columns into those of each episode; the arrays are views. The inverse of :func:`concatenate`."""
+    tokens, sampled = columns.token_starts(), columns.sampled_starts()
+    taught = len(columns.teacher_logprobs) > 0
+    parts: list[Columns] = []
+    first = 0
+    for record in columns.episodes:
+        end = first + sum(record.roles.values())
+        messages = slice(first, end)
+        own = slice(int(tokens[first]), int(tokens[end]))
+        said = slice(int(sampled[first]), int(sampled[end]))
+        parts.append(
+            Columns(
+                episodes=(record,),
+                **{name: getattr(columns, name)[messages] for name in _OF_MESSAGES},
+                token_ids=columns.token_ids[own],
+                loss_mask=columns.loss_mask[own],
+                logprobs=columns.logprobs[said],
+                versions=columns.versions[said],
+                teacher_logprobs=columns.teacher_logprobs[said] if taught else columns.teacher_logprobs,
+            )
+        )
+        first = end
+    return parts
 
 
 def as_bytes(data: Any) -> NDArray[np.uint8]:

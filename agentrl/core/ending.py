@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.core.columns import FINISH_REASONS, Columns
 from agentrl.core.episode import Episode, StopReason, Trajectory
+from agentrl.core.sent_episode import SentEpisode
 
 LIMITS = frozenset({StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.TIMEOUT})
 """Stop reasons of episodes that a limit ended, whatever the last answer was."""
@@ -64,6 +65,8 @@ def role_cut(reason: StopReason, trajectory: Trajectory) -> bool:
 
 def episode_cut(episode: Episode) -> bool:
     """Whether an episode was cut: any of its roles, or the episode before a role sampled."""
+    if isinstance(episode, SentEpisode):
+        return episode.cut  # decided by this function where the episode ran
     return episode.stop_reason in LIMITS or any(
         role_cut(episode.stop_reason, trajectory) for trajectory in episode.trajectories.values()
     )

@@ -7,6 +7,7 @@ pair in a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -35,6 +36,7 @@ class StopReason(StrEnum):
     STALE = "stale"  # cancelled while it ran: it had become too old to be trained (rollout.max_staleness)
     INFRASTRUCTURE_ERROR = "infrastructure_error"  # what the environment or the agent runs on failed: a sandbox, a host
     CANCELLED = "cancelled"  # its group was complete without it (rollout.group_extra)
+    WORKER_LOST = "worker_lost"  # the process that ran it ended or fell silent (rollout.workers)
 
 
 FAILURES = frozenset(
@@ -45,11 +47,12 @@ FAILURES = frozenset(
         StopReason.STALE,
         StopReason.INFRASTRUCTURE_ERROR,
         StopReason.CANCELLED,
+        StopReason.WORKER_LOST,
     }
 )
 """Stop reasons after which an episode has no reward and is never trained on."""
 
-INFRASTRUCTURE = frozenset({StopReason.INFERENCE_ERROR, StopReason.INFRASTRUCTURE_ERROR})
+INFRASTRUCTURE = frozenset({StopReason.INFERENCE_ERROR, StopReason.INFRASTRUCTURE_ERROR, StopReason.WORKER_LOST})
 """Failures of the infrastructure, after which an episode may be tried again (``rollout.on_failure=retry``).
 
 All others may be the policy's doing, or come again: a timeout of the episode (its answers may be long), an exception of
@@ -302,6 +305,16 @@ class Episode(EpisodeBase):
         """Role -> number of its messages."""
         return {role: len(trajectory.nodes) for role, trajectory in self.trajectories.items()}
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(sum(node.loss_mask) for one in self.trajectories.values() for node in one.nodes)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Policy version of the oldest sampled token; ``None`` without one."""
+        return oldest_version(self.trajectories.values())
+
     def conversation(self, role: str | None = None) -> list[Message]:
         """Returns the messages of a role up to its last one; of several branches that is the latest.
 
@@ -319,3 +332,18 @@ class Episode(EpisodeBase):
             raise KeyError(f"no role {role!r}; the episode's roles: {', '.join(self.trajectories) or 'none'}")
         trajectory = self.trajectories[role]
         return [trajectory.nodes[index].message for index in trajectory.path(len(trajectory.nodes) - 1)]
+
+
+def oldest_version(trajectories: Iterable[Trajectory]) -> int | None:
+    """Returns the policy version that sampled the oldest token of an episode; ``None`` without a sampled token.
+
+    Args:
+        trajectories: All trajectories of the episode.
+    """
+    found: list[int] = []
+    for trajectory in trajectories:
+        for node in trajectory.nodes:
+            if sampled := set(node.versions) - {NOT_SAMPLED}:
+                found.append(min(sampled))
+                break  # later answers of a role are younger
+    return min(found, default=None)

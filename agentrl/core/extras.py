@@ -32,6 +32,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # import names, and what they are call
     "lora": ("peft",),
     "rewards": ("math_verify",),
     "ray": ("ray",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+    "mlflow": ("mlflow",),
+    "swanlab": ("swanlab",),
 }
 
 

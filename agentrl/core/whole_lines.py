@@ -2,7 +2,7 @@
 
 Guarantees: each line is in the file as a whole or not at all; a line that cannot be written is left out, which is said
 once for a file, with its reason; when there is room again, the file goes on. A line that an earlier process cut is
-removed before the first line is added.
+removed before the first line is added (:func:`drop_cut_line`).
 """
 
 import logging
@@ -23,8 +23,7 @@ class WholeLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close()
-        self._size = _whole(path)
-        self._file.truncate(self._size)
+        self._size = drop_cut_line(path)
         self.left_out = 0
 
     def add(self, line: bytes) -> bool:
@@ -48,6 +47,14 @@ class WholeLines:
         if self.left_out and not self._file.closed:
             log.warning("%s lacks %d lines, for which the disk had no room", self._path, self.left_out)
         self._file.close()
+
+
+def drop_cut_line(path: Path) -> int:
+    """Removes a last line that a killed process did not write to its end; returns the size of what is left."""
+    size = _whole(path)
+    if size < path.stat().st_size:
+        os.truncate(path, size)
+    return size
 
 
 def _whole(path: Path) -> int:

@@ -101,7 +101,7 @@ def load_tasks(
         source = f"{source}; the first {config.limit} of {len(tasks)} {config.split} tasks"
         tasks = tasks[: config.limit]
     else:
-        source = f"{source}; {len(tasks)} {config.split} tasks"
+        source = f"{source}; {len(tasks)} {config.split} {'task' if len(tasks) == 1 else 'tasks'}"
     return LoadedTasks(tasks, source)
 
 

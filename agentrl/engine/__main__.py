@@ -8,6 +8,7 @@ seconds and without a traceback; with ``--parent-pid`` the server ends when its 
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.engine import KEPT_TOKENS
+from agentrl.host.key_guard import KEY_ENV, KeyGuard
 from agentrl.host.process import tie_to_parent, write_json
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = argparse.ArgumentParser(prog="agentrl-engine", description="Serve a Hugging Face causal language model.")
     parser.add_argument("--model", required=True, help="folder in Hugging Face's format")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help=f"address to listen on; beyond this machine it needs a key in ${KEY_ENV}"
+    )
+    parser.add_argument("--tls-certificate", help="certificate (PEM), to speak HTTPS")
+    parser.add_argument("--tls-key", help="private key of the certificate (PEM)")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     parser.add_argument("--ready-file", type=Path, help="path of a JSON file that is written once the model answers")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
@@ -53,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-length", type=int, help="tokens; default: the model's maximum")
     parser.add_argument("--seed", type=int, help="seed for requests without a sampling_seed")
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 
@@ -73,6 +80,15 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def on_loopback(host: str) -> bool:
+    """Whether an address, or the one that a name stands for, cannot be reached from other machines."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:  # told when it is bound
+        return True
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,6 +115,12 @@ def main(argv: list[str] | None = None) -> int:
         if value is not None and value < smallest:
             print(f"--{name.replace('_', '-')} {value}: must be at least {smallest}", file=sys.stderr)
             return 2
+    if not on_loopback(args.host) and not os.environ.get(KEY_ENV):
+        print(
+            f"--host {args.host} can be reached from elsewhere: set a key in ${KEY_ENV}, here and in the run",
+            file=sys.stderr,
+        )
+        return 2
     if args.parent_pid is not None and not tie_to_parent(args.parent_pid):
         print(f"the parent process {args.parent_pid} is gone", file=sys.stderr)
         return 1
@@ -129,8 +151,11 @@ async def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     service = _start_service(args)
+    app, key = build_app(service), os.environ.get(KEY_ENV)
     config = uvicorn.Config(
-        build_app(service),
+        KeyGuard(app, key) if key else app,
+        ssl_certfile=args.tls_certificate,
+        ssl_keyfile=args.tls_key,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -173,15 +198,15 @@ def _start_service(args: argparse.Namespace) -> "Service":
     from transformers.utils import logging as transformers_logging
 
     from agentrl.engine.engine import Engine
+    from agentrl.engine.make_runner import Runner, make_runner
     from agentrl.engine.model import load_model
-    from agentrl.engine.runner import ModelRunner
     from agentrl.engine.service import Service
 
     transformers_logging.disable_progress_bar()
 
-    def build() -> ModelRunner:
-        loaded = load_model(args.model, args.dtype, args.device, args.context_length)
-        return ModelRunner(loaded, args.max_running, args.kept_tokens)
+    def build() -> Runner:
+        loaded = load_model(args.model, args.dtype, args.device, args.context_length, trust=args.trust_remote_code)
+        return make_runner(loaded, args.max_running, args.kept_tokens)
 
     engine = Engine(
         build,
@@ -203,8 +228,9 @@ def _announce(args: argparse.Namespace, listener: socket.socket, service: "Servi
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
     host, port = listener.getsockname()[:2]
+    scheme = "https" if args.tls_certificate else "http"
     content: dict[str, object] = {
-        "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        "url": f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
         "pid": os.getpid(),
         "model": args.model,
         "dtype": service.loaded.dtype,

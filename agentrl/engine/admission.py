@@ -6,8 +6,8 @@ with each part, and keeps its place in the queue. Runs in the loop thread.
 
 from collections.abc import Sequence
 
+from agentrl.engine.make_runner import Runner
 from agentrl.engine.request import Request
-from agentrl.engine.runner import ModelRunner
 from agentrl.engine.scheduler import Scheduler
 
 PREFILLS_PER_STEP = 32  # most prompts between two decode steps: running requests wait for them
@@ -29,7 +29,7 @@ class Admission:
         self._scheduler = scheduler
         self._part_of: tuple[Request | None, int] = (None, 0)  # the long prompt at the head, and what was left of it
 
-    def next(self, runner: ModelRunner) -> tuple[list[list[Request]], list[Request]]:
+    def next(self, runner: Runner) -> tuple[list[list[Request]], list[Request]]:
         """Chooses groups to prefill in one forward pass, or one group that is too long for one pass.
 
         A group with prompt logprobs comes alone. A group that is too long stays in the queue: compute a part of it.

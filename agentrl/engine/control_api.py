@@ -190,6 +190,7 @@ async def server_info(http: HttpRequest) -> Response:
             "max_waiting_requests": engine.max_waiting,
             "packed_linears": len(runner.packed) if runner.packed is not None else 0,
             "operators": runner.fast.operators.name if runner.fast is not None else "the model's own",
+            "past": runner.past,
             "weight_version": engine.version,
             "paused": engine.paused,
             "pause_holder": engine.lease.holder,

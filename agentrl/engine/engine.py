@@ -22,9 +22,9 @@ import torch
 
 from agentrl.engine.admission import CHUNK, Admission, plain
 from agentrl.engine.live_adapter import LiveAdapter, is_adapter
+from agentrl.engine.make_runner import Runner
 from agentrl.engine.pause_lease import PauseLease
 from agentrl.engine.request import Finish, Request
-from agentrl.engine.runner import ModelRunner
 from agentrl.engine.sampling import sample
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.weight_store import copy_weights, load_weights
@@ -58,7 +58,7 @@ class Engine:
 
     def __init__(
         self,
-        build: Callable[[], ModelRunner],
+        build: Callable[[], Runner],
         *,
         max_running: int = 64,
         max_waiting: int = 4096,
@@ -77,7 +77,7 @@ class Engine:
         self.paused = False
         self.lease = PauseLease(clock)
         self.failed_steps = 0
-        self.ready: Future[ModelRunner] = Future()
+        self.ready: Future[Runner] = Future()
         self._build = build
         self._threads = threads
         self._seeds = random.Random(seed)
@@ -103,7 +103,7 @@ class Engine:
         return self._thread.is_alive()
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Runner:
         """The runner, once ready."""
         return self.ready.result(timeout=0)
 

@@ -1,18 +1,19 @@
 """Loads a model for generation from a folder in Hugging Face's format.
 
-Guarantees: only models are accepted in which every layer attends to the whole past (a sliding window is accepted if it
-is not shorter than the context); others are refused by name, because their cache would be wrong without an error. End
-tokens come from the generation config, the config and the tokenizer together.
+Guarantees: how the model's past is kept is found by trying it (:mod:`agentrl.engine.cache_support`): in shared slots
+where every layer attends to the whole past, in transformers' own caches, or not at all. A model whose tokens depend on
+later ones is refused. End tokens come from the generation config, the config and the tokenizer together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
-from agentrl.models.tree_support import limited_attention, not_for_trees
+from agentrl.models.folder_check import refused_folder, unknown_config
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,7 +34,10 @@ class LoadedModel:
         context_length: Most tokens of prompt and output together.
         eos_ids: All end tokens.
         vocab_size: Number of rows of the embedding; ids must be below.
-        layers: Number of attention layers.
+        layers: Number of layers.
+        past: How the past of a request is kept: in shared ``slots``, in ``caches`` of transformers' own, or
+            ``recomputed`` at each step.
+        why: Why the past is not kept in slots; empty if it is.
     """
 
     path: str
@@ -43,6 +47,8 @@ class LoadedModel:
     eos_ids: frozenset[int]
     vocab_size: int
     layers: int
+    past: Past = "slots"
+    why: str = ""
 
     @property
     def dtype(self) -> str:
@@ -67,7 +73,9 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_model(path: str, dtype: str = "auto", device: str = "auto", context_length: int | None = None) -> LoadedModel:
+def load_model(
+    path: str, dtype: str = "auto", device: str = "auto", context_length: int | None = None, *, trust: bool = False
+) -> LoadedModel:
     """Load model and tokenizer from a local folder.
 
     Args:
@@ -75,6 +83,7 @@ def load_model(path: str, dtype: str = "auto", device: str = "auto", context_len
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         device: ``auto`` or a torch device name.
         context_length: Most tokens of prompt and output; ``None`` takes the model's maximum.
+        trust: Whether code that comes with the model may run.
 
     Returns:
         The loaded model.
@@ -82,28 +91,59 @@ def load_model(path: str, dtype: str = "auto", device: str = "auto", context_len
     Raises:
         ModelError: If the model cannot be served.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    if not Path(path, "config.json").is_file():
-        raise ModelError(f"{path} is no model folder: it has no config.json")
+    loaded = load_without_tokenizer(path, dtype, device, context_length, trust=trust)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+    ends = loaded.eos_ids if tokenizer.eos_token_id is None else loaded.eos_ids | {tokenizer.eos_token_id}
+    return replace(loaded, tokenizer=tokenizer, eos_ids=ends)
+
+
+def load_without_tokenizer(
+    path: str, dtype: str, device: str, context_length: int | None, *, trust: bool = False
+) -> LoadedModel:
+    """Loads a model alone, for tests of it; arguments and errors are those of :func:`load_model`."""
+    if why := refused_folder(Path(path)):
+        raise ModelError(why)
     target = pick_device(device)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=pick_dtype(dtype, target), attn_implementation="sdpa", local_files_only=True
-    )
+    model = _loaded(path, pick_dtype(dtype, target), trust)
     model.eval().requires_grad_(False).to(target)
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    config = model.config.get_text_config()
+    config = model.config.get_text_config(decoder=True)
     context = _context_length(config, context_length)
-    _check_attention(model, context)
+    past, why = find_past(model, context)
+    if past is None:
+        raise ModelError(
+            f"{config.model_type} cannot be served by the embedded engine: {why}; serve it with SGLang or vLLM"
+        )
     return LoadedModel(
         path=str(path),
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=None,
         context_length=context,
-        eos_ids=_eos_ids(model, config, tokenizer),
+        eos_ids=_eos_ids(model, config),
         vocab_size=model.get_input_embeddings().num_embeddings,
         layers=config.num_hidden_layers,
+        past=past,
+        why=why,
     )
+
+
+def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
+    """Loads the weights with the first attention that the class has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+    except (ValueError, KeyError) as error:
+        raise ModelError(unknown_config(Path(path), error)) from error
+    errors = []
+    for attention in ("sdpa", "eager"):
+        how: dict[str, Any] = {"attn_implementation": attention, "local_files_only": True, "trust_remote_code": trust}
+        try:
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
+        except (ValueError, ImportError) as error:  # no such attention, a missing package
+            errors.append(error)
+    raise ModelError(f"{path} cannot be loaded: {errors[0]}") from errors[0]
 
 
 def _context_length(config: Any, asked: int | None) -> int:
@@ -116,24 +156,10 @@ def _context_length(config: Any, asked: int | None) -> int:
     return asked
 
 
-def _check_attention(model: Any, context: int) -> None:
-    """Refuse models with layers that need another kind of cache, or that cannot compute packed prompts."""
-    config = model.config.get_text_config()
-    others = limited_attention(config, context)
-    if others:
-        window = getattr(config, "sliding_window", None)
-        hint = f"; start with --context-length {window} or less" if others == ["sliding_attention"] and window else ""
-        raise ModelError(f"{config.model_type} has {', '.join(others)} layers, which the embedded engine lacks{hint}")
-    if why := not_for_trees(model):
-        raise ModelError(f"{config.model_type} cannot be served by the embedded engine: {why}")
-
-
-def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Collects the end tokens from generation config, config and tokenizer."""
+def _eos_ids(model: Any, config: Any) -> frozenset[int]:
+    """Collects the end tokens from generation config and config."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for source in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
         found.update([source] if isinstance(source, int) else source or [])
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
     return frozenset(found)

@@ -35,6 +35,8 @@ class ModelRunner:
         compiled: Whether a compiler is used where there is one.
     """
 
+    past = "slots"  # how the past of a request is kept
+
     def __init__(
         self, loaded: LoadedModel, max_running: int, kept_tokens: int = KEPT_TOKENS, *, compiled: bool = True
     ) -> None:

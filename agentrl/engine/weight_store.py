@@ -45,8 +45,23 @@ def digests(model: nn.Module, action: str) -> dict[str, str]:
     Returns:
         Digests by tensor name, as :mod:`agentrl.core.weight_manifest` defines them.
     """
-    digest = DIGESTS[action]
-    return {name: digest(raw_bytes(tensor)) for name, tensor in live_tensors(model.state_dict()).items()}
+    digest, tensors = DIGESTS[action], live_tensors(model.state_dict())
+    dtype = served_dtype(tensors.values())
+    return {name: digest(raw_bytes(as_sent(tensor, dtype))) for name, tensor in tensors.items()}
+
+
+def served_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Returns the dtype of most weights: some classes keep a few of theirs in float32."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=counts.__getitem__) if counts else torch.float32
+
+
+def as_sent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a live tensor in the dtype in which weights are sent; no copy is made if it has that dtype."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
@@ -89,7 +104,8 @@ def load_weights(model: nn.Module, folder: str, adopt: Callable[[Tensor, Tensor]
     except (SafetensorError, OSError) as error:
         raise BadRequestError(f"cannot read {folder}: {error}") from error
     sources = {name: handle for handle in opened for name in handle.keys()}  # noqa: SIM118 - not a dict
-    _check(targets, {name: handle.get_slice(name) for name, handle in sources.items()}, live_tensors(targets))
+    required = live_tensors(dict(model.named_parameters()))  # buffers that a file lacks stay as they are
+    _check(targets, {name: handle.get_slice(name) for name, handle in sources.items()}, required)
     read = 0
     with torch.no_grad():
         for name, handle in sources.items():

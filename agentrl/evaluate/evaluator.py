@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.episode import Episode, Message, Task
+from agentrl.core.episode import Episode, Message, StopReason, Task
 from agentrl.core.valid_text import printable
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import LoadedTasks, load_tasks
@@ -27,13 +27,12 @@ from agentrl.evaluate.prices import price_of
 from agentrl.evaluate.setup import digest, prompt_of, setup_of
 from agentrl.evaluate.tally import Row, Tally, TaskScores
 from agentrl.inference.client import EvaluationClient
-from agentrl.rollout.abandoned import Abandoned
-from agentrl.rollout.deadline import Limits
-from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.episode_runs import EpisodeOrder, EpisodeRuns, InProcess
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.stop_rules import too_many
 
+MOST_TRIES = 3  # of an episode whose worker processes were lost
 _MOST_FAILURES = 1000  # texts of failures that are told apart
 
 
@@ -46,6 +45,7 @@ class Evaluator:
         client: Client that opens a session for each episode.
         journal: Journal that episodes are written to.
         loaded: The validation tasks, if they were loaded before.
+        runs: Where episodes run; ``None`` for this process.
         keep: Whether to keep the episodes, and the scores by task, in memory.
 
     Attributes:
@@ -66,6 +66,7 @@ class Evaluator:
         client: EvaluationClient,
         journal: Journal,
         loaded: LoadedTasks | None = None,
+        runs: EpisodeRuns | None = None,
         *,
         keep: bool = True,
     ) -> None:
@@ -73,7 +74,6 @@ class Evaluator:
         self.source = loaded.source
         self.tasks: Sequence[Task] = loaded.tasks[: recipe.eval.tasks] if recipe.eval.tasks else loaded.tasks
         self._recipe = recipe
-        self._workflow = workflow
         self._client = client
         self._journal = journal
         self._keep = keep
@@ -81,7 +81,7 @@ class Evaluator:
         self.on_task: Callable[[TaskScores], None] = lambda task: None
         self.wanted: Callable[[int, int], bool] = lambda number, index: True
         self.failures: Counter[str] = Counter()
-        self._left = Abandoned()
+        self._runs = runs or InProcess(workflow, client, recipe.rollout)
         self.setup: dict[str, Any] = setup_of(recipe, self.tasks, self.source)
         self.judged: Judged | None = None
         self.prompt: str | None = None
@@ -178,24 +178,23 @@ class Evaluator:
     async def _attempt(self, version: int, number: int, task: Task, index: int) -> None:
         rollout = self._recipe.rollout
         self.ends.begins()
-        episode = await run_episode(
-            self._workflow,
-            task,
-            self._client,
-            group_id=f"eval{version}-{number}",
-            index=index,
-            seed=number * self._recipe.eval.samples + index,
-            limits=Limits.of(rollout),
-            left=self._left,
-            evaluation=True,
-            version=version,
-        )
+        episode = await self._run(task, f"eval{version}-{number}", index, number, version)
         episode = self._journal.episode(episode, evaluation_step=version)
         self.ends.left()
         self._ends(episode, number)
-        reason = self._client.problem or too_many(len(self._left), rollout)
+        reason = self._client.problem or too_many(self._runs.abandoned, rollout)
         if reason:
             raise RolloutError(reason)
+
+    async def _run(self, task: Task, group_id: str, index: int, number: int, version: int) -> Episode:
+        """Runs an episode, and again if the process that ran it was lost."""
+        seed = number * self._recipe.eval.samples + index
+        attempt = 0
+        while True:
+            episode = await self._runs.run(EpisodeOrder(task, group_id, index, seed, version, attempt, evaluation=True))
+            attempt += 1
+            if episode.stop_reason is not StopReason.WORKER_LOST or attempt == MOST_TRIES:
+                return episode
 
     def _ends(self, episode: Episode, number: int) -> None:
         if episode.failed:

@@ -1,4 +1,4 @@
-"""Ties a child process to its parent, and writes the files by which processes find each other.
+"""Ties a child process to its parent, writes the files by which processes find each other, and measures their CPU.
 
 Guarantees: the kernel sends a child SIGTERM when its parent dies (Linux), so that even ``kill -9`` of the launcher
 leaves nothing running; files are written in one step, so that no reader sees a part of one.
@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,25 @@ def write_json(path: Path, data: Any, *, private: bool = False) -> None:
     partial.touch(mode=0o600 if private else 0o666)
     partial.write_text(json.dumps(data))
     partial.replace(path)
+
+
+class CpuShare:
+    """Share of one core that this process uses, over all its threads, from one call to the next.
+
+    Args:
+        cpu: Function that returns the CPU seconds of this process.
+        clock: Function that returns monotonic seconds.
+    """
+
+    def __init__(
+        self, cpu: Callable[[], float] = time.process_time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cpu, self._clock = cpu, clock
+        self._spent, self._at = cpu(), clock()
+
+    def since_last(self) -> float | None:
+        """Returns CPU seconds over seconds since the latest call; ``None`` if no time has passed."""
+        spent, at = self._cpu(), self._clock()
+        used, passed = spent - self._spent, at - self._at
+        self._spent, self._at = spent, at
+        return used / passed if passed > 0 else None

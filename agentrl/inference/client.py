@@ -211,7 +211,7 @@ class EpisodeLLM(OpenAINames):
         """Recorded trajectories by role, without roles that never sampled; a later call does not change them."""
         found = {role: session.trajectory for role, session in self.sessions.items()}
         return {
-            role: Trajectory.model_construct(nodes=list(one.nodes), tools=list(one.tools))
+            role: Trajectory.of_checked({"nodes": list(one.nodes), "tools": list(one.tools)})
             for role, one in found.items()
             if one.nodes
         }

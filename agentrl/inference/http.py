@@ -6,6 +6,10 @@ may have been carried out is not. Half of a surrogate pair, which UTF-8 cannot h
 """
 
 import asyncio
+import os
+import ssl
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,12 +20,54 @@ from yarl import URL
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.valid_text import valid_data
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.inference.backend import InferenceError, ServerUnreachable
 
 ATTEMPTS = 3
 CONNECT_SECONDS = 10.0
 ALIVE_SECONDS = 10.0  # for the answer to a health probe
+SERVER_KEY = KEY_ENV  # environment variable of the servers' key
 _JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Key and trust of a server.
+
+    Attributes:
+        key: Key that its calls carry as a bearer token; empty for none.
+        ca: File of the authority that its certificate is signed by; ``None`` for those of the system.
+    """
+
+    key: str = field(default="", repr=False)
+    ca: str | None = None
+
+    @classmethod
+    def of(cls, key_env: str, ca: str | None) -> "Access":
+        """Access with the key of an environment variable; none where it is not set."""
+        return cls(os.environ.get(key_env, ""), ca)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of its calls."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+    @cached_property
+    def trust(self) -> ssl.SSLContext | bool:
+        """Trusted certificates, for aiohttp and httpx.
+
+        Raises:
+            InferenceError: The file cannot be read.
+        """
+        if self.ca is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self.ca)
+        except OSError as error:
+            raise InferenceError(f"launch.tls.ca={self.ca} cannot be read: {error}") from error
+
+
+OPEN = Access()  # without a key
 
 
 class _Pool:
@@ -45,10 +91,12 @@ class ServerHttp:
         url: Base URL.
         timeout: Most seconds of one request.
         too_long: Words in lower case; a refusal (400) that has one of them means that the prompt is too long.
+        access: The server's key and trust.
     """
 
-    def __init__(self, url: str, timeout: float, too_long: tuple[str, ...] = ()) -> None:
+    def __init__(self, url: str, timeout: float, too_long: tuple[str, ...] = (), access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
+        self._access = access
         self._too_long = too_long
         self._timeout = timeout
         self._urls: dict[str, URL] = {}  # parsed once
@@ -131,7 +179,14 @@ class ServerHttp:
             url = self._urls.get(path) or self._urls.setdefault(path, URL(where))
             if seconds not in self._timeouts:
                 self._timeouts[seconds] = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-            async with self._session().request(method, url, data=data, timeout=self._timeouts[seconds]) as response:
+            async with self._session().request(
+                method,
+                url,
+                data=data,
+                timeout=self._timeouts[seconds],
+                headers=self._access.headers,
+                ssl=self._access.trust,
+            ) as response:
                 status, payload = response.status, await response.read()
         except (ValueError, aiohttp.NonHttpUrlClientError) as error:
             raise InferenceError(f"{where} is no valid URL; want http://HOST:PORT") from error

@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 from agentrl.inference.backend import Backend, Generation, InferenceError, SamplingParams, ServerUnreachable
@@ -30,6 +31,7 @@ class NoServer(InferenceError):
 @dataclass(eq=False)  # an entry is itself alone
 class _Server:
     backend: Backend
+    number: int  # of its admission
     sessions: int = 0
     leaving: bool = False  # removed: keeps its running requests only
     reserved: bool = False  # keeps an older version, for evaluation
@@ -46,12 +48,17 @@ class _Server:
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """State of one server, for display: ``state`` is ``serving``, ``reserved``, ``leaving`` or ``gone``."""
+    """State of one server: ``state`` is ``serving``, ``reserved``, ``leaving`` or ``gone``.
+
+    ``sessions`` is the number of open sessions; ``None`` where other processes open them. ``number`` is that of its
+    admission: a server that was taken out and came back has another one.
+    """
 
     url: str
     state: str
-    sessions: int
+    sessions: int | None
     error: str
+    number: int
 
 
 def _state(server: _Server) -> str:
@@ -70,13 +77,16 @@ class Router:
     """
 
     def __init__(self, backends: Iterable[Backend], *, probe_seconds: float = 5.0, patience: float = 60.0) -> None:
-        self._servers = {backend.url: _Server(backend) for backend in backends}
+        self._admissions = count(1)
+        self._servers = {backend.url: _Server(backend, next(self._admissions)) for backend in backends}
         self._probe_seconds = probe_seconds
         self._patience = patience
         self._retired: list[Backend] = []  # replaced by another connection to the same server
         self._arrived = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self.rejoin: Callable[[Backend], Awaitable[None]] | None = None  # gives a server that is back current weights
+        self.sessions_elsewhere = False  # whether other processes open sessions on the servers
+        self.changed: Callable[[], None] = lambda: None  # called when the state of a server changed
 
     @property
     def backends(self) -> list[Backend]:
@@ -91,12 +101,18 @@ class Router:
         usable = sorted(self._usable(evaluation=False), key=lambda server: server.sessions)
         chosen = usable[: max(1, len(usable) // 4)] if len(usable) > 1 else []
         for server in chosen:
-            server.reserved = True
+            self.keep(server.backend)
         return [server.backend for server in chosen]
+
+    def keep(self, backend: Backend) -> None:
+        """Keep a server for evaluation."""
+        self._servers[backend.url].reserved = True
+        self.changed()
 
     def release_reserved(self, backend: Backend) -> None:
         """Let a reserved server serve training again; the caller makes sure that it holds the current weights."""
         self._servers[backend.url].reserved = False
+        self.changed()
 
     def bring_back(self, backend: Backend, reason: str) -> None:
         """Take out a reserved server, and bring it back with the current weights as one that was dead."""
@@ -111,8 +127,9 @@ class Router:
             ServerStatus(
                 url=url,
                 state=_state(server),
-                sessions=server.sessions,
+                sessions=None if self.sessions_elsewhere else server.sessions,
                 error=server.error,
+                number=server.number,
             )
             for url, server in self._servers.items()
         ]
@@ -126,8 +143,10 @@ class Router:
         old = self._servers.get(backend.url)
         if old is not None and old.backend is not backend:
             self._retired.append(old.backend)
-        self._servers[backend.url] = _Server(backend)  # leases of the old entry move here with their next request
+        # leases of the old entry move here with their next request
+        self._servers[backend.url] = _Server(backend, next(self._admissions))
         self._arrived.set()
+        self.changed()
 
     def remove(self, url: str) -> None:
         """Send a server no new requests; its running requests may end.
@@ -138,6 +157,7 @@ class Router:
         if url not in self._servers:
             raise LookupError(f"no server {url}; there are {sorted(self._servers)}")
         self._servers[url].leaving = True
+        self.changed()
 
     def take_out(self, backend: Backend, reason: str) -> None:
         """Mark a server as dead and send its requests to other servers."""
@@ -149,6 +169,13 @@ class Router:
             for task in server.waiting:
                 server.waiting[task] = True
                 task.cancel()
+            self.changed()
+
+    def report(self, url: str, number: int, reason: str) -> None:
+        """Take out a server that another process found dead, unless it was admitted anew since then."""
+        server = self._servers.get(url)
+        if server is not None and server.number == number:
+            self.take_out(server.backend, reason)
 
     def start(self) -> None:
         """Probe the servers from now on."""

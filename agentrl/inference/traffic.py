@@ -6,10 +6,12 @@ previous request and its answer, and the rest, so a conversation is stored once;
 disk leaves whole lines out and fails no episode; a line that was not written to its end is skipped.
 
 A request is found by the seeds of its episode and of itself, which no two requests of an episode share
-(:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests.
+(:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests. Worker
+processes write files of their own beside it; they are read as one.
 """
 
 import json
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,6 +24,7 @@ from agentrl.core.whole_lines import WholeLines
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 
 FILE = "traffic.jsonl"
+WORKER_FILE = "traffic-worker-{}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class EpisodeTraffic:
         """
         shared = common_prefix(self._said, prompt)
         record: dict[str, Any] = {"episode": self.seed, "run": self.number, "request": params.seed}
+        record["at"] = round(time.time(), 3)
         record |= {"shared": shared, "prompt": prompt[shared:]}
         if self.evaluation:
             record["evaluation"] = True
@@ -124,7 +128,7 @@ def read_traffic(path: Path, episodes: Collection[int]) -> dict[int, dict[int | 
     """Reads the training traffic of some episodes.
 
     Args:
-        path: ``traffic.jsonl`` of a run.
+        path: ``traffic.jsonl`` of a run; the files of its workers lie beside it.
         episodes: Seeds of the episodes.
 
     Returns:
@@ -134,21 +138,30 @@ def read_traffic(path: Path, episodes: Collection[int]) -> dict[int, dict[int | 
         ValueError: A line, not the last one, is no record.
     """
     found: dict[int, dict[int | None, Exchange]] = {seed: {} for seed in episodes}
+    latest: dict[tuple[int, int | None], float] = {}
+    for file in [path, *sorted(path.parent.glob(WORKER_FILE.format("*")))]:
+        for record, exchange in _exchanges(file, found):
+            seed, request, at = record["episode"], record["request"], record["at"]
+            if at >= latest.get((seed, request), at):
+                found[seed][request], latest[seed, request] = exchange, at
+    return found
+
+
+def _exchanges(path: Path, episodes: Collection[int]) -> Iterator[tuple[dict[str, Any], Exchange]]:
+    """Yields the training requests of some episodes in a file, with their records."""
     said: dict[tuple[int, int], list[int]] = {}
     for number, line in enumerate(_whole_lines(path), 1):
         try:
             record = orjson.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{number}: no record of a request: {error}") from error
-        seed = record["episode"]
-        if seed not in found or record.get("evaluation"):
+        if record["episode"] not in episodes or record.get("evaluation"):
             continue
-        key = seed, record["run"]
+        key = record["episode"], record["run"]
         prompt = said.get(key, [])[: record["shared"]] + record["prompt"]
         answer = _answer(record)
         said[key] = prompt + (answer.token_ids if answer is not None else [])
-        found[seed][record["request"]] = Exchange(prompt, answer, record.get("error", ""))
-    return found
+        yield record, Exchange(prompt, answer, record.get("error", ""))
 
 
 def _answer(record: dict[str, Any]) -> Generation | None:

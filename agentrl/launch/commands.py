@@ -55,6 +55,17 @@ def controller(
     return [*command, "--resume"] if resume else command
 
 
+def rollout_worker(model: Path, run_dir: Path, index: int) -> list[str]:
+    """Command of rollout worker number ``index``."""
+    return [
+        *(sys.executable, "-m", "agentrl.launch.rollout_worker"),
+        *("--run-dir", str(run_dir)),
+        *("--model", str(model)),
+        *("--index", str(index)),
+        *("--parent-pid", str(os.getpid())),
+    ]
+
+
 def model_check(model: Path, run_dir: Path) -> list[str]:
     """Command that refuses a model that cannot be trained, before any weights are read."""
     return [sys.executable, "-m", "agentrl.train.model_check", "--run-dir", str(run_dir), "--model", str(model)]

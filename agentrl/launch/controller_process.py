@@ -29,7 +29,7 @@ from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.versions import version_metrics
 from agentrl.host.entry import STOPPED, begin, refuse, run_arguments
 from agentrl.host.garbage import collect_rarely
-from agentrl.host.process import write_json
+from agentrl.host.process import CpuShare, write_json
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.router import Router
 from agentrl.inference.traffic import FILE as TRAFFIC_FILE
@@ -38,18 +38,23 @@ from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.paused_servers import note_paused
+from agentrl.launch.worker_watch import LOST_WORKERS
 from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
 from agentrl.rollout.assemble import make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.failed_episodes import FailedEpisodes
+from agentrl.rollout.followed_servers import servers_as_json
 from agentrl.rollout.held_groups import owed_step
 from agentrl.rollout.http_api import make_app
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.rollout.tasks import TaskStream, about_batches
 from agentrl.rollout.teacher_scoring import Teacher
+from agentrl.rollout.worker_api import worker_routes
+from agentrl.rollout.worker_processes import WorkerProcesses, places_of
+from agentrl.rollout.worker_wire import check_rows
 from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
@@ -57,6 +62,7 @@ from agentrl.weights.transaction import Committed, WeightTransaction
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 0.1  # between two looks for the file with the servers' URLs
+TEACHER_KEY_ENV = "AGENTRL_TEACHER_KEY"  # key of teacher.urls, where their servers want one
 LOST = 3  # exit code when the trainer is silent
 GRACE_SECONDS = 1  # for calls that are in flight when the controller stops
 
@@ -75,6 +81,8 @@ async def serve(
     training = load_tasks(recipe.train_dataset, seed=recipe.seed, env=recipe.env)
     held_out = load_tasks(recipe.valid_dataset, seed=recipe.seed, env=recipe.env)
     check_tags(training.tasks, recipe.trainer.baseline)
+    if recipe.rollout.workers:
+        check_rows([*training.tasks, *held_out.tasks])
     stream = make_stream(recipe, training)
     problem = (await first_prompt(recipe, model, workflow, training.tasks)).problem
     servers = await _servers(servers_file, start_limit(recipe))
@@ -84,11 +92,17 @@ async def serve(
     router = client.router
     if recipe.logging.record:
         client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
-    journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    pack_after = recipe.logging.pack_after  # MB
+    journal = Journal(
+        run_dir,
+        episodes=recipe.logging.episodes,
+        pack_after=None if pack_after is None else pack_after * 1_000_000,
+    )
     journal.own()
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     failed = FailedEpisodes(run_dir)
-    evaluator = Evaluator(recipe, workflow, client, journal, held_out)
+    workers = make_workers(recipe, router, run_dir / "processes") if recipe.rollout.workers else None
+    evaluator = Evaluator(recipe, workflow, client, journal, held_out, workers)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
     weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
@@ -108,6 +122,12 @@ async def serve(
             log.warning("the evaluation of version %d could not be written: %s", version, error)
         return summary.as_metrics() | found
 
+    share = CpuShare()
+
+    def write_metrics(step: int, metrics: dict[str, float]) -> None:
+        used = share.since_last()
+        writer.write(step, metrics if used is None else metrics | {"rollout/controller_cpu": used})
+
     controller = Controller(
         recipe,
         stream,
@@ -115,10 +135,11 @@ async def serve(
         client,
         weights,
         journal,
-        writer.write,
+        write_metrics,
         evaluate,
         teacher.score if teacher is not None else None,
         failed,
+        workers,
     )
     router.rejoin = weights.join
     router.start()
@@ -134,7 +155,7 @@ async def serve(
         evaluated = any("eval/n" in record for record in read_metrics(run_dir / METRICS_FILE) if record["step"] == step)
         controller.restore(step, rollouts, recorded=recorded, evaluated=evaluated)
     secret = os.environ.get(SECRET_ENV, "")
-    app = make_app(controller, server_pool, secret)
+    app = make_app(controller, server_pool, secret, worker_routes(workers, router, secret) if workers else ())
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -158,12 +179,16 @@ async def serve(
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     collect_rarely()
     try:
+        if workers is not None:
+            workers.start()
         controller.start()
         controller.last_beat = time.monotonic()
         return await until_over(controller, recipe.launch.heartbeat_timeout, stopping)
     finally:
         watch.stop()
         await controller.close()  # also answers calls that wait for a batch
+        if workers is not None:
+            await workers.close()  # its episodes are cancelled by now
         server.should_exit = True
         await serving
         await weights.close()  # a push that was cut off leaves servers paused
@@ -197,7 +222,8 @@ async def _servers(file: Path, limit: float) -> dict[str, list[str]]:
 def start_limit(recipe: Recipe) -> float:
     """Seconds in which the launcher starts all servers or gives up, and some to spare."""
     teachers = recipe.teacher.servers if recipe.teacher.model is not None else 0
-    return recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
+    machines = recipe.launch.node_timeout if recipe.inference.nodes else 0.0
+    return machines + recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
 
 
 def make_stream(recipe: Recipe, training: LoadedTasks) -> TaskStream:
@@ -216,8 +242,34 @@ def make_teacher(recipe: Recipe, urls: Sequence[str]) -> Teacher | None:
     if not urls:
         return None
     served = as_teacher(recipe)
-    backends = [make_backend(served, url) for url in urls]
+    backends = [make_backend(served, url, TEACHER_KEY_ENV) for url in urls]
     return Teacher(Router(backends, probe_seconds=recipe.inference.probe_seconds, patience=recipe.inference.patience))
+
+
+def make_workers(recipe: Recipe, router: Router, processes: Path) -> WorkerProcesses:
+    """Makes the place where the recipe's worker processes run episodes; the launcher starts the processes.
+
+    Args:
+        recipe: Recipe with ``rollout.workers``.
+        router: The controller's router, whose changes the workers are told.
+        processes: Folder with the file that tells the launcher which workers were given up.
+    """
+    given_up: dict[str, int] = {}
+
+    def lost(name: str, pid: int, reason: str) -> None:
+        given_up[name] = pid
+        write_json(processes / LOST_WORKERS, given_up)
+
+    rollout = recipe.rollout
+    workers = WorkerProcesses(
+        places_of(rollout.max_concurrent, rollout.workers),
+        Limits.of(rollout).teardown,
+        recipe.inference.start_timeout,
+        lambda: servers_as_json(router),
+        lost,
+    )
+    router.changed, router.sessions_elsewhere = workers.servers_changed, True
+    return workers
 
 
 async def until_over(

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.hints import hints
+from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.supervised import SUPERVISED, evaluates
 from agentrl.inference.kinds.kind import server_kind
+from agentrl.launch import placement
 from agentrl.launch.model_shape import ModelShape, model_shape
 from agentrl.launch.resolve import BYTES, decided, pushed_bytes, resolve
 from agentrl.weights.transport import BUFFERS, costs
@@ -55,11 +57,12 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     width = BYTES[trainer.dtype]
     if trainer.type in SUPERVISED:
         return items + _supervised_memory(recipe, shape, width)
-    share = -(-shape.parameters // trainer.ranks)
+    shards = trainer.ranks // trainer.replicas
+    share = -(-shape.parameters // shards)
     if trainer.lora_rank is None:
         items.append(MemoryItem("trainer rank", "parameters, gradients, two Adam moments in float32", 16 * share))
     else:
-        adapters = -(-trainer.lora_rank * shape.linear_sides // trainer.ranks)
+        adapters = -(-trainer.lora_rank * shape.linear_sides // shards)
         items.append(MemoryItem("trainer rank", "frozen parameters in float32", 4 * share))
         items.append(MemoryItem("trainer rank", "adapters at most, gradients, two Adam moments", 16 * adapters))
     if width != 4:
@@ -116,6 +119,7 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
     """
     shape, unknown = None, "the model's config.json is not available"
     if config is not None:
+        check_mesh(recipe.trainer, config)
         try:
             shape = model_shape(config)
         except ValueError as error:
@@ -127,7 +131,8 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
 
 
 def _before_memory(recipe: Recipe, model: str) -> list[str]:
-    return [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *_tokens(recipe)]
+    machines = [f"machine    {text}" for text in placement.lines(recipe)]
+    return [f"model      {model}", *(f"process    {text}" for text in _processes(recipe)), *machines, *_tokens(recipe)]
 
 
 def _memory_lines(recipe: Recipe, shape: ModelShape | None, unknown: str) -> list[str]:
@@ -156,7 +161,10 @@ def _processes(recipe: Recipe) -> list[str]:
         found.append(f"inference server, running already: {', '.join(inference.urls)}")
     else:
         threads = f", {inference.threads} threads" if inference.threads else ""
-        found.append(f"{inference.servers} x inference server, {inference.engine}, {where}, {inference.dtype}{threads}")
+        most = f" to {inference.max_servers}" if inference.max_servers else ""
+        split = "".join(f", {name} {size}" for name, size in placement.sizes(recipe).items())
+        kind = f"{inference.engine}, {where}, {inference.dtype}{split}{threads}"
+        found.append(f"{inference.servers}{most} x inference server, {kind}")
     teacher = recipe.teacher
     if teacher.urls and trainer.type is not None:
         found.append(f"teacher server, running already: {', '.join(teacher.urls)}")
@@ -166,6 +174,8 @@ def _processes(recipe: Recipe) -> list[str]:
             "memory is not in the estimate"
         )
     found.append("1 x rollout controller")
+    if recipe.rollout.workers and trainer.type is not None:
+        found.append(f"{recipe.rollout.workers} x rollout worker")
     if trainer.type is None:
         found.append("no trainer: evaluation only")
     else:

@@ -1,10 +1,13 @@
-"""Another machine of a run: it runs trainer ranks, and nothing else.
+"""Another machine of a run: it runs trainer ranks or servers, and nothing else.
 
-Guarantees: it ends when its ranks end, and they end when the head's do or when the head is gone; however it ends, no
-process of it remains.
+Guarantees: it ends when its ranks end, and they end when the head's do or when the head is gone; a machine of servers
+ends when the head does. However it ends, no process of it remains, and the head is told why where it failed.
 """
 
 import signal
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -15,14 +18,21 @@ from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch import commands
 from agentrl.launch.commands import Meeting
-from agentrl.launch.machines import collective_env, join
+from agentrl.launch.door import Visit
+from agentrl.launch.fleet import SECRET_FILE, write_failure
+from agentrl.launch.machines import Head, MachineError, collective_env, join, own_address
 from agentrl.launch.needed_packages import needed_packages, require_packages
+from agentrl.launch.placed_servers import NodeServers, json_of
+from agentrl.launch.placement import node
 from agentrl.launch.servers import find_model
-from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
+
+POLL_SECONDS = 0.2
+HEAD_SECONDS = 60.0  # between the end of the head and that of this machine's ranks
 
 
 def join_run(recipe: Recipe, console: Console) -> int:
-    """Waits for the head of a run and runs this machine's ranks; returns the exit code.
+    """Waits for the head of a run and runs this machine's part of it; returns the exit code.
 
     Args:
         recipe: Recipe as loaded, with ``launch.node_rank`` above 0; what runs is the head's.
@@ -35,26 +45,24 @@ def join_run(recipe: Recipe, console: Console) -> int:
     run_dir, rank = Path(recipe.launch.run_dir) / recipe.name, recipe.launch.node_rank
 
     def say(text: str) -> None:
-        console.print(f"node {rank} waits: {text}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"node {rank}: {text}", highlight=False, markup=False, soft_wrap=True)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the whole job: the head's trainer decides
     try:
-        theirs, model, head = join(recipe, run_dir, lambda one: find_model(one, console).path, say)
-        supervisor = Supervisor(run_dir / "logs")
-        meeting = Meeting(head.address, head.port, rank)
-        if theirs.trainer.type in SUPERVISED:
-            ready = run_dir / "processes" / f"trainer-{rank}.json"
-            command = commands.examples_trainer(theirs, model, run_dir, ready, head.resume, meeting)
-        else:
-            command = commands.trainer(theirs, model, run_dir, "", head.resume, meeting)
+        theirs, model, head = join(
+            recipe, run_dir, lambda one: find_model(one, console).path, lambda text: say(f"waits: {text}")
+        )
+        visit = _visit(head, run_dir, rank)
+        say(f"of the run {run_dir} on {head.machine.host}")
         try:
-            console.print(f"node {rank} of the run {run_dir} on {head.machine.host}", highlight=False, markup=False)
-            env = {**CPU_ENV, **collective_env(head.address), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-            supervisor.wait([supervisor.start(f"trainer-{rank}", command, env=env)], lambda: None)
+            _work(theirs, model, run_dir, head, visit, recipe, say)
+        except ChildFailed as error:
+            write_failure(run_dir, rank, socket.gethostname(), str(error), refused=isinstance(error, ChildRefused))
+            raise
         finally:
-            supervisor.stop()
+            visit.leave()
     except KeyboardInterrupt:
         console.print("\nstopped")
         return STOP_SIGNAL_CODE
@@ -62,3 +70,78 @@ def join_run(recipe: Recipe, console: Console) -> int:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     return 0
+
+
+def _visit(head: Head, run_dir: Path, rank: int) -> Visit:
+    """Goes to the head's door.
+
+    Raises:
+        MachineError: It does not let this machine in.
+    """
+    try:
+        secret = str(json_of(run_dir / "processes" / SECRET_FILE).get("secret", ""))
+        return Visit(head.address, head.door, secret, rank)
+    except OSError as error:
+        raise MachineError(
+            f"node {rank} ({socket.gethostname()}) is not let in by the head at {head.address}:{head.door}: {error}"
+        ) from error
+
+
+def _work(
+    theirs: Recipe, model: Path, run_dir: Path, head: Head, visit: Visit, own: Recipe, say: Callable[[str], None]
+) -> None:
+    """Runs this machine's part until the run is over.
+
+    Raises:
+        ChildFailed: A process of it failed.
+    """
+    one, supervisor = node(theirs, own.launch.node_rank), Supervisor(run_dir / "logs")
+    interface = own.launch.interface or theirs.launch.interface
+    env = {
+        **CPU_ENV,
+        **collective_env(head.address, interface),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    try:
+        if one.trains:
+            command = _trainer(theirs, model, run_dir, head, one.rank)
+            watch = _HeadWatch(visit, head.machine.host)
+            supervisor.wait([supervisor.start(f"trainer-{one.rank}", command, env=env)], watch.check)
+            return
+        secret = str(json_of(run_dir / "processes" / SECRET_FILE)["secret"])
+        address = own_address(head.address, interface)
+        servers = NodeServers(theirs, model, run_dir, supervisor, one, address, secret, env, say)
+        while not visit.over:
+            servers.poll()
+            time.sleep(POLL_SECONDS)
+        say("the head has ended")
+    finally:
+        supervisor.stop()
+
+
+class _HeadWatch:
+    """Ends this machine's ranks where the head is gone and they have not noticed, as after a loss of power."""
+
+    def __init__(self, visit: Visit, host: str) -> None:
+        self._visit, self._host = visit, host
+        self._since: float | None = None
+
+    def check(self) -> None:
+        """Does nothing while the head is there.
+
+        Raises:
+            ChildFailed: It has been gone for longer than the end of a run takes.
+        """
+        if self._since is None and self._visit.over:
+            self._since = time.monotonic()
+        if self._since is not None and time.monotonic() - self._since > HEAD_SECONDS:
+            raise ChildFailed(f"the head ({self._host}) is gone, and this machine's ranks still wait for it")
+
+
+def _trainer(theirs: Recipe, model: Path, run_dir: Path, head: Head, rank: int) -> list[str]:
+    meeting = Meeting(head.address, head.port, rank)
+    if theirs.trainer.type in SUPERVISED:
+        ready = run_dir / "processes" / f"trainer-{rank}.json"
+        return commands.examples_trainer(theirs, model, run_dir, ready, head.resume, meeting)
+    return commands.trainer(theirs, model, run_dir, "", head.resume, meeting)

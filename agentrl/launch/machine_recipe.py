@@ -4,7 +4,14 @@ from pathlib import Path
 
 from agentrl.config.recipe import LaunchConfig, Recipe
 
-_SCHEDULED = ("type", "slurm", "ray_address", "ray_resources", "restarts")  # keys of the scheduler alone
+_SCHEDULED = (
+    "type",
+    "slurm",
+    "ray_address",
+    "ray_resources",
+    "ray_server_resources",
+    "restarts",
+)  # keys of the scheduler alone
 
 
 def recipe_of_machine(recipe: Recipe) -> Recipe:

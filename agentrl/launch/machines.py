@@ -1,4 +1,4 @@
-"""Brings the machines of a run together: the head, which runs everything, and others, which run trainer ranks.
+"""Brings the machines of a run together: the head, which runs everything, and others with trainer ranks or servers.
 
 Every machine runs ``agentrl recipe run RECIPE ...`` with the same settings; ``launch.node_rank`` says which one it is,
 ``launch.head`` is the head's address. They find one another through the run's folder, which all must see.
@@ -26,6 +26,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch.commands import ALONE, Meeting
+from agentrl.launch.placement import gpus, machines, most_machines, node, words
 
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
@@ -48,6 +49,7 @@ class Machine:
         model: Fingerprint of the starting model.
         time: Time on its clock, in seconds since 1970.
         run: Identity of the run that it takes part in.
+        gpus: Number of its NVIDIA GPUs that this process may use.
     """
 
     host: str
@@ -55,11 +57,12 @@ class Machine:
     model: str
     time: float
     run: str
+    gpus: int = 0
 
     @classmethod
     def here(cls, model: Path, run: str) -> "Machine":
         """Describes this machine."""
-        return cls(socket.gethostname(), versions(), fingerprint(model), time.time(), run)
+        return cls(socket.gethostname(), versions(), fingerprint(model), time.time(), run, count_gpus())
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Head:
         port: Port of the ranks' store there.
         resume: Whether the run goes on from a checkpoint.
         machine: Description of the head.
+        door: Port of the head's door (:mod:`agentrl.launch.door`).
     """
 
     run: str
@@ -79,6 +83,7 @@ class Head:
     port: int
     resume: bool
     machine: Machine
+    door: int = 0
 
 
 def versions() -> dict[str, str]:
@@ -101,6 +106,14 @@ def fingerprint(model: Path) -> str:
     return json.dumps([config, files], sort_keys=True)
 
 
+def count_gpus() -> int:
+    """Returns the number of NVIDIA GPUs that this process may use, without a library that would hold them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([one for one in chosen.split(",") if one.strip()])
+    return len([one for one in Path("/dev").glob("nvidia*") if one.name[6:].isdigit()])
+
+
 def free_port(address: str) -> int:
     """Returns a port that is free at an address of this machine.
 
@@ -119,7 +132,7 @@ def free_port(address: str) -> int:
         ) from error
 
 
-def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool) -> Head | None:
+def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool, door: int = 0) -> Head | None:
     """Writes the head's file, which the others wait for; called on the head.
 
     Args:
@@ -127,17 +140,33 @@ def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool) -> Hea
         model: Folder of the starting model.
         run_dir: Folder of the run.
         resume: Whether the run goes on from a checkpoint.
+        door: Port of the head's door.
 
     Returns:
-        The head as written; ``None`` where all ranks are on this machine.
+        The head as written; ``None`` where all is on this machine.
+
+    Raises:
+        MachineError: The head itself does not fit, or ``launch.head`` is another machine.
     """
-    if recipe.trainer.nodes == 1:
+    if machines(recipe) == 1:
         return None
     address, run = head_address(recipe), secrets.token_hex(8)
     port = recipe.launch.port or free_port(address)
-    head = Head(run, address, port, resume, Machine.here(model, run))
+    head = Head(run, address, port, resume, Machine.here(model, run), door)
+    require_gpus(recipe, head.machine, 0)
     write_json(run_dir / "processes" / HEAD_FILE, asdict(head))
     return head
+
+
+def require_gpus(recipe: Recipe, machine: Machine, rank: int) -> None:
+    """Refuses a machine that has fewer GPUs than its part of the run needs.
+
+    Raises:
+        MachineError: It has fewer.
+    """
+    needed = gpus(recipe, node(recipe, rank))
+    if machine.gpus < needed:
+        raise MachineError(f"node {rank} ({machine.host}) has {machine.gpus} GPUs, its part of the run needs {needed}")
 
 
 def head_address(recipe: Recipe) -> str:
@@ -147,31 +176,14 @@ def head_address(recipe: Recipe) -> str:
         MachineError: It names none.
     """
     if recipe.launch.head is None:
-        raise MachineError(f"trainer.nodes={recipe.trainer.nodes} needs launch.head=HOST: the address of node 0")
+        raise MachineError(f"{words(recipe)} needs launch.head=HOST: the address of node 0")
     return recipe.launch.head
 
 
-def meet(
-    recipe: Recipe, head: Head | None, run_dir: Path, check: Callable[[], None], say: Callable[[str], None]
-) -> tuple[Meeting, dict[str, str]]:
-    """Waits on the head for the other machines.
-
-    Args:
-        recipe: Resolved recipe.
-        head: The announced head; ``None`` where all ranks are on this machine.
-        run_dir: Folder of the run.
-        check: Called repeatedly; it raises when the run has failed meanwhile.
-        say: Called with what a person should know.
-
-    Returns:
-        Where the ranks meet, and environment variables for them.
-    """
-    if head is None:
-        return ALONE, {}
-    say(f"waiting for {recipe.trainer.nodes - 1} more of trainer.nodes={recipe.trainer.nodes}")
-    for text in gather(recipe, head, run_dir, check):
-        say(text)
-    return Meeting(head.address, head.port, 0), collective_env(head.address)
+def meeting(recipe: Recipe, head: Head) -> tuple[Meeting, dict[str, str]]:
+    """Returns where the ranks of a run meet, and environment variables for those of the head."""
+    where = Meeting(head.address, head.port, 0) if recipe.trainer.nodes > 1 else ALONE
+    return where, collective_env(head.address, recipe.launch.interface)
 
 
 def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None]) -> list[str]:
@@ -187,19 +199,20 @@ def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None])
         MachineError: A machine did not come in time, or does not fit.
     """
     deadline = time.monotonic() + recipe.launch.node_timeout
-    waited_for = set(range(1, recipe.trainer.nodes))
+    waited_for = set(range(1, machines(recipe)))
     odd: list[str] = []
     while waited_for:
         for rank in sorted(waited_for):
             machine = _arrived(run_dir, rank)
             if machine is not None and machine.run == head.run:
                 odd += fit(head.machine, machine, rank, now=time.time())
+                require_gpus(recipe, machine, rank)
                 waited_for.discard(rank)
         check()
         if waited_for and time.monotonic() > deadline:
             missing = ", ".join(map(str, sorted(waited_for)))
             raise MachineError(
-                f"node {missing} of trainer.nodes={recipe.trainer.nodes} did not come within "
+                f"node {missing} of {words(recipe)} did not come within "
                 f"{recipe.launch.node_timeout:g} s (launch.node_timeout): run there the same command with "
                 f"launch.node_rank={min(waited_for)}, on a disk where {run_dir} is this folder"
             )
@@ -270,7 +283,8 @@ def join(
         if found is not None:
             if answered is None or answered[2] != found:
                 answered = (*_take_part(run_dir, rank, found, model), found)
-            text = reach(found.address, found.port)
+            trains = node(answered[0], rank).trains  # the others need not wait for the trainer's start
+            text = reach(found.address, found.port if trains else found.door)
             if not text:
                 return answered
         if text != told:
@@ -288,8 +302,8 @@ def join(
 def _take_part(run_dir: Path, rank: int, head: Head, model: Callable[[Recipe], Path]) -> tuple[Recipe, Path]:
     """Tells the head of this machine; returns the head's recipe, and the folder of its model here."""
     theirs = Recipe.model_validate_json((run_dir / "config.json").read_text())
-    if rank >= theirs.trainer.nodes:
-        raise MachineError(f"launch.node_rank={rank}: the head's run has trainer.nodes={theirs.trainer.nodes}")
+    if rank >= most_machines(theirs):
+        raise MachineError(f"launch.node_rank={rank}: the head's run has {words(theirs)}")
     folder = model(theirs)
     write_json(run_dir / "processes" / f"node-{rank}.json", asdict(Machine.here(folder, head.run)))
     return theirs, folder
@@ -316,27 +330,49 @@ def reach(address: str, port: int) -> str:
         return f"{socket.gethostname()} cannot connect to {address}:{port} yet ({why})"
 
 
+def own_address(towards: str, interface: str | None = None) -> str:
+    """Returns the address of this machine that others reach it at.
+
+    Args:
+        towards: Address of another machine, or of this one.
+        interface: Name of the network interface to use; ``None`` for the one that leads to ``towards``.
+
+    Raises:
+        MachineError: There is no such interface, or it has no address.
+    """
+    if interface is None:
+        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # sends nothing
+            return str(probe.getsockname()[0])
+    known = psutil.net_if_addrs()
+    for one in known.get(interface, ()):
+        if one.family == socket.AF_INET:
+            return one.address
+    raise MachineError(
+        f"launch.interface={interface}: {socket.gethostname()} has no such network interface with an address; it has "
+        f"{', '.join(known)}"
+    )
+
+
 def interface_to(address: str) -> str | None:
     """Returns the name of the network interface that this machine reaches an address through; ``None`` if unknown.
 
     The collectives of torch take the address that the host's own name resolves to, often a loopback one, unless they
     are told an interface.
     """
-    found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(found[4])  # sends nothing
-        own = probe.getsockname()[0]
+    own = own_address(address)
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == own for one in addresses):
             return name
     return None
 
 
-def collective_env(address: str) -> dict[str, str]:
+def collective_env(address: str, interface: str | None = None) -> dict[str, str]:
     """Returns the environment variables that bind torch's collectives to the interface that reaches the head.
 
     Variables that are set already stay as they are.
     """
-    name = interface_to(address)
+    name = interface or interface_to(address)
     wanted = () if name is None else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {variable: str(name) for variable in wanted if variable not in os.environ}

@@ -32,6 +32,8 @@ def needed_packages(recipe: Recipe) -> dict[str, str]:
         needed |= dict.fromkeys(TRAINING, "training")
     if trainer.type is not None and recipe.logging.tensorboard:
         needed["tensorboardX"] = "logging.tensorboard=true"
+    if trainer.type is not None:
+        needed |= {name: f"logging.trackers=[{name}]" for name in recipe.logging.trackers}
     if trainer.type is not None and trainer.lora_rank is not None:
         needed["peft"] = "trainer.lora_rank"
     if trainer.type not in SUPERVISED or evaluates(recipe):

@@ -1,86 +1,47 @@
-"""Runs a recipe on a Ray cluster: one launcher on each of ``trainer.nodes`` nodes, started by an actor of the node.
+"""Runs a recipe on a Ray cluster: one launcher on each node of the run, started by an actor of the node.
 
-Guarantees: the launchers are the same processes as on machines without a scheduler (:mod:`agentrl.launch.machines`),
-so nothing of a run's own data goes through Ray; what the cluster lacks is said before anything starts; at the end and
-after Ctrl-C all launchers are told to end. Where Ray reports a dead node, the run starts again from its newest
-checkpoint, ``launch.restarts`` times.
+Guarantees: the launchers are the same processes as on machines without a scheduler (:mod:`agentrl.launch.machines`);
+at the end and after Ctrl-C all launchers are told to end. A node of servers that dies is replaced while the run goes
+on. Where a node of trainer ranks dies, or the run fails after a new checkpoint, it starts again from the newest one,
+``launch.restarts`` times. With ``inference.max_servers`` nodes are added while the cluster has them.
 """
 
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.needed_packages import require_packages
+from agentrl.launch.placement import machines, most_machines, node
+from agentrl.launch.ray_nodes import (
+    START_SECONDS,
+    NodeLost,
+    Placed,
+    RayError,
+    answered,
+    ask,
+    place,
+    put,
+    runs,
+    stop,
+    wanted,
+)
+from agentrl.launch.run_owner import ALIVE_SECONDS, read_owner
 from agentrl.train.checkpoint_state import latest_checkpoint
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
-
-
-class RayError(UserError):
-    """The run cannot start on Ray; the message says why."""
-
-
-class NodeLost(RuntimeError):
-    """A node of the run died, or its launcher was killed."""
-
-
-class Host:
-    """Starts one command on the node of its actor, and tells how it fares."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def address(self) -> str:
-        """Returns the node's address in the cluster."""
-        import ray
-
-        return ray.util.get_node_ip_address()
-
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> None:
-        """Starts the command; what it prints is appended to ``log``."""
-        with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, **env}, cwd=cwd, start_new_session=True,
-            )  # fmt: skip
-
-    def poll(self) -> int | None:
-        """Returns the command's exit code; ``None`` while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the command, if it runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
-
-
-@dataclass
-class Group:
-    """The nodes of a run.
-
-    Attributes:
-        hosts: An actor on each node, the head's first.
-        placement: Ray's placement group.
-    """
-
-    hosts: list[Any]
-    placement: Any
+MOST_TRIES = 5  # times that one machine of servers is placed again
 
 
 def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
@@ -130,7 +91,15 @@ def _with_restarts(recipe: Recipe, file: Path, console: Console, *, resume: bool
             return code
         resume = True
         console.print(f"{why}; starting again from the newest checkpoint", markup=False, highlight=False)
+        _until_free(run_folder(recipe))
     raise AssertionError
+
+
+def _until_free(run: Path) -> None:
+    """Waits until the launcher of a dead node no longer counts as alive, which its heartbeat's age tells."""
+    deadline = time.monotonic() + 2 * ALIVE_SECONDS
+    while read_owner(run).get("living") and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 def _connect(recipe: Recipe) -> None:
@@ -147,134 +116,157 @@ def _connect(recipe: Recipe) -> None:
         ) from error
 
 
-def wanted(recipe: Recipe) -> dict[str, float]:
-    """Returns the resources that a run needs of each node."""
-    device = {"GPU": float(recipe.trainer.nproc)} if recipe.launch.device == "cuda" else {}
-    return {"CPU": 1.0, **device, **recipe.launch.ray_resources}
-
-
 def _once(recipe: Recipe, file: Path, console: Console, *, resume: bool) -> int:
-    """Runs the recipe once, to its end or that of a node.
+    """Runs the recipe once, to its end or that of a node of trainer ranks.
 
     Raises:
-        NodeLost: A node died.
+        NodeLost: Such a node died.
     """
-    group = _place(recipe)
-    log = run_folder(recipe).with_name(f"{recipe.name}.ray.log")
+    cluster = _Cluster(recipe, file, console, resume=resume)
     try:
-        _start(recipe, group, file, log, resume=resume)
-        return _follow(group, log, console)
+        return cluster.follow()
     finally:
-        _end(group)
+        cluster.end()
 
 
-def _place(recipe: Recipe) -> Group:
-    """Gets a node of its own for each launcher.
+class _Cluster:
+    """The machines of one start of a run.
+
+    Args:
+        recipe: Recipe as loaded.
+        file: File of the launchers' recipe.
+        console: Console to print to.
+        resume: Whether the run goes on from a checkpoint.
 
     Raises:
-        RayError: The cluster does not have them.
+        RayError: The cluster lacks what the run needs.
     """
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    nodes, each = recipe.trainer.nodes, wanted(recipe)
-    placement = placement_group([each] * nodes, strategy="STRICT_SPREAD")
-    if not placement.wait(recipe.launch.node_timeout):
-        remove_placement_group(placement)
-        there = [f"{one['NodeName']}: {_words(one['Resources'])}" for one in ray.nodes() if one["Alive"]]
-        raise RayError(
-            f"the Ray cluster has no {nodes} nodes with {_words(each)} each that are free within "
-            f"{recipe.launch.node_timeout:g} s (launch.node_timeout); it has {'; '.join(there)}"
-        )
-    actor: Any = ray.remote(Host)
-    hosts = [
-        actor.options(
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=index),
-        ).remote()
-        for index in range(nodes)
-    ]
-    return Group(hosts, placement)
+    def __init__(self, recipe: Recipe, file: Path, console: Console, *, resume: bool) -> None:
+        self._recipe, self._file, self._console, self._resume = recipe, file, console, resume
+        self._log = run_folder(recipe).with_name(f"{recipe.name}.ray.log")
+        self._placed = place(recipe)
+        self._groups: list[Any] = [self._placed[0].group]
+        self._growing: Any = None  # placement group of the next machine of servers
+        self._next_rank = machines(recipe)
+        self._head_address = ""
 
+    def follow(self) -> int:
+        """Starts all launchers and shows what the head prints until it ends; returns its exit code.
 
-def _words(resources: Mapping[str, float]) -> str:
-    shown = {name: value for name, value in resources.items() if not name.startswith("node:") and "memory" not in name}
-    return ", ".join(f"{value:g} {name}" for name, value in sorted(shown.items())) or "nothing"
+        Raises:
+            NodeLost: A node of trainer ranks died, or the launcher of one was killed.
+        """
+        self._head_address = ask(self._placed[0].asked, START_SECONDS)
+        for one in self._placed:
+            ask(one.asked, START_SECONDS)
+            self._start(one)
+        with open(self._log, encoding="utf-8", errors="replace") as lines:
+            while True:
+                code = self._look()
+                for line in lines:
+                    self._console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
+                if code is not None:
+                    return code
+                self._grow()
+                time.sleep(POLL_SECONDS)
 
+    def _start(self, one: Placed) -> None:
+        """Starts the launcher of a machine whose actor lives.
 
-def _start(recipe: Recipe, group: Group, file: Path, log: Path, *, resume: bool) -> None:
-    head = _ask(group.hosts[0].address.remote())
-    for index, host in enumerate(group.hosts):
-        command = [sys.executable, "-m", "agentrl", "recipe", "run", str(file), f"launch.node_rank={index}"]
-        command += [f"launch.head={head}"] if len(group.hosts) > 1 else []
-        command += ["--resume"] if resume and index == 0 else []
-        mine = log if index == 0 else log.with_name(f"{log.stem}-{index}.log")
+        Raises:
+            NodeLost: It does not.
+        """
+        several = most_machines(self._recipe) > 1
+        command = [sys.executable, "-m", "agentrl", "recipe", "run", str(self._file), f"launch.node_rank={one.rank}"]
+        command += [f"launch.head={self._head_address}"] if several else []
+        command += ["--resume"] if self._resume and one.rank == 0 else []
+        mine = self._log if one.rank == 0 else self._log.with_name(f"{self._log.stem}-{one.rank}.log")
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "COLUMNS": str(os.environ.get("COLUMNS", 120))}
         env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")  # Ray sets 1 for an actor's children
         with open(mine, "a") as out:
             out.write(f"$ {shlex.join(command)}\n")
-        _ask(host.start.remote(command, {name: value for name, value in env.items() if value}, str(mine), os.getcwd()))
+        given = {name: value for name, value in env.items() if value}
+        ask(one.actor.start.remote(command, given, str(mine), os.getcwd()))
+        one.started, one.asked = True, one.actor.poll.remote()
 
+    def _look(self) -> int | None:
+        """Looks after all machines; returns the head's exit code when it has ended.
 
-def _ask(reference: Any) -> Any:
-    """Returns an actor's answer.
+        Raises:
+            NodeLost: A node of trainer ranks died, or the launcher of one was killed.
+        """
+        for index, one in enumerate(self._placed):
+            if not answered(one.asked):
+                continue
+            trains = node(self._recipe, one.rank).trains
+            try:
+                code = ask(one.asked)
+                if not one.started:
+                    self._start(one)
+                    self._say(f"node {one.rank} has a node again: its servers start")
+                    continue
+                one.asked = one.actor.poll.remote()
+            except NodeLost as error:
+                if trains:
+                    raise
+                self._placed[index] = self._again(one, str(error))
+                continue
+            if code is None:
+                continue
+            if one.rank == 0 and code >= 0:
+                return code
+            if trains and code < 0:
+                who = "the head's launcher" if one.rank == 0 else f"the launcher of node {one.rank}"
+                raise NodeLost(f"{who} was killed by {signal.Signals(-code).name}")
+            if not trains and code != 0:
+                self._placed[index] = self._again(one, f"the launcher of node {one.rank} ended with code {code}")
+        return None
 
-    Raises:
-        NodeLost: The actor is gone.
-    """
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError
+    def _again(self, one: Placed, why: str) -> Placed:
+        """Places a machine of servers again, on its node or on another one.
 
-    try:
-        return ray.get(reference, timeout=END_SECONDS)
-    except (RayActorError, GetTimeoutError) as error:
-        said = str(error).strip().splitlines()
-        raise NodeLost(f"a node of the run is gone: {said[-1] if said else type(error).__name__}") from error
+        Raises:
+            NodeLost: That was tried several times already.
+        """
+        import ray
 
+        if one.tries == MOST_TRIES:
+            raise NodeLost(f"node {one.rank} of servers cannot be kept: {why}")
+        self._say(f"node {one.rank}: {why}; its servers are started elsewhere")
+        ray.kill(one.actor)
+        return put(one.rank, one.group, one.bundle, one.tries + 1)
 
-def _follow(group: Group, log: Path, console: Console) -> int:
-    """Shows what the head prints until it ends; returns its exit code.
+    def _grow(self) -> None:
+        """Adds a machine of servers where ``inference.max_servers`` allows it and the cluster has a node."""
+        from ray.util.placement_group import placement_group
 
-    Raises:
-        NodeLost: A node died, or the launcher of one was killed.
-    """
-    with open(log, encoding="utf-8", errors="replace") as lines:
-        while True:
-            codes = [_ask(host.poll.remote()) for host in group.hosts]
-            for line in lines:
-                console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
-            if codes[0] is not None:
-                if codes[0] < 0:
-                    raise NodeLost(f"the head's launcher was killed by {signal.Signals(-codes[0]).name}")
-                return codes[0]
-            killed = [index for index, code in enumerate(codes) if code is not None and code < 0]
-            if killed:
-                raise NodeLost(f"the launcher of node {killed[0]} was killed")
-            time.sleep(POLL_SECONDS)
+        if self._next_rank >= most_machines(self._recipe):
+            return
+        if self._growing is None:
+            self._growing = placement_group([wanted(self._recipe, self._next_rank)], strategy="STRICT_SPREAD")
+            self._groups.append(self._growing)
+        if self._growing.wait(0):
+            self._say(f"the cluster has a node for more servers: node {self._next_rank} joins")
+            self._placed.append(put(self._next_rank, self._growing, 0))
+            self._growing, self._next_rank = None, self._next_rank + 1
 
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-def _end(group: Group) -> None:
-    """Ends all launchers that run, and gives the nodes back; those of dead nodes are gone already."""
-    import ray
-    from ray.util.placement_group import remove_placement_group
+    def end(self) -> None:
+        """Ends all launchers that run, and gives the nodes back; those of dead nodes are gone already."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
 
-    deadline = time.monotonic() + END_SECONDS
-    running = list(group.hosts)
-    for host in running:
-        host.signal.remote(signal.SIGTERM)
-    while running and time.monotonic() < deadline:
-        running = [host for host in running if _runs(host)]
-        time.sleep(POLL_SECONDS if running else 0)
-    for host in group.hosts:
-        ray.kill(host)
-    remove_placement_group(group.placement)
-
-
-def _runs(host: Any) -> bool:
-    try:
-        return _ask(host.poll.remote()) is None
-    except NodeLost:
-        return False
+        deadline = time.monotonic() + END_SECONDS
+        running = list(self._placed)
+        for one in running:
+            stop(one)
+        while running and time.monotonic() < deadline:
+            running = [one for one in running if runs(one)]
+            time.sleep(POLL_SECONDS if running else 0)
+        for one in self._placed:
+            ray.kill(one.actor)
+        for group in self._groups:
+            remove_placement_group(group)

@@ -37,7 +37,10 @@ AT_ONCE = 64  # episodes
 _LAYOUT = frozenset({"train/microbatches", "train/rows_tokens"})  # metrics that follow from the number of ranks
 _NAMES_A_TOKEN = ("ratio_token",)  # parts of the names of metrics that say which token was the worst
 _NOT_ITS_OWN = frozenset(  # stop reasons that a replay cannot give again: the clock's, other episodes', the machine's
-    {StopReason.TIMEOUT, StopReason.STALE, StopReason.CANCELLED, StopReason.INFRASTRUCTURE_ERROR}
+    {
+        *(StopReason.TIMEOUT, StopReason.STALE, StopReason.CANCELLED),
+        *(StopReason.INFRASTRUCTURE_ERROR, StopReason.WORKER_LOST),
+    }
 )
 
 

@@ -18,6 +18,7 @@ from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.inference.backend import Transport
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch.model_shape import ModelShape
+from agentrl.launch.placement import placed
 from agentrl.weights.transport import choose
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -64,7 +65,8 @@ def transport_of(recipe: Recipe, shape: ModelShape | None) -> Transport:
         server_kind(recipe.inference.engine).capabilities.transports,
         recipe.inference.urls,
         nbytes=pushed_bytes(recipe, shape) if shape is not None else 0,
-        files_only=_pushes_adapter(recipe),
+        files_only=_pushes_adapter(recipe) or recipe.inference.dp * recipe.inference.pp > 1,
+        apart=placed(recipe),
     )
 
 

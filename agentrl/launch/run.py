@@ -6,18 +6,22 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import shutil
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.hints import hints
+from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import NO_ENV, SUPERVISED
 from agentrl.config.teacher import as_teacher
@@ -26,17 +30,23 @@ from agentrl.core.weight_manifest import sweep_stale
 from agentrl.evaluate.judged import ASKED
 from agentrl.evaluate.stored import TASKS
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
 from agentrl.inference.template_source import built_in_templates, template_text
 from agentrl.inference.tool_parsers import PARSERS
 from agentrl.launch import commands
+from agentrl.launch.about import FILE as ABOUT
+from agentrl.launch.about import note_start
 from agentrl.launch.evaluation import evaluate_recipe
-from agentrl.launch.machines import HEAD_FILE, announce, meet
+from agentrl.launch.fleet import Fleet
+from agentrl.launch.live_watch import LiveWatch
+from agentrl.launch.machines import HEAD_FILE
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.paused_servers import resume_paused
+from agentrl.launch.placement import machines, placed, server_problems
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import (
     EvalResult,
@@ -56,6 +66,8 @@ from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
+from agentrl.launch.tracked import tracked
+from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail
@@ -93,7 +105,7 @@ def run_recipe(
     check_components(recipe)
     if recipe.trainer.type in SUPERVISED:
         check_examples(recipe)
-    alone = recipe.trainer.nodes == 1  # other machines look for a run by its name
+    alone = machines(recipe) == 1  # other machines look for a run by its name
     folder = Path(recipe.launch.run_dir) / recipe.name
     with contextlib.ExitStack() as held:  # a resume asks first, because what is left to do changes while a run goes on
         owner = held.enter_context(RunOwner(folder)) if resume and folder.is_dir() else None
@@ -153,7 +165,7 @@ def again(run_dir: Path) -> str:
 
 def _has_only_settings(run_dir: Path) -> bool:
     files = [path for path in run_dir.rglob("*") if not path.is_dir()]
-    settings = {"config.json", CHAT_TEMPLATE, OWNER, ASKED}
+    settings = {"config.json", ABOUT, CHAT_TEMPLATE, OWNER, ASKED}
     written = {path.name for path in files if path.name != TASKS or path.stat().st_size}
     return run_dir.is_dir() and written <= settings
 
@@ -167,9 +179,11 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     started = time.monotonic()
     model = find_model(recipe, console)
     teacher = find_teacher(recipe, model.path, console)
+    check_mesh(recipe.trainer, json.loads((model.path / "config.json").read_text()))
     recipe = resolve(recipe, shape_of_folder(model.path))
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    note_start(run_dir)
     template = template_text(recipe.model.chat_template, model.path)
     (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # may be left from before a resume
     if template is not None:
@@ -177,7 +191,12 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
-        with LiveView(recipe, run_dir, console) as view:
+        say = partial(console.print, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        with (
+            tracked(recipe.logging.trackers, run_dir, say),
+            LiveWatch(run_dir, wanted=console.is_terminal and recipe.logging.live) as watch,
+            LiveView(recipe, run_dir, console, status=watch.latest) as view,
+        ):
             if recipe.trainer.type in SUPERVISED:
                 train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:
@@ -247,6 +266,9 @@ def check_names(recipe: Recipe) -> None:
             capability.
     """
     check_servers(recipe)
+    for problem in server_problems(recipe):
+        raise RunError(problem)
+    check_tls(recipe)
     require_packages(needed_packages(recipe))
     try:
         if recipe.env.id != NO_ENV:
@@ -269,6 +291,25 @@ def check_names(recipe: Recipe) -> None:
             f"model.chat_template={template}: no such file{nearest(str(template), ours)} (a Jinja file, training for "
             f"TRL's, or one of ours: {', '.join(ours)})"
         )
+
+
+def check_tls(recipe: Recipe) -> None:
+    """Refuse TLS files that are not there or do not belong together, on the machine of the command.
+
+    Raises:
+        RunError: A file cannot be read, or the key is not the certificate's.
+    """
+    tls = recipe.launch.tls
+    try:
+        if tls.certificate is not None and tls.key is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+        if tls.ca is not None:
+            ssl.create_default_context(cafile=tls.ca)
+    except OSError as error:
+        raise RunError(
+            f"launch.tls.certificate={tls.certificate} with launch.tls.key={tls.key} and launch.tls.ca={tls.ca} cannot "
+            f"be used: {error}"
+        ) from error
 
 
 def _has_compiler() -> bool:
@@ -311,21 +352,53 @@ def _train(
     resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
-    head = announce(recipe, model, run_dir, resume=resume)
+    fleet = Fleet(recipe, model, run_dir, shared_env[SECRET_ENV], resume=resume)
+    if placed(recipe):
+        shared_env[KEY_ENV] = shared_env[SECRET_ENV]
+    try:
+        _train_with(fleet, recipe, model, run_dir, supervisor, view, shared_env, resume=resume, teacher=teacher)
+    except ChildFailed as error:
+        raise fleet.explained(error) from error
+    finally:
+        fleet.close()
+
+
+def _train_with(
+    fleet: Fleet,
+    recipe: Recipe,
+    model: Path,
+    run_dir: Path,
+    supervisor: Supervisor,
+    view: LiveView,
+    shared_env: dict[str, str],
+    *,
+    resume: bool,
+    teacher: Path | None,
+) -> None:
+    processes = run_dir / "processes"
     view.state("starting the inference server and the controller")
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
+    worker = partial(commands.rollout_worker, model, run_dir)
+    workers = WorkerWatch(supervisor, recipe.rollout.workers, worker, shared_env, processes)
+    workers.start()
     start_model_check(recipe.trainer, model, run_dir, supervisor)
-    urls = list(recipe.inference.urls) or start_servers(recipe, model, processes, supervisor)
+    urls = list(recipe.inference.urls)
+    if placed(recipe):
+        urls = fleet.server_urls(supervisor.check, view.state)
+    elif not urls:
+        urls = start_servers(recipe, model, processes, supervisor)
     if teacher is not None:
         view.state("starting the teacher")
     write_json(processes / SERVERS, {"servers": urls, "teacher": teacher_urls(recipe, teacher, processes, supervisor)})
     view.state("starting the controller")
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
-    meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
+    workers.wait_ready(recipe.inference.start_timeout)
+    fleet.serves_at(announced)
+    meeting, meeting_env = fleet.meeting(supervisor.check, view.state)
     trainer = supervisor.start(
         "trainer",
         commands.trainer(recipe, model, run_dir, announced["url"], resume, meeting),
@@ -338,6 +411,8 @@ def _train(
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
+        for text in [*workers.poll(), *fleet.news()]:
+            view.state(text)
         check_saved(run_dir)
 
     supervisor.wait([controller, trainer], poll)

@@ -22,7 +22,7 @@ MOST_TAGS = 20  # rows of the table of tags
 
 def print_score(name: str, evaluator: Evaluator, summary: EvalSummary, console: Console) -> None:
     """Prints the tables, what the client notes, and the most frequent failures."""
-    title = f"{name}: {summary.tasks} tasks"
+    title = f"{name}: {summary.tasks} {'task' if summary.tasks == 1 else 'tasks'}"
     console.print(evaluation_table(summary.all_metrics(), title, evaluator.answers))
     if summary.tags:
         console.print(tag_table(summary.tags))

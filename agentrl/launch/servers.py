@@ -18,11 +18,14 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import InferenceConfig, Recipe
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
+from agentrl.launch.placement import sizes
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
 
 READY_POLL_SECONDS = 1.0
+LOOPBACK = "127.0.0.1"
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
@@ -53,7 +56,8 @@ def start_servers(
         name = f"{role}-{index}"
         start = server_start(recipe, model, processes / f"{name}.json", index)
         command = commands.server(kind, start, inference.args)
-        child = supervisor.start(name, command, env=kind.env(start), niceness=niceness, peer=role)
+        env = {**kind.env(start), KEY_ENV: ""}  # a key of the user's is for servers elsewhere
+        child = supervisor.start(name, command, env=env, niceness=niceness, peer=role)
         waiting.append((child, start))
     urls: list[str] = []
     for child, start in waiting:
@@ -65,13 +69,23 @@ def start_servers(
     return urls
 
 
-def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> ServerStart:
-    """Returns the start options of the recipe's server number ``index``."""
-    inference, device = recipe.inference, recipe.launch.device
+def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host: str = "") -> ServerStart:
+    """Returns the start options of the recipe's server number ``index``.
+
+    Args:
+        recipe: Recipe with the settings of the servers.
+        model: Folder of the model to load.
+        ready_file: File that the server writes when it is ready, if its kind does.
+        index: Number of the server.
+        host: Address to listen on, for a server on a machine of its own: it is behind its key, and speaks TLS if the
+            recipe does.
+    """
+    inference, device, tls, apart = recipe.inference, recipe.launch.device, recipe.launch.tls, bool(host)
+    host = host or LOOPBACK
     return ServerStart(
         model=model,
         python=server_python(inference),
-        port=free_port() if server_kind(inference.engine).ready_path is not None else 0,
+        port=free_port(host) if server_kind(inference.engine).ready_path is not None else 0,
         ready_file=ready_file,
         dtype=resolved_dtype(inference.dtype, device),
         device=device,
@@ -79,13 +93,19 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int) -> S
         max_running=inference.max_running,
         threads=inference.threads,
         seed=recipe.seed + index,
+        host=host,
+        certificate=(tls.certificate or "") if apart else "",
+        private_key=(tls.key or "") if apart else "",
+        sizes=sizes(recipe),
+        guarded=apart,
+        trust=recipe.model.trust_remote_code,
     )
 
 
-def free_port() -> int:
-    """Returns a loopback port that is free now, for servers that cannot pick one themselves."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = LOOPBACK) -> int:
+    """Returns a port of an address that is free now, for servers that cannot pick one themselves."""
+    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
+        probe.bind((host, 0))
         return probe.getsockname()[1]
 
 

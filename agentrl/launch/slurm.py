@@ -1,10 +1,12 @@
 """Submits a run as a Slurm job: the same run as on machines without a scheduler, one launcher on each node.
 
 Guarantees: the script is computed from the recipe alone, and ``--dry-run`` prints it; the job's exit code is 0 only if
-the run has exported its model, because ``srun`` ends with 0 when a node is lost. Before its time limit or a preemption
-the job saves, and is queued again; a job that starts again goes on from its newest checkpoint.
+the run says itself that it ended well, because ``srun`` ends with 0 when a node is lost. Before its time limit or a
+preemption the job saves, and is queued again; a job that starts again goes on from its newest checkpoint. After a
+failure the script starts the run again from a new checkpoint, ``launch.restarts`` times, and names nodes that are down.
 """
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -15,7 +17,10 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.train.checkpoint_state import SAVED_FILE, STOP_FILE
+from agentrl.launch.run_owner import FILE as OWNER_FILE
+from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE
+
+REFUSED_CODE = 2  # of a launcher that cannot do what the recipe asks for
 
 _SCRIPT = """\
 #!/bin/bash
@@ -30,31 +35,51 @@ _SCRIPT = """\
 set -u
 {setup}
 run={run} recipe={recipe}
-resume=
-if compgen -G "$run/checkpoints/step-*" > /dev/null; then
-  resume=--resume
-elif [ -e "$run" ]; then  # it ended before its first checkpoint
+newest() {{ ls -d "$run"/checkpoints/step-*/{state} 2> /dev/null | tail -n 1; }}
+if [ -z "$(newest)" ] && [ -e "$run" ]; then  # it ended before its first checkpoint
   mv "$run" "$run.before-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"
 fi
-export agentrl_run="{python} -m agentrl recipe run $recipe $resume"
-# a step's SLURM_LAUNCH_NODE_IPADDR is the node of this script: the first one
-srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c \\
-  'exec $agentrl_run {where}launch.node_rank=$SLURM_NODEID' &
-pid=$!
+[ -z "${{SLURM_CPUS_PER_TASK:-}}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it over
 trap 'touch "$run/processes/{stop}"' USR1  # save and stop; a signal to srun would reach every process of the step
-code=0
-while true; do  # a trapped signal ends a wait
-  wait $pid
-  code=$?
-  kill -0 $pid 2> /dev/null || break
+for left in $(seq {restarts} -1 0); do
+  before=$(newest) resume=
+  [ -z "$before" ] || resume=--resume
+  rm -f "$run/processes/{saved}" "$run/processes/{stop}"  # of the start before
+  export agentrl_run="{python} -m agentrl recipe run $recipe $resume"
+{steps}
+  code=0
+  while true; do  # a trapped signal ends a wait
+    wait $pid
+    code=$?
+    kill -0 $pid 2> /dev/null || break
+  done
+{end_servers}\
+  if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600  # Slurm ends this script; its own end would be the job's
+  fi
+  grep -q '"code": 0' "$run/{owner}" 2> /dev/null && exit 0
+  [ $code != 0 ] || code=1  # srun ends with 0 when a node is lost
+  sinfo -h -N -n "${{SLURM_JOB_NODELIST:-}}" -o "%N is %T" | grep -v -E " (allocated|mixed|idle)$" >&2
+  if [ $code = {refused} ] || [ "$(newest)" = "$before" ]; then break; fi
+  [ $left = 0 ] || echo "the run failed (code $code); it starts again from $(newest)" >&2
 done
-if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
-  scontrol requeue "$SLURM_JOB_ID" && sleep 600  # Slurm ends this script; its own end would be the job's
-elif [ $code = 0 ] && [ ! -e "$run/model/config.json" ]; then
-  echo "the run ended without its model: a node was lost" >&2
-  exit 1
-fi
+echo "the run failed (code $code): see above, and $run/logs" >&2
 exit $code
+"""
+_STEP = """\
+  srun {where}--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none {kill}{container}bash -c \\
+    'exec $agentrl_run {head}launch.node_rank={rank}' &
+  {pid}=$!"""
+_HET = """\
+#SBATCH hetjob
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks={nodes}
+#SBATCH --ntasks-per-node=1
+{options}"""
+_END_SERVERS = """\
+  for _ in $(seq 150); do kill -0 $servers 2> /dev/null || break; sleep 0.2; done  # they end when the head does
+  kill $servers 2> /dev/null
+  wait $servers
 """
 
 
@@ -69,22 +94,64 @@ def script(recipe: Recipe) -> str:
         recipe: Recipe as loaded.
     """
     run, slurm = run_folder(recipe), recipe.launch.slurm
-    options = list(slurm.args)
+    own, apart = recipe.inference.nodes, bool(slurm.server_args)
+    options = [f"#SBATCH {option}" for option in slurm.args]
     if slurm.save_seconds:
-        options.append(f"--signal=B:USR1@{slurm.save_seconds}")
+        options.append(f"#SBATCH --signal=B:USR1@{slurm.save_seconds}")
+    if apart:
+        server_options = "\n".join(f"#SBATCH {option}" for option in slurm.server_args)
+        options.append(_HET.format(nodes=own, options=server_options))
+    modules = [f"module load {' '.join(map(shlex.quote, slurm.modules))}"] if slurm.modules else []
     return _SCRIPT.format(
         name=f"agentrl-{recipe.name}",
-        nodes=recipe.trainer.nodes,
+        nodes=recipe.trainer.nodes + (0 if apart else own),
         log=f"{run}.slurm-%j.log",
-        options="\n".join(f"#SBATCH {option}" for option in options),
-        setup="\n".join(slurm.setup),
+        options="\n".join(options),
+        setup="\n".join((*modules, *slurm.setup)),
         run=shlex.quote(str(run)),
         recipe=shlex.quote(str(recipe_file(recipe))),
-        python=shlex.quote(sys.executable),
-        where="launch.head=$SLURM_LAUNCH_NODE_IPADDR " if recipe.trainer.nodes > 1 else "",
+        python="python3" if slurm.container else shlex.quote(sys.executable),
+        steps="\n".join(_steps(recipe)),
+        end_servers=_END_SERVERS if own else "",
+        restarts=recipe.launch.restarts,
         saved=SAVED_FILE,
+        state=STATE_FILE,
         stop=STOP_FILE,
+        owner=OWNER_FILE,
+        refused=REFUSED_CODE,
     )
+
+
+def _steps(recipe: Recipe) -> list[str]:
+    """Lines that start the launchers: those of the trainer's nodes in one step, those of the servers' in another."""
+    slurm, trainers, own = recipe.launch.slurm, recipe.trainer.nodes, recipe.inference.nodes
+    apart, container = bool(slurm.server_args), _container(recipe)
+    head = "launch.head=$SLURM_LAUNCH_NODE_IPADDR " if trainers + own > 1 else ""  # the node of this script: the first
+    where = "--het-group=0 " if apart else "--relative=0 " if own else ""
+    steps = [
+        _STEP.format(
+            where=where, nodes=trainers, kill="--kill-on-bad-exit=1 ", container=container, head=head,
+            rank="$SLURM_NODEID", pid="pid",
+        )
+    ]  # fmt: skip
+    if own:
+        where = "--het-group=1 " if apart else f"--relative={trainers} "
+        rank = f"$(({trainers} + SLURM_PROCID))"  # of the step
+        steps.append(
+            _STEP.format(where=where, nodes=own, kill="", container=container, head=head, rank=rank, pid="servers")
+        )
+    return steps
+
+
+def _container(recipe: Recipe) -> str:
+    """Options of srun that run a launcher in the recipe's container; empty without one."""
+    slurm, here = recipe.launch.slurm, os.getcwd()
+    if slurm.container is None:
+        return ""
+    runs = str(run_folder(recipe).parent)
+    mounts = ",".join(f"{folder}:{folder}" for folder in dict.fromkeys((runs, here)))
+    own = [f"--container-image={slurm.container}", f"--container-mounts={mounts}", f"--container-workdir={here}"]
+    return "".join(f"{shlex.quote(word)} " for word in (*own, *slurm.container_args))
 
 
 def recipe_file(recipe: Recipe) -> Path:

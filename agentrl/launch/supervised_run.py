@@ -6,6 +6,7 @@ episodes, on the same tasks and with the same keys in the same files.
 
 import asyncio
 import json
+import secrets
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +24,8 @@ from agentrl.inference.backend import Backend
 from agentrl.inference.router import Router
 from agentrl.launch import commands
 from agentrl.launch.bounded_run import BoundedRunner
+from agentrl.launch.fleet import Fleet
 from agentrl.launch.loop_watch import LoopWatch, leave_or_exit
-from agentrl.launch.machines import announce, meet
 from agentrl.launch.resume import only_evaluates
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
@@ -56,7 +57,26 @@ def train_on_examples(
     processes = run_dir / "processes"
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
-    head = announce(recipe, model, run_dir, resume=resume)
+    fleet = Fleet(recipe, model, run_dir, secrets.token_urlsafe(24), resume=resume)
+    try:
+        _train_on_examples(recipe, model, run_dir, supervisor, view, fleet, resume=resume)
+    except ChildFailed as error:
+        raise fleet.explained(error) from error
+    finally:
+        fleet.close()
+
+
+def _train_on_examples(
+    recipe: Recipe,
+    model: Path,
+    run_dir: Path,
+    supervisor: Supervisor,
+    view: LiveView,
+    fleet: Fleet,
+    *,
+    resume: bool,
+) -> None:
+    processes = run_dir / "processes"
     follow = MetricsTail(run_dir / "metrics.jsonl")
     data = processes / "trainer.json"
     shown = False
@@ -75,7 +95,7 @@ def train_on_examples(
         poll()
     if not (resume and only_evaluates(recipe, run_dir)):
         view.state("starting the trainer")
-        meeting, meeting_env = meet(recipe, head, run_dir, supervisor.check, view.state)
+        meeting, meeting_env = fleet.meeting(supervisor.check, view.state)
         command = commands.examples_trainer(recipe, model, run_dir, data, resume, meeting)
         child = supervisor.start("trainer", command, env={**ENV, **CPU_ENV, **meeting_env})
         supervisor.wait([child], poll)

@@ -46,6 +46,7 @@ class Child:
         log: File with the child's standard output and error.
         peer: Role that several children share: the run continues while one of them lives. Empty if none shares it.
         brief: Whether the child may end before the run does.
+        replaceable: Whether another takes care of the child's end, so that it does not end the run.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Child:
     log: Path
     peer: str = ""
     brief: bool = False
+    replaceable: bool = False
 
     def tail(self) -> str:
         """The last lines of the log, without colors, and with other control characters as escapes."""
@@ -93,6 +95,7 @@ class Supervisor:
         niceness: int = 0,
         peer: str = "",
         brief: bool = False,
+        replaceable: bool = False,
     ) -> Child:
         """Start a child.
 
@@ -103,6 +106,7 @@ class Supervisor:
             niceness: Scheduling niceness; 0 leaves the priority unchanged.
             peer: Role shared with other children, see :class:`Child`.
             brief: Whether the child may end before the run does.
+            replaceable: Whether the caller takes care of the child's end, see :class:`Child`.
         """
         log = self._log_dir / f"{name}.log"
         with open(log, "ab") as file:
@@ -116,7 +120,7 @@ class Supervisor:
             )
         if niceness:
             lower_priority(process.pid, niceness)
-        child = Child(name, process, log, peer, brief)
+        child = Child(name, process, log, peer, brief, replaceable)
         self._children.append(child)
         return child
 
@@ -144,7 +148,7 @@ class Supervisor:
         Raises:
             ChildFailed: A child ended with an error.
         """
-        for child in self._children:
+        for child in [one for one in self._children if not one.replaceable]:
             if child.process.poll() not in (None, 0) and not self._has_living_peer(child):
                 raise self._failure(child, self._end(child))
 
@@ -153,7 +157,15 @@ class Supervisor:
         ended = (c for c in self._children if c.process.poll() is not None and c.name not in self._reported)
         gone = [child for child in ended if self._has_living_peer(child)]
         self._reported.update(child.name for child in gone)
-        return [self._end_message(child, self._end(child)) for child in gone]
+        return [self.end_message(child) for child in gone]
+
+    def forget(self, child: Child) -> None:
+        """Forget a child that has ended, after killing what it left in its session."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if os.getsid(process.pid) == child.process.pid:
+                    _kill(process)
+        self._children.remove(child)
 
     def _has_living_peer(self, child: Child) -> bool:
         peers = [c for c in self._children if child.peer and c.peer == child.peer]
@@ -163,13 +175,14 @@ class Supervisor:
         code = child.process.poll()
         return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
 
-    def _end_message(self, child: Child, how: str) -> str:
-        return f"{child.name} {how}; the end of {child.log}:\n{child.tail()}"
+    def end_message(self, child: Child, how: str = "") -> str:
+        """Says that a child has ended, ``how`` or with its exit code or signal, and shows the tail of its log."""
+        return f"{child.name} {how or self._end(child)}; the end of {child.log}:\n{child.tail()}"
 
     def _failure(self, child: Child, how: str) -> ChildFailed:
         """The error for a child that ended: its own words if it refused what the user asked for."""
         refusal = refusal_in(child.tail()) if child.process.poll() == REFUSED else ""
-        return ChildRefused(refusal) if refusal else ChildFailed(self._end_message(child, how))
+        return ChildRefused(refusal) if refusal else ChildFailed(self.end_message(child, how))
 
     def wait(self, children: Sequence[Child], on_poll: Callable[[], None]) -> None:
         """Wait until all of ``children`` have ended without an error, calling ``on_poll`` repeatedly.
@@ -183,7 +196,7 @@ class Supervisor:
             if all(child.process.poll() == 0 for child in children):
                 return
             for child in self._children:
-                if child in children or child.brief:
+                if child in children or child.brief or child.replaceable:
                     continue
                 if child.process.poll() is not None and not self._has_living_peer(child):
                     raise self._failure(child, "ended too early")

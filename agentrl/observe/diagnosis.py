@@ -212,11 +212,11 @@ def _failed(steps: Sequence[Record]) -> Finding | None:
 
 
 def _unchanged(steps: Sequence[Record]) -> Finding | None:
-    share = recent(steps, "weights/unchanged")
-    moved = any(step.get("train/skipped", 1.0) == 0 for step in steps[-RECENT:])
+    updated = [step for step in steps if step.get("train/skipped", 1.0) == 0]  # without an update nothing can change
+    share = recent(updated, "weights/unchanged")
     rates = [step.get("train/learning_rate", 1.0) for step in steps]
     decayed = max(rates[-RECENT:]) < DECAYED * max(rates)
-    if share is None or share <= UNCHANGED or not moved or decayed:
+    if share is None or share <= UNCHANGED or decayed:
         return None
     return Finding(
         "weights",

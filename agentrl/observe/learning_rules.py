@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from agentrl.observe.finding import RECENT, Finding, Record, newest, recent, steps_of_enough_groups
 
 FEW_SIGNALS, MANY_CUT, LOW_ENTROPY = 0.2, 0.5, 0.02
+AS_MUCH = 0.5  # share of the reward of answers that ended; cut ones that earn less are hurt by the limit
 SOLVED = 0.5  # share of all groups that every answer solves, from which groups with equal rewards are a success
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
 SHRUNK = 1 / 3  # length of now as a share of the run's first
@@ -63,10 +64,13 @@ def entropy(steps: Sequence[Record]) -> Finding | None:
 
 
 def truncation(steps: Sequence[Record]) -> Finding | None:
-    """Finds answers that reach the length limit, unless most right answers do."""
+    """Finds answers that reach the length limit, unless most right answers do, or answers that end earn no more."""
     answers, episodes = recent(steps, "tokens/truncated") or 0.0, recent(steps, "rollout/ended_length") or 0.0
     share = max(answers, episodes)
     right = recent(steps, f"metrics/{SUCCESS}") or 0.0
+    cut, finished = recent(steps, "rollout/reward_truncated"), recent(steps, "rollout/reward_finished")
+    if cut is not None and finished is not None and 0 < AS_MUCH * finished <= cut:
+        return None
     if share <= MANY_CUT or right + share - 1 > right / 2:  # at least so many answers are both
         return None
     return Finding(

@@ -2,13 +2,11 @@
 
 Guarantees: once ``write`` returns, the record is in the JSON file, or waits for room on a full disk, said once;
 TensorBoard's events are written beside the caller. A line that a killed process left incomplete is dropped when the
-file is opened again; a number that is not finite is
-written as null, which JSON cannot express otherwise.
+file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
 """
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import orjson
 
 from agentrl.core.extras import install_hint
+from agentrl.core.whole_lines import drop_cut_line
 from agentrl.observe.event_writer import EventWriter
 
 log = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ class MetricsWriter:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._path = run_dir / METRICS_FILE
-        _drop_cut_line(self._path)
         self._file = self._path.open("ab", buffering=0)
+        drop_cut_line(self._path)
         self._waiting = b""  # lines that the disk had no room for
         self._events = EventWriter(_summary_writer(run_dir / EVENTS_FOLDER)) if tensorboard else None
 
@@ -116,12 +115,13 @@ class MetricsTail:
     """Follows a metrics file that a run is writing.
 
     Args:
-        path: ``metrics.jsonl`` of a run; it may not exist yet. Records that are in it already are skipped.
+        path: ``metrics.jsonl`` of a run; it may not exist yet.
+        skip: Whether records that are in it already are skipped.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, skip: bool = True) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.is_file() else 0
+        self._offset = path.stat().st_size if skip and path.is_file() else 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yields the records that were completed since the last call."""
@@ -132,14 +132,6 @@ class MetricsTail:
             while (line := file.readline()).endswith(b"\n"):
                 self._offset = file.tell()
                 yield orjson.loads(line)
-
-
-def _drop_cut_line(path: Path) -> None:
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    if not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _summary_writer(folder: Path) -> Any:

@@ -110,7 +110,8 @@ def setup_line(setup: Mapping[str, float]) -> str:
     """Formats what an evaluation had set: temperature, limit of an answer, tasks and samples."""
     how = "greedy (temperature 0)" if setup["temperature"] == 0 else f"temperature {setup['temperature']:g}"
     samples = f"{setup['samples']:.0f} {'sample' if setup['samples'] == 1 else 'samples'} a task"
-    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {setup['tasks']:.0f} tasks, {samples}"
+    tasks = f"{setup['tasks']:.0f} {'task' if setup['tasks'] == 1 else 'tasks'}"
+    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {tasks}, {samples}"
 
 
 def metric_names(metrics: Mapping[str, float]) -> list[str]:

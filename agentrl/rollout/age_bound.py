@@ -14,6 +14,7 @@ started now could not be trained.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.config.rollout import RolloutConfig, StalePolicy
 from agentrl.core.columns import Columns
@@ -93,6 +94,15 @@ class AgeBound:
             self.bound = bound
         else:
             self._falls = self.step + self.bound, bound
+
+    def state(self) -> dict[str, Any]:
+        """Returns the bound in force and the lower one that follows, as plain data."""
+        return {"bound": self.bound, "falls": self._falls}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue with the bounds of a :meth:`state`; call before :meth:`advance`."""
+        self.bound = state["bound"]
+        self._falls = None if state["falls"] is None else tuple(state["falls"])
 
     def starved(self, tally: Tally, started: int) -> str | None:
         """Takes an ended group into account; returns why the run has to stop, ``None`` if it goes on.

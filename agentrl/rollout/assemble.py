@@ -12,6 +12,7 @@ from agentrl.core.registry import load
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.backend import Backend, SamplingParams
 from agentrl.inference.client import ChatClient, EvaluationClient
+from agentrl.inference.http import OPEN, SERVER_KEY, Access
 from agentrl.inference.kinds.kind import TextApi, server_kind
 from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
@@ -38,9 +39,22 @@ def make_workflow(recipe: Recipe) -> RolloutWorkflow:
     return workflow(**kwargs)
 
 
-def make_backend(recipe: Recipe, url: str) -> Backend:
-    """Connects to one server of the recipe's kind."""
-    return server_kind(recipe.inference.engine).backend(url, recipe.inference.request_timeout)
+def access_to_servers(recipe: Recipe, key_env: str = SERVER_KEY) -> Access:
+    """Returns key and trust of a recipe's servers.
+
+    Args:
+        recipe: Recipe; its ``inference`` section names the servers.
+        key_env: Environment variable that holds the key; the launcher sets it for servers on machines of their own.
+    """
+    return Access.of(key_env, recipe.launch.tls.ca)
+
+
+def make_backend(recipe: Recipe, url: str, key_env: str = SERVER_KEY) -> Backend:
+    """Connects to one server of the recipe's kind; ``key_env`` as in :func:`access_to_servers`."""
+    kind, access = server_kind(recipe.inference.engine), access_to_servers(recipe, key_env)
+    if access == OPEN or not kind.capabilities.remote:
+        return kind.backend(url, recipe.inference.request_timeout)
+    return kind.backend(url, recipe.inference.request_timeout, access)
 
 
 def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
@@ -52,9 +66,8 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         urls: URLs of the servers.
     """
     inference = recipe.inference
-    kind = server_kind(inference.engine)
     router = Router(
-        [kind.backend(url, inference.request_timeout) for url in urls],
+        [make_backend(recipe, url) for url in urls],
         probe_seconds=inference.probe_seconds,
         patience=inference.patience,
     )

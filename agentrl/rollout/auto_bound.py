@@ -7,10 +7,12 @@ back up. Only waiting is compared: evaluations and checkpoints make steps longer
 only after twice as many steps as before.
 
 Guarantees: pure: time comes in as seconds, nothing is read or written. The bound stays between 0 and ``MOST``, and
-changes by one.
+changes by one. A search that goes on from a checkpoint (:meth:`AutoBound.restored`) has the bound, the measurements and
+the pauses that it had, and lets the pipeline fill up again before it measures.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 START = 1  # the trainer works on one batch while the next one is sampled
 MOST = 8
@@ -35,6 +37,29 @@ class AutoBound:
     _tried: tuple[int, float, float] | None = None  # bound before the latest change; seconds waited and of a step then
     _pauses: dict[int, int] = field(default_factory=dict)  # direction -> steps until it may be tried again
     _lengths: dict[int, int] = field(default_factory=dict)  # direction -> length of its next pause
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for :meth:`restored`, as plain data."""
+        return {
+            "bound": self.bound,
+            "settling": self._settling,
+            "waits": self._waits,
+            "tried": self._tried,
+            "pauses": list(self._pauses.items()),
+            "lengths": list(self._lengths.items()),
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> "AutoBound":
+        """Returns the search of a :meth:`state`."""
+        return cls(
+            state["bound"],
+            max(state["settling"], state["bound"] + 1),  # the pipeline fills up again
+            [(waited, seconds) for waited, seconds in state["waits"]],
+            None if state["tried"] is None else tuple(state["tried"]),
+            dict(state["pauses"]),
+            dict(state["lengths"]),
+        )
 
     def observe(self, waited: float, seconds: float) -> str | None:
         """Takes a step into account; returns why the bound was changed, ``None`` if it was not.

@@ -85,17 +85,25 @@ class GroupBuffer:
             self._failure = error
             self._changed.notify_all()
 
+    async def filled(self, count: int) -> None:
+        """Wait until :meth:`take` would return."""
+        async with self._changed:
+            await self._filled(count)
+
+    async def _filled(self, count: int) -> None:
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed or len(self._groups) >= count:
+                self.sweep()  # just before they leave
+            if self._closed or len(self._groups) >= count:
+                return
+            await self._changed.wait()
+
     async def take(self, count: int) -> list[Group]:
         """Wait for ``count`` groups and return the oldest ones, sorted by draw index; fewer once closed."""
         async with self._changed:
-            while True:
-                if self._failure is not None:
-                    raise self._failure
-                if self._closed or len(self._groups) >= count:
-                    self.sweep()  # just before they leave
-                if self._closed or len(self._groups) >= count:
-                    break
-                await self._changed.wait()
+            await self._filled(count)
             self._groups.sort(key=lambda group: (group.oldest or 0, group.draw))
             taken, self._groups = self._groups[:count], self._groups[count:]
             return sorted(taken, key=lambda group: group.draw)

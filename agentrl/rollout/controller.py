@@ -27,6 +27,7 @@ from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client
 from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.episode_runs import EpisodeRuns, InProcess
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.held_groups import pack, unpack
@@ -56,6 +57,7 @@ class Controller:
         evaluate: Evaluates a version and returns its metrics.
         score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
         failed: Takes the failed episodes; ``None`` writes none.
+        runs: Where episodes run; ``None`` for this process.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Controller:
         evaluate: Evaluate,
         score: Score | None = None,
         failed: FailedEpisodes | None = None,
+        runs: EpisodeRuns | None = None,
     ) -> None:
         self.recipe = recipe
         self._config = recipe.rollout
@@ -80,7 +83,8 @@ class Controller:
         self._records = StepRecords(evaluate, self._write_record, lambda error: self.rollouts.fail(error))
         self._owed: dict[str, Any] | None = None  # record of the resumed step, if its evaluation is still missing
         self._final_step: int | None = None
-        self.rollouts = Rollouts(recipe, tasks, workflow, client, journal, score, failed)
+        episodes = runs or InProcess(workflow, client, recipe.rollout)
+        self.rollouts = Rollouts(recipe, tasks, episodes, journal, score, failed)
         self._buffer, self._account = self.rollouts.buffer, self.rollouts.account
         self._bound, self._flight = self.rollouts.bound, self.rollouts.flight
         self.gate = self.rollouts.gate
@@ -123,6 +127,11 @@ class Controller:
                 reason = "its task is not in the dataset any more"
                 self._journal.group("cancelled", draw=draw, task=task, step=step, reason=reason)
         self.rollouts.step, self._told_epochs = step, state["epochs"]
+        self.rollouts.spent = dict(state["retries"])
+        if self._auto is not None and state["auto"] is not None:
+            self._auto = AutoBound.restored(state["auto"])
+            self.gate.max_staleness = self._auto.bound
+            self._bound.restore(state["age_bound"])
         self._bound.advance(step)
         self._owed = None if recorded else state["unwritten"]
         if evaluated:
@@ -141,6 +150,8 @@ class Controller:
         async with self._handing:  # the same step may be asked for again while it is waited for
             if step not in self._consumed:
                 asked = asyncio.get_running_loop().time()
+                await self._buffer.filled(self._config.batch_size)
+                await self.rollouts.cut()
                 groups = await self._buffer.take(self._config.batch_size)
                 columns = concatenate([group.columns for group in groups])
                 self._consumed = {step: columns.to_bytes(**self._count(step, groups, columns))}
@@ -251,9 +262,8 @@ class Controller:
             self._pending_metrics["rollout/groups_cancelled"] = float(
                 await self.rollouts.stop()
             )  # before the gate has room for groups that would never be trained on
-        self._flight.next_version()
+        self._flight.sweep()  # what was asked for until now was asked of the old version
         self.gate.version = manifest.version
-        self._flight.sweep()
         self.rollouts.served.set()
         self.rollouts.room.set()
         owed, self._owed = self._owed, None
@@ -287,8 +297,9 @@ class Controller:
     def checkpoint(self) -> bytes:
         """Returns what :meth:`restore` continues from: the cut of the journal, of the tasks and of the buffer.
 
-        With the finished groups that no step has trained, and the record that waits for its evaluation. Groups that
-        run, and those that were left out and no step has counted, are run again with the same tasks and seeds.
+        With the finished groups that no step has trained, the record that waits for its evaluation, and the search for
+        the bound with ``max_staleness=auto``. Groups that run, and those that were left out and no step has counted,
+        are run again with the same tasks and seeds; those that run also with what is left of their retries.
 
         Raises:
             RolloutError: The journal cannot be written.
@@ -296,6 +307,8 @@ class Controller:
         held = self._buffer.held()
         tasks = self._tasks.state([group.draw for group in held])
         state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
+        state |= {"retries": self.rollouts.retries_spent(), "age_bound": self._bound.state()}
+        state["auto"] = None if self._auto is None else self._auto.state()
         return pack(held, state | {"journal": self._journal.cut(self.rollouts.step)})
 
     def status(self) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from agentrl.config.baseline import Baseline, baseline_key
 from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.columns import Columns, EpisodeRecord
+from agentrl.core.columns import EpisodeRecord
 from agentrl.core.ending import SUCCESS, counted_metrics, episode_cut
 from agentrl.core.episode import FAILURES, Episode, EpisodeBase, StopReason
+from agentrl.core.sent_episode import columns_of
 from agentrl.rollout.episode_size import EpisodeSize, sizes_of
 from agentrl.rollout.group_run import Oversampled
 
@@ -129,7 +130,7 @@ def judge(
         solve_rate=fmean(solves) if solves else None,
         abandoned=sum(episode.abandoned for episode in episodes),
         stale=tuple(stale) if old else (),
-        dropped=tuple(sizes_of(Columns.of([*old, *cancelled]))) if old or cancelled else (),
+        dropped=tuple(sizes_of(columns_of([*old, *cancelled]))) if old or cancelled else (),
         short=len(good) < config.group_size,
     )
 

@@ -2,10 +2,10 @@
 
 Guarantees: a member's seed depends on the draw and its index alone, so an attempt that is repeated, or run again after
 a resume, has the same seed, and no two members share one. Only failures of the infrastructure are tried again
-(:data:`~agentrl.core.episode.INFRASTRUCTURE`), at most ``rollout.retries`` times in a group. A run ends with the first
-``rollout.group_size`` episodes that did not fail, or when no member runs any more. Its members are all over when
-:meth:`GroupRun.run` raises (it was cancelled, or a member broke), or :meth:`GroupRun.close` returns. Every attempt is
-recorded once.
+(:data:`~agentrl.core.episode.INFRASTRUCTURE`), at most ``rollout.retries`` times in a group, those before a resume
+included. A run ends with the first ``rollout.group_size`` episodes that did not fail, or when no member runs any more.
+Its members are all over when :meth:`GroupRun.run` raises (it was cancelled, or a member broke), or
+:meth:`GroupRun.close` returns. Every attempt is recorded once.
 """
 
 import asyncio
@@ -64,18 +64,20 @@ class GroupRun:
         config: The recipe's rollout section.
         play: Runs a member.
         record: Takes each attempt that ended, and returns it as it was recorded.
+        spent: Retries of the group in a run that a checkpoint found unfinished.
 
     Attributes:
         retried: Attempts that failed and were tried again.
         reason: Why the run was cancelled by :meth:`cancel`; empty if it was not.
     """
 
-    def __init__(self, config: RolloutConfig, play: Play, record: Callable[[Episode], Episode]) -> None:
+    def __init__(self, config: RolloutConfig, play: Play, record: Callable[[Episode], Episode], spent: int = 0) -> None:
         self._config = config
         self._play = play
         self._record = record
         budget = config.group_size if config.retries is None else config.retries
-        self._retries = budget if config.on_failure == "retry" else 0
+        self._before = spent
+        self._retries = max(0, budget - spent) if config.on_failure == "retry" else 0
         self._jobs: dict[int, asyncio.Task[Episode]] = {}
         self._pauses: dict[int, asyncio.TimerHandle] = {}  # before the next attempt of a member
         self._news: list[int] = []  # members that ended, in this order
@@ -127,10 +129,15 @@ class GroupRun:
         self._jobs.clear()
         return Oversampled(
             tuple(episode.seconds for episode in self._good),
-            tuple(tokens_of(episode) for episode in self._good),
+            tuple(episode.sampled_tokens for episode in self._good),
             tuple(seconds for seconds, _ in self._stragglers),
             tuple(tokens for _, tokens in self._stragglers),
         )
+
+    @property
+    def spent(self) -> int:
+        """Number of the group's retries so far, those before a resume included."""
+        return self._before + len(self.retried)
 
     @property
     def _complete(self) -> bool:
@@ -185,7 +192,7 @@ class GroupRun:
         if episode.stop_reason is not StopReason.CANCELLED:
             left_out = {"reward": None, "stop_reason": StopReason.CANCELLED, "error": TOO_LATE}
             episode = episode.model_copy(update=left_out)
-        self._stragglers.append((episode.seconds, tokens_of(episode)))
+        self._stragglers.append((episode.seconds, episode.sampled_tokens))
         self._record(episode)
 
     def _stop(self) -> None:
@@ -206,8 +213,3 @@ class GroupRun:
         except asyncio.CancelledError:
             await asyncio.wait(self._jobs.values())
             raise
-
-
-def tokens_of(episode: Episode) -> int:
-    """Returns the number of tokens that the policy sampled in an episode."""
-    return sum(sum(node.loss_mask) for one in episode.trajectories.values() for node in one.nodes)

@@ -6,6 +6,7 @@ is answered with HTTP 409 and the reason, not with a broken connection; no call 
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -23,19 +24,19 @@ from agentrl.rollout.server_pool import ServerPool
 from agentrl.weights.transaction import WeightPushError
 
 
-def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> Starlette:
+def make_app(controller: Controller, server_pool: ServerPool, secret: str, more: Sequence[Route] = ()) -> Starlette:
     """Builds the controller's web application.
 
     Args:
         controller: Controller that answers the calls.
         server_pool: Servers that can be listed, added and removed.
         secret: Bearer token that callers must send; empty for none.
+        more: Routes of others.
     """
     calls = TrainerCalls()
 
     async def call(request: Request) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if secret and not hmac.compare_digest(given, secret):
+        if not has_secret(request, secret):
             return _json({"error": "wrong or missing secret"}, 401)
         try:
             body = orjson.loads(await request.body() or b"{}")
@@ -59,7 +60,14 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str) -> St
     names = ("next_batch", "ready", "members", "publish", "record", "checkpoint", "heartbeat")
     routes = [Route(f"/{name}", call, methods=["POST"]) for name in names]
     routes.append(Route("/status", call, methods=["GET"]))
-    return Starlette(routes=[*routes, Route("/servers", call, methods=["GET", "POST", "DELETE"])])
+    routes.append(Route("/servers", call, methods=["GET", "POST", "DELETE"]))
+    return Starlette(routes=[*routes, *more])
+
+
+def has_secret(request: Request, secret: str) -> bool:
+    """Whether a request carries the secret as a bearer token; always where there is no secret."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return not secret or hmac.compare_digest(given.encode(), secret.encode())  # text other than ASCII is refused too
 
 
 async def _servers(server_pool: ServerPool, method: str, body: dict[str, Any]) -> Any:

@@ -3,27 +3,31 @@
 Guarantees: an episode is cancelled as soon as it is known that no step can train it any more
 (:mod:`agentrl.rollout.age_bound`), the others of its group too when fewer are left than a group needs; it ends as a
 record with the stop reason ``stale`` and what it had sampled, after the teardown of any cancelled episode. Cancelling
-it ends its requests, and its server is told. A cancellation from outside goes through unchanged.
+it ends its requests, and its server is told. A cancellation from outside goes through unchanged. When a batch is handed
+out, the slow episodes of a group whose other ones no later batch could train are cancelled, so that these are trained.
 
-The version of a running answer is known only when it ends. Until its first answer, an episode counts as sampled by
-the version that was served when it asked for that answer: later tokens would make it younger, which a server that
-queues requests for longer than the bound makes likely, and then sampling it to its end helps nobody.
+How old a running episode is says the place where it runs (:meth:`~agentrl.rollout.episode_runs.EpisodeRuns.ages`).
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from agentrl.core.episode import INFRASTRUCTURE, NOT_SAMPLED, Episode, StopReason, Task
-from agentrl.inference.client import Client, EpisodeLLM
-from agentrl.inference.random_streams import stream_seed
+from agentrl.core.episode import INFRASTRUCTURE, Episode, StopReason
 from agentrl.rollout.age_bound import AgeBound
+from agentrl.rollout.episode_runs import Ages, Cancelled, EpisodeOrder, without_sampling
 from agentrl.rollout.group_account import Tally
 
 WHY = (
     "cancelled: too few episodes of its group could still be trained (rollout.stale=drop): the next step is {step}, "
     "with a bound of {bound} (rollout.max_staleness)"
 )
+CUT = (
+    "cancelled: the batch of step {step} is the last one that can train the other episodes of its group, with a bound "
+    "of {bound} (rollout.max_staleness)"
+)
+AskAges = Callable[[int, Callable[[Ages], None]], None]
+"""Function as :meth:`~agentrl.rollout.episode_runs.EpisodeRuns.ages`."""
 
 
 @dataclass
@@ -32,47 +36,36 @@ class _Member:
 
     Attributes:
         job: Task of the episode.
-        served: Version that was served at its start.
-        began: Time of its start on the event loop's clock.
-        llm: Its model access, once it has one; that of the latest attempt.
-        asked: Version that was served when it asked for its first answer, if that is not the served one.
-        oldest: Version of its oldest token, once it has one.
+        order: Order of its latest attempt.
+        oldest: Version of its oldest token, as far as it is known.
+        found: Its record, from its end until its age is asked for.
         ended: Whether it has ended.
         usable: Whether its end leaves anything to train on.
-        cancelled: Whether it was cancelled because of its age.
+        good: Whether it has ended without a failure.
+        cancelled: Why it was cancelled, if it was because of an age.
     """
 
     job: "asyncio.Task[object]"
-    served: int
-    began: float
-    llm: EpisodeLLM | None = None
-    asked: int | None = None
+    order: EpisodeOrder
     oldest: int | None = None
+    found: Episode | None = None
     ended: bool = False
     usable: bool = True
-    cancelled: bool = False
-
-    def acquired(self, llm: EpisodeLLM) -> None:
-        """Note the model access of a new attempt, which has sampled nothing yet."""
-        self.llm, self.asked, self.oldest = llm, None, None
+    good: bool = False
+    cancelled: str = ""
 
     def version(self) -> int | None:
         """Returns the version of its oldest token as far as it is known."""
-        if self.oldest is None and self.llm is not None:
-            self.oldest = _oldest_token(self.llm)
-        return self.oldest if self.oldest is not None else self.asked
-
-    def has_asked(self) -> bool:
-        """Whether it has asked for an answer."""
-        return self.llm is not None and any(one.trajectory.nodes for one in self.llm.sessions.values())
+        if self.found is not None:
+            self.oldest, self.found = self.found.oldest_version, None
+        return self.oldest
 
 
 @dataclass
 class _Group:
-    """A running group: the step that its start counted from, its task, and its members by index."""
+    """A running group: the step that its start counted from, and its members by index."""
 
     started: int
-    task: Task
     members: dict[int, _Member] = field(default_factory=dict)
 
 
@@ -82,116 +75,115 @@ class InFlight:
     Args:
         bound: Bound of the ages.
         least: Number of episodes that a group needs to be trained on.
-        seed: The recipe's seed, for the records of cancelled episodes.
         served: Function that returns the policy version that is served.
+        ages: Function that tells the ages of running episodes.
     """
 
-    def __init__(self, bound: AgeBound, least: int, seed: int, served: Callable[[], int]) -> None:
+    def __init__(self, bound: AgeBound, least: int, served: Callable[[], int], ages: AskAges) -> None:
         self._bound = bound
         self._least = least
-        self._seed = seed
         self._served = served
+        self._ages = ages
         self._groups: dict[int, _Group] = {}
 
-    async def run(self, draw: int, index: int, task: Task, episode: Callable[[Client], Awaitable[Episode]],
-                  client: Client) -> Episode:  # fmt: skip
+    async def run(
+        self, draw: int, order: EpisodeOrder, play: Callable[[Cancelled], Awaitable[Episode]], cancelled: Cancelled
+    ) -> Episode:
         """Run one episode of a group; returns its record, or that of a stale episode if it was cancelled for its age.
 
         Args:
             draw: Draw of the group.
-            index: Position of the episode in its group.
-            task: Task of the group.
-            episode: Function of a client that runs the episode.
-            client: Client of the run.
+            order: The episode.
+            play: Runs it; it gets a function that takes the record of what there was if it is cancelled.
+            cancelled: Takes that record if it is cancelled, but not for its age.
         """
-        job, now = asyncio.current_task(), asyncio.get_running_loop().time()
+        job, left = asyncio.current_task(), list[Episode]()
         assert job is not None
-        group = self._groups.setdefault(draw, _Group(self._bound.step, task))
-        member = group.members[index] = _Member(job, self._served(), now)
+        group = self._groups.setdefault(draw, _Group(self._bound.step))
+        member = group.members[order.index] = _Member(job, order)
         try:
-            found = await episode(_Watched(client, member))
+            found = await play(left.append)
         except asyncio.CancelledError:
             if not member.cancelled or job.uncancel() > 0:
+                for one in left:
+                    cancelled(one)
                 raise  # the task was also cancelled by someone else
-            found = self._record(draw, index, group.task, member)
+            found = _stale(left[-1] if left else without_sampling(order, StopReason.STALE, ""), member.cancelled)
         finally:
             member.ended, member.usable = True, False
-        member.usable = not found.failed or found.stop_reason in INFRASTRUCTURE  # it may be tried again
+        member.good = not found.failed
+        member.usable = member.good or found.stop_reason in INFRASTRUCTURE  # it may be tried again
+        member.found = found
         return found
 
-    def is_stale(self, draw: int, index: int) -> bool:
-        """Whether a running episode was cancelled for its age."""
-        return self._groups[draw].members[index].cancelled
+    def begins(self, draw: int, order: EpisodeOrder) -> EpisodeOrder:
+        """Note that an episode that waited begins now; returns its order with the version that is served."""
+        begun = self._groups[draw].members[order.index].order = replace(order, version=self._served())
+        return begun
 
     def forget(self, draw: int) -> None:
         """Forget a group whose members are all over."""
         self._groups.pop(draw, None)
 
-    def next_version(self) -> None:
-        """Note that another version is about to be served; what was asked for until now has the old one, or did."""
+    def sweep(self) -> None:
+        """Cancel the episodes that no step can train any more; call it also when another version is to be served."""
+        if self._bound.policy == "drop":
+            self._cancel_old()
+            self._ages(self._served(), self._told)
+
+    def _told(self, ages: Ages) -> None:
+        """Takes the ages of running episodes, and cancels those that are too old."""
+        known = dict(ages)
         for group in self._groups.values():
             for member in group.members.values():
-                if member.asked is None and member.has_asked():
-                    member.asked = self._served()
+                if not member.ended:
+                    member.oldest = known.get(member.order, member.oldest)
+        self._cancel_old()
 
-    def sweep(self) -> None:
-        """Cancel the episodes that no step can train any more."""
-        if self._bound.policy != "drop":
-            return
+    def _cancel_old(self) -> None:
         for group in self._groups.values():
             old = {index for index, one in group.members.items() if self._bound.too_old(one.version())}
             if not old:
                 continue
             able = sum(one.usable and index not in old for index, one in group.members.items())
             for index, member in group.members.items():
-                over = member.ended or member.cancelled or member.job.cancelling()
-                if (index in old or able < self._least) and not over:
-                    member.cancelled = True
-                    member.job.cancel()
+                if index in old or able < self._least:
+                    self._cancel(member, WHY)
+
+    def last_chances(self) -> list[int]:
+        """Returns the draws of running groups that only the next batch can train, with the episodes that have ended.
+
+        Once it is handed out, one that has ended is too old; enough have, and no failed one may be tried again.
+        """
+        if self._bound.policy != "drop":
+            return []
+        return [draw for draw, group in self._groups.items() if self._is_last_chance(group)]
+
+    def _is_last_chance(self, group: _Group) -> bool:
+        members = group.members.values()
+        good = [one for one in members if one.good]
+        if len(good) < self._least or any(one.ended and one.usable and not one.good for one in members):
+            return False
+        incomplete = any(not one.ended and (one.cancelled or not one.job.cancelling()) for one in members)
+        return incomplete and any(one.version() == self._bound.oldest for one in good)
+
+    def cut(self, draw: int) -> None:
+        """Cancel the members of a group that still run."""
+        for member in self._groups[draw].members.values():
+            self._cancel(member, CUT)
+
+    def _cancel(self, member: _Member, why: str) -> None:
+        if not (member.ended or member.cancelled or member.job.cancelling()):
+            member.cancelled = why.format(step=self._bound.step, bound=self._bound.bound)
+            member.job.cancel()
 
     def ended(self, draw: int, tally: Tally) -> str | None:
         """Takes a group that was judged into account; returns why the run has to stop, ``None`` if it goes on."""
         group = self._groups.get(draw)
         return None if group is None else self._bound.starved(tally, group.started)
 
-    def _record(self, draw: int, index: int, task: Task, member: _Member) -> Episode:
-        llm = member.llm
-        return Episode(
-            group_id=f"g{draw}",
-            task_id=task.id,
-            index=index,
-            seed=stream_seed(self._seed, draw, index),
-            task=task.data,
-            seconds=asyncio.get_running_loop().time() - member.began,
-            version=member.served,
-            sampling={} if llm is None else llm.sampling,
-            trajectories={} if llm is None else llm.trajectories(),
-            stop_reason=StopReason.STALE,
-            error=WHY.format(step=self._bound.step, bound=self._bound.bound),
-        )
 
-
-class _Watched:
-    """A client that notes the model access which it gives an episode."""
-
-    def __init__(self, client: Client, member: _Member) -> None:
-        self._client = client
-        self._member = member
-
-    def acquire(self, *, evaluation: bool, seed: int) -> tuple[EpisodeLLM, Callable[[], None]]:
-        """Returns a handle for an episode, and the function that releases it."""
-        llm, release = self._client.acquire(evaluation=evaluation, seed=seed)
-        self._member.acquired(llm)
-        return llm, release
-
-
-def _oldest_token(llm: EpisodeLLM) -> int | None:
-    """Returns the version of the oldest token of an episode's first answers; ``None`` before the first one."""
-    found: list[int] = []
-    for session in llm.sessions.values():
-        for node in session.trajectory.nodes:
-            sampled = set(node.versions) - {NOT_SAMPLED}
-            if sampled:
-                found.append(min(sampled))
-                break  # later answers of a conversation are younger
-    return min(found, default=None)
+def _stale(episode: Episode, why: str) -> Episode:
+    """Returns the record of an episode that was cancelled for an age."""
+    nothing = {"reward": None, "role_rewards": {}, "metrics": {}}
+    return episode.model_copy(update={**nothing, "stop_reason": StopReason.STALE, "error": why})

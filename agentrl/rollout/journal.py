@@ -25,7 +25,9 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import PydanticSerializationError
 
 from agentrl.core.episode import Episode, StopReason
-from agentrl.core.whole_lines import WholeLines
+from agentrl.core.packed_episodes import all_lines
+from agentrl.core.sent_episode import SentEpisode
+from agentrl.rollout.episode_log import EpisodeLog
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
 
@@ -42,12 +44,14 @@ class Journal:
     Args:
         run_dir: Folder of the run, ``runs/<name>``.
         episodes: Whether to also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
+        pack_after: Size in bytes at which these become packed parts; ``None`` for never.
     """
 
-    def __init__(self, run_dir: Path, *, episodes: bool) -> None:
+    def __init__(self, run_dir: Path, *, episodes: bool, pack_after: int | None = None) -> None:
         self._run_dir = run_dir
         self._with_episodes = episodes
-        self._episodes: dict[str, WholeLines] = {}
+        self._pack_after = pack_after
+        self._episodes: dict[str, EpisodeLog] = {}
         self._file: BinaryIO | None = None
         self._end = Position()
         self._refused = b""  # whole or begun lines that the disk had no room for
@@ -139,16 +143,11 @@ class Journal:
         """
         if not self._with_episodes:
             return episode
-        try:
-            line = _line(episode)
-        except (PydanticSerializationError, RecursionError) as error:  # an object of user code in a message, say
-            episode = _without_messages(episode, f"the episode cannot be written as JSON: {error}")
-            log.warning("task %s: %s", episode.task_id, episode.error)
-            line = _line(episode)
+        episode, line = as_line(episode)
         extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
         name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
         if name not in self._episodes:
-            self._episodes[name] = WholeLines(self._run_dir / name)
+            self._episodes[name] = EpisodeLog(self._run_dir / name, self._pack_after)
         self._episodes[name].add(("{" + extra + line[1:] + "\n").encode())
         return episode
 
@@ -184,6 +183,18 @@ class Journal:
         self._episodes.clear()
 
 
+def as_line(episode: Episode) -> tuple[Episode, str]:
+    """Returns an episode as it is recorded, a failed one if it cannot be written as JSON, and its line of a file."""
+    if isinstance(episode, SentEpisode):
+        return episode, episode.line
+    try:
+        return episode, _line(episode)
+    except (PydanticSerializationError, RecursionError) as error:  # an object of user code in a message, say
+        episode = _without_messages(episode, f"the episode cannot be written as JSON: {error}")
+        log.warning("task %s: %s", episode.task_id, episode.error)
+        return episode, _line(episode)
+
+
 def _line(episode: Episode) -> str:
     said = {role: one.shortened() for role, one in episode.trajectories.items()}
     episode = episode.model_copy(update={"trajectories": said})
@@ -199,22 +210,20 @@ def _line(episode: Episode) -> str:
 
 def _without_messages(episode: Episode, error: str) -> Episode:
     """Returns a failed episode in the place of one that cannot be written."""
-    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned", "started", "version", "sampling")
-    kept = {name: getattr(episode, name) for name in names}
+    names = ("group_id", "task_id", "index", "seed", "tag", "seconds", "abandoned", "started", "version", "attempt")
+    kept = {name: getattr(episode, name) for name in (*names, "sampling")}
     return Episode(**kept, stop_reason=StopReason.ENVIRONMENT_ERROR, error=error)
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Reads the episodes of a run or an evaluation, in the order in which they ended.
 
-    A line that was not written to its end is skipped.
+    Parts that were packed meanwhile come first. A line that was not written to its end is skipped.
 
     Args:
         path: ``episodes.jsonl`` or ``eval-episodes.jsonl`` of a run's folder.
     """
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                found = json.loads(line)
-                found.pop("eval_step", None)
-                yield Episode.model_validate(found)
+    for line in all_lines(path):
+        found = json.loads(line)
+        found.pop("eval_step", None)
+        yield Episode.model_validate(found)

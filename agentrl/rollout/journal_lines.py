@@ -22,6 +22,10 @@ class JournalError(UserError):
     """The journal of a run is damaged, or does not belong to a checkpoint."""
 
 
+class OlderFormat(UserError):
+    """The journal of a run was written by an older version, whose lines have no checksums."""
+
+
 class Position(NamedTuple):
     """Place in a journal, after a whole line.
 
@@ -73,6 +77,7 @@ def read_journal(path: Path) -> Journaled:
 
     Raises:
         JournalError: A line is damaged.
+        OlderFormat: No line has a checksum.
     """
     found = Journaled([], [], 0)
     if not path.is_file():
@@ -84,6 +89,11 @@ def read_journal(path: Path) -> Journaled:
         text, sealed = line[:-_TAIL], line[-_TAIL:]
         expected = zlib.crc32(text, before)
         if sealed != b'%b%08x"}\n' % (_SEAL, expected):
+            if number == 1 and _is_record(line):
+                raise OlderFormat(
+                    f"{path} is of an older format, whose lines have no checksums: an older version of agentrl wrote "
+                    "it, and nothing can be proved from it, nor can its run be resumed"
+                )
             raise JournalError(
                 f"{path}, line {number}: wrong checksum: the line, or the one before it, is not what was written"
             )
@@ -91,3 +101,12 @@ def read_journal(path: Path) -> Journaled:
         found.checksums.append(expected)
         before, size = expected, size + len(line)
     return found._replace(size=size)
+
+
+def _is_record(line: bytes) -> bool:
+    """Whether a line is a record as it was written before lines had checksums."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(record, dict) and "outcome" in record and "crc" not in record

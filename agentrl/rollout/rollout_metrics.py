@@ -2,7 +2,8 @@
 
 Guarantees: only trained episodes are in these numbers; :mod:`agentrl.rollout.group_account` has those of all groups
 that were drawn. A mean over no values is left out, not 0. ``rollout/truncated`` is the share of episodes that were cut
-(:mod:`agentrl.core.ending`), ``rollout/ended_<reason>`` that of each stop reason; ``tokens/truncated`` is the share of
+(:mod:`agentrl.core.ending`), ``rollout/reward_truncated`` and ``rollout/reward_finished`` the mean reward of these and
+of the others, ``rollout/ended_<reason>`` the share of each stop reason; ``tokens/truncated`` is the share of
 answers, also those that the episode went on after.
 """
 
@@ -37,7 +38,11 @@ def batch_metrics(
     metrics: dict[str, float] = {"rollout/episodes": float(len(episodes))}
     if groups:
         metrics["rollout/groups_with_signal"] = _share_with_signal(groups, seen, baseline)
-    add_mean(metrics, "rollout/truncated", cut_episodes(columns))
+    cut = cut_episodes(columns)
+    add_mean(metrics, "rollout/truncated", cut)
+    for name, those in (("truncated", True), ("finished", False)):
+        found = [e.reward for e, one in zip(episodes, cut, strict=True) if one is those and e.reward is not None]
+        add_mean(metrics, f"rollout/reward_{name}", found)
     for reason in ENDINGS:
         add_mean(metrics, f"rollout/ended_{reason}", [e.stop_reason is reason for e in episodes])
     for name in ("special", "text"):

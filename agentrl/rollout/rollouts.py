@@ -1,8 +1,8 @@
 """Admits draws and runs their groups, from the first episode to the buffer of finished groups.
 
-Guarantees: a group is admitted only while the staleness gate has room and could still be trained; it is journaled when
-it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends the run, which would
-otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
+Guarantees: a group is admitted only while the staleness gate has room, a place is free and it could still be trained;
+it is journaled when it is admitted and, unless a step trains it, when it ends; an exception outside its episodes ends
+the run, which would otherwise hang. Which groups are kept is decided in :mod:`agentrl.rollout.group_account`.
 """
 
 import asyncio
@@ -13,28 +13,26 @@ from dataclasses import replace
 from functools import partial
 
 from agentrl.config.recipe import Recipe
-from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Task
-from agentrl.core.workflow import RolloutWorkflow
-from agentrl.inference.client import Client
-from agentrl.rollout.abandoned import Abandoned
+from agentrl.core.sent_episode import columns_of
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import START
 from agentrl.rollout.buffer import Group, GroupBuffer
-from agentrl.rollout.deadline import Limits
-from agentrl.rollout.episode_runner import run_episode
+from agentrl.rollout.episode_runs import Cancelled, EpisodeOrder, EpisodeRuns
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.failed_episodes import FailedEpisodes
 from agentrl.rollout.group_account import GroupAccount, Tally, judge, least_members
 from agentrl.rollout.group_run import GroupRun, member_seed
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal import Journal
+from agentrl.rollout.places import Places
 from agentrl.rollout.stale_groups import without_stale
 from agentrl.rollout.staleness import StalenessGate
 from agentrl.rollout.stop_rules import StopRules, too_many
 from agentrl.rollout.tasks import TaskStream
 
 log = logging.getLogger(__name__)
+CUT_SECONDS = 1.0  # for the teardown of episodes that are cancelled before a batch; then it goes without their groups
 Score = Callable[[Episode], Awaitable[Episode]]
 
 
@@ -44,8 +42,7 @@ class Rollouts:
     Args:
         recipe: Resolved recipe.
         tasks: Stream of training tasks.
-        workflow: Workflow shared by all episodes.
-        client: Client that opens a session for each episode.
+        episodes: Where episodes run.
         journal: Journal of episodes and group outcomes.
         score: Adds a teacher's logprobs to a finished episode; ``None`` without a teacher.
         failed: Takes the failed episodes; ``None`` writes none.
@@ -53,23 +50,23 @@ class Rollouts:
     Attributes:
         step: Step that counts the groups that end now.
         gate: Gate of the admission.
+        places: Places of running episodes.
         bound: Bound of the ages.
         flight: Running episodes and their ages.
         buffer: Finished groups.
         account: Tallies of the groups that no step has counted yet.
         runs: Running groups by draw.
+        spent: Retries of groups that a checkpoint found running, by draw, until they run again.
         served: Set while the servers hold the version that training continues from.
         room: Set when there may be room for another group.
-        left: Abandoned tasks that still run.
-        workflow, score: As given.
+        episodes, score: As given.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         tasks: TaskStream,
-        workflow: RolloutWorkflow,
-        client: Client,
+        episodes: EpisodeRuns,
         journal: Journal,
         score: Score | None,
         failed: FailedEpisodes | None,
@@ -77,25 +74,23 @@ class Rollouts:
         self._recipe = recipe
         self._config = recipe.rollout
         self._tasks = tasks
-        self.workflow = workflow
-        self._client = client
+        self.episodes = episodes
         self._journal = journal
         self.score = score
         self._failed = failed or FailedEpisodes(None)
         bound = START if self._config.max_staleness == "auto" else self._config.max_staleness
-        members = self._config.group_size + self._config.group_extra
         self.step = 0
-        self.gate = StalenessGate(bound, self._config.batch_size, max(1, self._config.max_concurrent // members))
+        self.gate = StalenessGate(bound, self._config.batch_size)
         self.bound = AgeBound.of(self._config, bound)
-        self.flight = InFlight(self.bound, least_members(self._config), recipe.seed, lambda: self.gate.version)
+        self.flight = InFlight(self.bound, least_members(self._config), lambda: self.gate.version, episodes.ages)
         self.buffer = GroupBuffer(self._fit)
         self.account = GroupAccount()
         self.runs: dict[int, GroupRun] = {}
+        self.spent: dict[int, int] = {}
         self.room, self.served = asyncio.Event(), asyncio.Event()
+        self.places = Places(self._config.max_concurrent, self._episode_over)
         self.served.set()
-        self.left = Abandoned()
         self._rules = StopRules(self._config)
-        self._limits = Limits.of(self._config)
         self._groups: set[asyncio.Task[None]] = set()
         self._admission: asyncio.Task[None] | None = None
         self._over = False  # a stop rule ended the run: no more groups are admitted
@@ -111,6 +106,7 @@ class Rollouts:
             while self._has_room() and not self._over and not self._tasks.exhausted:
                 draw, task = self._tasks.draw()
                 self.gate.start()
+                self.places.claim(draw, self._config.group_size + self._config.group_extra)
                 self._journal.admitted(
                     draw=draw, task=task.id, seed=member_seed(self._recipe.seed, draw, 0), version=self.gate.version
                 )
@@ -125,7 +121,12 @@ class Rollouts:
 
     def _has_room(self) -> bool:
         """Whether a group may be started now, and could be trained."""
-        return self.gate.capacity() > 0 and self.bound.may_start(self.gate.version)
+        return self.gate.capacity() > 0 and self.places.free > 0 and self.bound.may_start(self.gate.version)
+
+    def _episode_over(self) -> None:
+        """Has the admission look again, if the place of an episode makes room for a group."""
+        if self._has_room():
+            self.room.set()
 
     def _group_ended(self, job: "asyncio.Task[None]") -> None:
         """Forget a finished group; an exception outside its episodes ends the run, which would otherwise hang."""
@@ -151,7 +152,8 @@ class Rollouts:
         failing.add_done_callback(self._groups.discard)
 
     async def _run_group(self, draw: int, task: Task) -> None:
-        run = self.runs[draw] = GroupRun(self._config, partial(self._run_episode, draw, task), self._attempt_ended)
+        play = partial(self._run_episode, draw, task)
+        run = self.runs[draw] = GroupRun(self._config, play, self._attempt_ended, self.spent.pop(draw, 0))
         kept = False
         try:
             try:
@@ -161,12 +163,13 @@ class Rollouts:
         finally:
             del self.runs[draw]
             self.flight.forget(draw)
+            self.places.forget(draw)
             self.gate.finish(accepted=kept)  # after the put: no group that runs, none that comes
             self.room.set()
 
     async def _group_ended_as(self, draw: int, task: Task, run: GroupRun, episodes: list[Episode]) -> bool:
         """Judges a group and hands it on; returns whether it is kept."""
-        columns = Columns.of([episode for episode in episodes if not episode.failed])
+        columns = columns_of([episode for episode in episodes if not episode.failed])
         stale = self.bound.stale(columns)
         tally = judge(episodes, self._config, self._recipe.reward, self._recipe.trainer.baseline, stale)
         tally = replace(tally, retried=len(run.retried))
@@ -179,8 +182,22 @@ class Rollouts:
         else:
             self._leave_out(draw, tally, task.id)
         starved = self.flight.ended(draw, tally)
-        self._stop_if(self._rules.check(episodes, tally) or too_many(len(self.left), self._config) or starved)
+        self._stop_if(self._rules.check(episodes, tally) or too_many(self.episodes.abandoned, self._config) or starved)
         return tally.outcome == "kept"
+
+    async def cut(self) -> None:
+        """End the groups that only the next batch can train, without their slow episodes; call it before the batch."""
+        jobs = []
+        for draw in self.flight.last_chances():
+            self.flight.cut(draw)
+            jobs += [job for job in self._groups if job.get_name() == f"group-{draw}"]
+        if jobs:
+            await asyncio.wait(jobs, timeout=CUT_SECONDS)
+
+    def retries_spent(self) -> list[tuple[int, int]]:
+        """Returns the draws of groups that run, or will run again, with their retries if there were any."""
+        running = {draw: run.spent for draw, run in self.runs.items()}
+        return [(draw, spent) for draw, spent in (self.spent | running).items() if spent]
 
     def _attempt_ended(self, episode: Episode) -> Episode:
         episode = self._journal.episode(episode)
@@ -209,42 +226,29 @@ class Rollouts:
         self.room.set()
         return None
 
-    async def _run_episode(
-        self, draw: int, task: Task, index: int, attempt: int, cancelled: Callable[[Episode], None]
-    ) -> Episode:
-        """Runs an attempt at an episode; one that was cancelled for its age ends as a record, not as cancelled."""
+    async def _run_episode(self, draw: int, task: Task, index: int, attempt: int, cancelled: Cancelled) -> Episode:
+        """Runs an attempt at an episode when there is a place for it.
 
-        def straggled(episode: Episode) -> None:
-            if not self.flight.is_stale(draw, index):
-                cancelled(episode)
+        One that was cancelled for its age ends as a record, not as cancelled.
+        """
+        seed = member_seed(self._recipe.seed, draw, index)
+        waiting = EpisodeOrder(task, f"g{draw}", index, seed, self.gate.version, attempt)
 
-        play = partial(self._attempt, draw, task, index, attempt, straggled)
-        return await self.flight.run(draw, index, task, play, self._client)
+        async def play(left: Cancelled) -> Episode:
+            async with self.places.one(draw, index):
+                return await self._scored(self.flight.begins(draw, waiting), left)
 
-    async def _attempt(
-        self,
-        draw: int,
-        task: Task,
-        index: int,
-        attempt: int,
-        cancelled: Callable[[Episode], None],
-        client: Client,
-    ) -> Episode:
-        episode = await run_episode(
-            self.workflow,
-            task,
-            client,
-            group_id=f"g{draw}",
-            index=index,
-            seed=member_seed(self._recipe.seed, draw, index),
-            limits=self._limits,
-            left=self.left,
-            version=self.gate.version,
-            attempt=attempt,
-            judge_late=self._config.on_timeout == "judge",
-            cancelled=cancelled,
-        )
-        return episode if self.score is None else await self.score(episode)
+        return await self.flight.run(draw, waiting, play, cancelled)
+
+    async def _scored(self, order: EpisodeOrder, cancelled: Cancelled) -> Episode:
+        episode = await self.episodes.run(order, cancelled)
+        if self.score is None:
+            return episode
+        try:
+            return await self.score(episode)
+        except asyncio.CancelledError:
+            cancelled(episode)
+            raise
 
     async def stop(self) -> int:
         """Cancel all groups at the end of a run and journal so; returns how many no step has counted."""

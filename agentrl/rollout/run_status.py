@@ -72,6 +72,9 @@ def run_status(controller: Controller, servers: Sequence[dict[str, Any]], calls:
     state = controller.status()
     waits = [_controller(state, controller.recipe), calls.wait(controller)]
     waits += [_wait(server["url"], _server(server), None, None) for server in servers]
+    limit = controller.recipe.rollout.episode_timeout
+    for name, episodes in controller.rollouts.episodes.in_flight.items():
+        waits.append(_wait(name, f"runs {episodes} episodes", None, limit if episodes else None, each=True))
     return {**state, "waits": waits}
 
 
@@ -102,7 +105,8 @@ def _controller(state: dict[str, Any], recipe: Recipe) -> Wait:
 
 def _server(server: dict[str, Any]) -> str:
     error = f": {server['error']}" if server["error"] else ""
-    return f"{server['state']}, {server['sessions']} sessions{error}"
+    sessions = "" if server["sessions"] is None else f", {server['sessions']} sessions"
+    return f"{server['state']}{sessions}{error}"
 
 
 def _wait(process: str, what: str, seconds: float | None, left: float | None, *, each: bool = False) -> Wait:

@@ -6,7 +6,8 @@ Guarantees: pure arithmetic, no clock and no I/O. The age of a trained group is 
 and its training. With staleness bound ``eta`` and ``B`` groups per step, at most ``eta * B`` groups are under way
 (running, or waiting to be trained) after a step, so the mean age of all groups trained so far is at most ``eta``. It is
 no bound for a single group: one that runs for longer than the others is trained when it ends, however old it is. Only
-if groups end in the order of their start is none older than ``eta``.
+if groups end in the order of their start is none older than ``eta``. How many episodes run at a time is limited by
+:mod:`agentrl.rollout.places`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ class StalenessGate:
     Attributes:
         max_staleness: Bound ``eta`` of the mean staleness, in trainer steps.
         batch_size: Number of groups per step, ``B``.
-        max_concurrent: Largest number of groups in flight.
         version: Current policy version.
         running: Number of groups in flight.
         accepted: Number of groups finished and kept, including those already trained on.
@@ -27,16 +27,13 @@ class StalenessGate:
 
     max_staleness: int
     batch_size: int
-    max_concurrent: int
     version: int = 0
     running: int = 0
     accepted: int = 0
 
     def capacity(self) -> int:
         """Returns how many groups may be started now; negative when too many were started already."""
-        by_concurrency = self.max_concurrent - self.running
-        by_staleness = (self.max_staleness + self.version + 1) * self.batch_size - (self.accepted + self.running)
-        return min(by_concurrency, by_staleness)
+        return (self.max_staleness + self.version + 1) * self.batch_size - (self.accepted + self.running)
 
     def start(self) -> None:
         """Count a started group."""

@@ -1,13 +1,15 @@
 """Counts what a simulated run generated, trained and threw away.
 
 Guarantees: pure, no clock. A token is thrown away when its group has ended and no step trained it: the whole group was
-filtered, dropped as too old or failed, its episode was, or a mask left the token out of the loss. Tokens of groups that
+filtered, dropped as too old or failed, its episode was, or a mask left the token out of the loss; or at once, when its
+answer was cancelled: those are counted by the device (:mod:`agentrl.sim.device`). Tokens of groups that
 run or wait in the buffer are neither trained nor thrown away yet. Memory does not grow with the number of steps.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
@@ -25,7 +27,7 @@ class Step:
         groups: Groups of the batch.
         tokens: Tokens with a loss.
         ages: Age of each episode that was trained: the step's version minus that of its oldest token with a loss.
-        thrown: Tokens thrown away up to this step.
+        thrown: Tokens thrown away up to this step, those of cancelled answers included.
         generated: Tokens generated up to this step, by all servers.
     """
 
@@ -35,16 +37,16 @@ class Step:
     groups: int
     tokens: int
     ages: Sequence[int]
-    thrown: int
+    thrown: float
     generated: float
 
 
 @dataclass
 class Account:
-    """Counts the tokens of groups, by task; each task is drawn once.
+    """Counts the tokens of whole answers of groups, by task; each task is drawn once.
 
     Attributes:
-        thrown: Tokens thrown away so far.
+        thrown: Tokens of whole answers thrown away so far.
     """
 
     thrown: int = 0
@@ -91,12 +93,20 @@ class AccountingJournal(Journal):
         self._account = account
         self._writes = folder is not None
 
+    def admitted(self, *, draw: int, task: str, seed: int, version: int) -> None:
+        """Record that a group was admitted."""
+        if self._writes:
+            super().admitted(draw=draw, task=task, seed=seed, version=version)
+
     def group(self, outcome: GroupOutcome, *, draw: int, task: str, step: int, reason: str | None = None) -> None:
         """Record how a group ended."""
         if outcome != "trained":
             self._account.lost(task)
+        super().group(outcome, draw=draw, task=task, step=step, reason=reason)
+
+    def _append(self, record: dict[str, Any]) -> None:
         if self._writes:
-            super().group(outcome, draw=draw, task=task, step=step, reason=reason)
+            super()._append(record)
 
     def episode(self, episode: Episode, *, evaluation_step: int | None = None) -> Episode:
         """Record an episode, where episodes are written."""

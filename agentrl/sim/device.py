@@ -61,6 +61,7 @@ class Device:
     Attributes:
         version: Policy version that samples now.
         tokens: Tokens made so far, also those of sequences that were cancelled.
+        cancelled: Tokens of sequences that were cancelled.
     """
 
     def __init__(self, speed: Speed, slots: int | None = None) -> None:
@@ -76,6 +77,7 @@ class Device:
         self._timer: asyncio.TimerHandle | None = None
         self.version = 0
         self.tokens = 0.0
+        self.cancelled = 0.0
 
     async def generate(self, tokens: int) -> list[Stretch]:
         """Generate ``tokens`` tokens; fewer if :meth:`abort` ends it."""
@@ -144,6 +146,7 @@ class Device:
             self._advance()
             one.active = False
             self._active -= 1
+            self.cancelled += min(one.wanted, self._work - one.start)
             self._admit()
             self._set_timer()
         elif one in self._waiting:

@@ -19,6 +19,7 @@ from agentrl.sim.faults import Faults, NoFaults, suffer
 
 QUESTION = {"role": "user", "content": "simulated"}
 ANSWER = {"role": "assistant", "content": "simulated"}
+PLAIN = dict(Node(parent=None, message=ANSWER, finish_reason="stop"))  # fields of an answer, without its tokens
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class SimSession:
     def __init__(self, lease: Lease, door: EpisodeDoor) -> None:
         self._lease = lease
         self._door = door
-        self._trajectory = Trajectory(nodes=[])
+        self._trajectory = Trajectory.of_checked({"nodes": [], "tools": []})
         self.last_sampled: int | None = None
 
     @property
@@ -107,14 +108,15 @@ class SimSession:
         nodes = self._trajectory.nodes
         self.last_sampled = len(nodes)
         nodes.append(
-            Node(
-                parent=self.last_sampled - 1 if self.last_sampled else None,
-                message=ANSWER,
-                token_ids=ids,
-                loss_mask=[1] * len(ids),
-                logprobs=[-1.0] * len(ids),
-                versions=versions,
-                finish_reason="stop",
+            Node.of_checked(
+                {
+                    **PLAIN,
+                    "parent": self.last_sampled - 1 if self.last_sampled else None,
+                    "token_ids": ids,
+                    "loss_mask": [1] * len(ids),
+                    "logprobs": [-1.0] * len(ids),
+                    "versions": versions,
+                }
             )
         )
 

@@ -45,7 +45,7 @@ def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:
         f"          a step of {chosen.step_seconds:.4g} s; the split allows "
         f"{case.bound(chosen.inference, chosen.training):.4g} s",
     ]
-    return text + _advice(case, chosen)
+    return text
 
 
 def _row(one: Figures, *, best: bool) -> str:
@@ -54,18 +54,6 @@ def _row(one: Figures, *, best: bool) -> str:
         f"{one.trainer_busy:>9.0%}{one.servers_busy:>9.0%}{one.age_mean:>7.2f}{one.age_max:>5}{one.thrown:>8.1%}"
         f"{one.tokens_per_second:>11,.0f}"
     )
-
-
-def _advice(case: Case, chosen: Figures) -> list[str]:
-    """Says what holds the best candidate back, if it is a setting."""
-    rollout = case.recipe.rollout
-    slow = chosen.step_seconds > 1.1 * case.bound(chosen.inference, chosen.training)
-    if slow and chosen.max_staleness and chosen.servers_busy < 0.9:
-        return [
-            "          A group keeps its places until its longest episode ends. To fill them,",
-            f"          try rollout.max_concurrent={2 * rollout.max_concurrent}",
-        ]
-    return []
 
 
 def as_data(case: Case, found: Sequence[Figures], source: str) -> dict[str, Any]:

@@ -185,7 +185,8 @@ class Simulation:
         groups = len({record.group_id for record in columns.episodes})
         ages = [version - found for found in oldest]
         generated = sum(server.device.tokens for server in self.servers)
-        self._after_step(Step(now(), waited, training, groups, tokens, ages, self.account.thrown, generated))
+        thrown = self.account.thrown + sum(server.device.cancelled for server in self.servers)
+        self._after_step(Step(now(), waited, training, groups, tokens, ages, thrown, generated))
         return facts["last"]
 
     async def _batch(self, step: int) -> bytes:

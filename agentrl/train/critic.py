@@ -18,6 +18,7 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
 from agentrl.train.layout import layout_of
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
 from agentrl.train.policy import hidden_states
@@ -35,7 +36,7 @@ class Critic(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        self.head = nn.Linear(model.config.get_text_config(decoder=True).hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -75,12 +76,16 @@ class ValueLearner:
         critic: The critic, sharded or not.
         config: The recipe's trainer section.
         device: Device of the micro-batches.
+        mesh: Mesh of the ranks; by default all are shards of one replica.
     """
 
-    def __init__(self, critic: Critic, config: TrainerConfig, device: torch.device) -> None:
+    def __init__(
+        self, critic: Critic, config: TrainerConfig, device: torch.device, mesh: RankMesh | None = None
+    ) -> None:
         self.critic = critic
         self.optimizer = make_optimizer(critic.parameters(), config, config.critic_learning_rate)
-        self.layout = layout_of(critic.model)
+        self._mesh = mesh or RankMesh.of_world(device)
+        self.layout = layout_of(critic.model, self._mesh)
         self._config = config
         self._device = device
 
@@ -122,8 +127,8 @@ class ValueLearner:
             if any_gradient:
                 norms.append(apply_gradients(self.optimizer, config.max_grad_norm))
 
-        run_updates(self.critic, share, self.layout, self._device, loss_of, apply)
-        dist.all_reduce(losses)
+        run_updates(self.critic, share, self.layout, self._device, self._mesh, loss_of, apply)
+        dist.all_reduce(losses, group=self._mesh.tokens)
         broken = sum(not math.isfinite(norm) for norm in norms)
         metrics = {"critic/nonfinite": broken / max(len(norms), 1)}
         if norms:
@@ -133,7 +138,7 @@ class ValueLearner:
         return metrics
 
     def _share(self, work: Work | None, updates: int = 1) -> Share:
-        return distribute(work, self.layout, self._config.tokens_per_microbatch, updates)
+        return distribute(work, self.layout, self._config.tokens_per_microbatch, self._mesh, updates)
 
 
 def _explained(batch: TrainBatch) -> dict[str, float]:

@@ -1,32 +1,41 @@
 """Writes the trained model as a Hugging Face folder.
 
 Guarantees: the folder is complete or absent, and says in ``agentrl.json`` how many trainer steps it is of, so that a
-resumed run knows whether it still has to be written.
+resumed run knows whether it still has to be written. Where all ranks see the folder each writes its own parts, and
+nothing is gathered; a rank that cannot write ends all of them with the reason.
 """
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED
 from agentrl.train.first_mismatch import TrainingStopped
+from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import Policy, reshard
+from agentrl.weights.gather import Weight, full_tensor
+from agentrl.weights.own_parts import seen_by_all, write_parts
+from agentrl.weights.safetensors_files import make_files, places
 
 
 def export_model(
     policy: Policy,
-    weights: Iterable[tuple[str, torch.Tensor]],
+    weights: Sequence[tuple[str, Weight]],
     target: Path,
     step: int,
     start: Path,
+    mesh: RankMesh,
     *,
     adapter: bool,
+    gather: bool = False,
 ) -> None:
     """Writes a model folder with the current weights, atomically; a collective.
 
@@ -35,48 +44,117 @@ def export_model(
 
     Args:
         policy: The trained policy.
-        weights: Names and full tensors of its weights, gathered one by one on every rank.
+        weights: Names and weights, sharded or not; tied copies left out.
         target: Folder to write, ``runs/<name>/model``.
         step: Number of trainer steps done.
         start: Folder of the starting policy, with the tokenizer.
+        mesh: Mesh of the ranks.
         adapter: Whether an adapter was trained.
+        gather: Whether rank 0 writes all weights even where each rank could write its own parts.
 
     Raises:
-        TrainingStopped: The folder cannot be written (on rank 0).
+        TrainingStopped: The folder cannot be written.
     """
-    model, rank = policy.model, dist.get_rank()
-    dtype = getattr(model.config, "dtype", None) or torch.float32
-    state: dict[str, torch.Tensor] = {}
-    for name, full in weights:
-        if rank == 0:
-            state[name] = full.to(dtype=dtype, device="cpu")
-    if rank == 0:
-        try:
-            _write(model, state, target, step, start)
-        except (OSError, SafetensorError) as error:
-            raise TrainingStopped(
-                f"the model could not be written to {target}: {error}; --resume of this run writes it again"
-            ) from error
-    if adapter:
-        from agentrl.train.lora import save_adapter
-
-        reshard(policy)
-        save_adapter(model, target.with_name("adapter"))
-    dist.barrier()
-
-
-def _write(model: object, state: dict[str, torch.Tensor], target: Path, step: int, start: Path) -> None:
+    reshard(policy)
+    dtype = getattr(policy.model.config, "dtype", None) or torch.float32
     partial = target.with_name(f".partial-{target.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        model.save_pretrained(partial, state_dict=state)  # type: ignore[attr-defined]
-        tokenizer = AutoTokenizer.from_pretrained(str(start))
-        template = target.with_name(CHAT_TEMPLATE)
-        if template.is_file():  # the recipe's template, which the model was trained with
-            tokenizer.chat_template = template.read_text()
-        tokenizer.save_pretrained(partial)
+    shapes = [(name, tuple(weight.shape)) for name, weight in weights]
+    with _Writing(target) as begun:
+        if mesh.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    begun.check(partial)
+    parts = not gather and mesh.shape.size > 1 and has_plain_names(policy.model, shapes) and seen_by_all(partial)
+    with _Writing(target) as made:
+        if parts and mesh.rank == 0:
+            make_files(partial, shapes, dtype)
+    made.check(partial)
+    with _Writing(target) as written:
+        if parts:
+            which = [
+                (partial / file, offset, weight)
+                for (file, offset), (_, weight) in zip(places(shapes, dtype), weights, strict=True)
+            ]
+            write_parts(which, dtype, tensor=(mesh.tensor_rank, mesh.shape.tensor))
+            _save_rest(policy.model, {}, partial, start, target, mesh.rank)
+        else:
+            _save_rest(policy.model, _gathered(weights, dtype, mesh.rank), partial, start, target, mesh.rank)
+    written.check(partial)
+    if mesh.rank == 0:
         (partial / EXPORTED).write_text(json.dumps({"step": step}))
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if adapter:
+        from agentrl.train.lora import save_adapter
+
+        save_adapter(policy.model, target.with_name("adapter"))
+    dist.barrier()
+
+
+def exported_weights(model: Any, *, adapter: bool) -> list[tuple[str, Weight]]:
+    """Returns names and weights of the plain model, a trained adapter added, tied copies left out."""
+    if not adapter:
+        return list(model.named_parameters())
+    from agentrl.weights.lora_weights import plain_weights
+
+    return list(plain_weights(model))
+
+
+def has_plain_names(model: Any, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
+    """Whether transformers writes a model's weights under their own names, and does not take experts apart."""
+    state = {name: torch.empty(shape, device="meta") for name, shape in shapes}
+    found = revert_weight_conversion(model, dict(state))
+    return {name: tensor.shape for name, tensor in found.items()} == {name: one.shape for name, one in state.items()}
+
+
+def _gathered(weights: Sequence[tuple[str, Weight]], dtype: torch.dtype, rank: int) -> dict[str, torch.Tensor]:
+    """Gathers all weights to rank 0; a collective."""
+    state: dict[str, torch.Tensor] = {}
+    for name, weight in weights:
+        full = full_tensor(weight)
+        if rank == 0:
+            state[name] = full.to(dtype=dtype, device="cpu")
+    return state
+
+
+def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start: Path, target: Path, rank: int) -> None:
+    """Writes, on rank 0, the config, the tokenizer and the weights in ``state``."""
+    if rank:
+        return
+    model.save_pretrained(partial, state_dict=state)
+    tokenizer = AutoTokenizer.from_pretrained(str(start))
+    template = target.with_name(CHAT_TEMPLATE)
+    if template.is_file():  # the recipe's template, which the model was trained with
+        tokenizer.chat_template = template.read_text()
+    tokenizer.save_pretrained(partial)
+
+
+class _Writing:
+    """Runs a part of an export on this rank, and tells all ranks afterwards whether it failed on one."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> "_Writing":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._error = error
+        return isinstance(error, OSError | SafetensorError)
+
+    def check(self, partial: Path) -> None:
+        """Raises on every rank if one of them failed, and removes what was written; a collective.
+
+        Raises:
+            TrainingStopped: A rank failed.
+        """
+        found: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, None if self._error is None else str(self._error))
+        reason = next((one for one in found if one is not None), None)
+        if reason is not None:
+            if dist.get_rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise TrainingStopped(
+                f"the model could not be written to {self._target}: {reason}; --resume of this run writes it again"
+            ) from self._error

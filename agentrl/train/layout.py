@@ -1,5 +1,7 @@
 """Layouts turn the rows of a micro-batch into tensors: padded (stacked in a rectangle) or packed (end to end).
 
+A model that can compute prefix trees gets rows that are trees; any other gets one sequence a row.
+
 Guarantees: with either layout each token has the position and attends to the keys of its own branch, so the choice
 changes only rounding; an empty list of rows gives a micro-batch without trained tokens, which still takes part in
 collectives.
@@ -11,17 +13,22 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from agentrl.models.tree_mask import tree_mask
+from agentrl.models.probe import masks_of, packed_inputs
+from agentrl.models.tree_mask import Reach
+from agentrl.models.way import Way, form_of
 from agentrl.train.branches import Branch, TokenColumns
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch, trained_tokens
 from agentrl.train.microbatches import MicroBatches, plan_packed, plan_padded
 from agentrl.train.row_attention import BLOCK, block_mask, is_packed
-from agentrl.train.rows import Row, RowArrays, attention_span, build_rows, lay_out
+from agentrl.train.rows import Row, RowArrays, attention_span, build_rows, lay_out, lone_rows
 from agentrl.train.tree_attention import TreeTiles
 
+TREES = Way()
 ROUND = 5  # significant binary digits of a rounded length: padding is at most a sixteenth
 
 
@@ -41,10 +48,17 @@ class Layout(Protocol):
         ...
 
 
-def layout_of(model: Any) -> Layout:
+def layout_of(model: Any, mesh: RankMesh | None = None) -> Layout:
     """Returns the layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
-    span = attention_span(model.config.get_text_config().hidden_size)
-    return Packed(span) if is_packed(model) else Padded(span)
+    span = attention_span(model.config.get_text_config(decoder=True).hidden_size)
+    if mesh is not None and mesh.shape.context > 1:
+        from agentrl.train.context_parallel import SharedTokens
+
+        return SharedTokens(span, mesh)
+    way = form_of(model).way
+    if way.rows != "trees":
+        return PlainPacked(span) if way.rows == "packed" else PlainPadded(span)
+    return Packed(span, way) if is_packed(model) else Padded(span, way)
 
 
 class Padded:
@@ -52,10 +66,12 @@ class Padded:
 
     Args:
         span: Row length in tokens at which dense attention costs as much as the rest of the model.
+        way: Masks that the model takes.
     """
 
-    def __init__(self, span: float) -> None:
+    def __init__(self, span: float, way: Way = TREES) -> None:
         self._span = span
+        self._way = way
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """See :class:`Layout`."""
@@ -67,22 +83,81 @@ class Padded:
 
     def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
         """See :class:`Layout`."""
-        length = max((len(row.token_ids) for row in rows), default=1)
-        count = max(len(rows), 1)
-        token_ids, positions = np.zeros((count, length), np.int64), np.zeros((count, length), np.int64)
-        ends = np.full((count, length), length, np.int64)  # only padding attends to padding
-        for index, row in enumerate(rows):
-            used = len(row.token_ids)
-            token_ids[index, :used], positions[index, :used], ends[index, :used] = (
-                row.token_ids,
-                row.positions,
-                row.ends,
-            )
+        token_ids, positions, ends = (torch.from_numpy(part).to(device) for part in _rectangle(rows))
         return MicroBatch(
-            token_ids=torch.from_numpy(token_ids).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            mask=tree_mask(torch.from_numpy(ends).to(device)),
-            **vars(trained_tokens(rows, range(0, count * length, length)[: len(rows)], tokens, device)),
+            token_ids=token_ids,
+            positions=positions,
+            mask=masks_of(self._way, ends, positions, torch.float32),
+            **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
+        )
+
+
+def _rectangle(rows: Sequence[RowArrays]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Makes ids, positions and ends, ``[rows, longest]`` each; only padding attends to padding."""
+    length = max((len(row.token_ids) for row in rows), default=1)
+    count = max(len(rows), 1)
+    token_ids, positions = np.zeros((count, length), np.int64), np.zeros((count, length), np.int64)
+    ends = np.full((count, length), length, np.int64)
+    for index, row in enumerate(rows):
+        used = len(row.token_ids)
+        token_ids[index, :used], positions[index, :used], ends[index, :used] = row.token_ids, row.positions, row.ends
+    return token_ids, positions, ends
+
+
+def _firsts(rows: Sequence[RowArrays], length: int) -> list[int]:
+    """Returns the flat index of each row's first token."""
+    return [index * length for index in range(len(rows))]
+
+
+class PlainPadded:
+    """Plain rows, padded: one sequence a row, with transformers' own masks.
+
+    Nothing follows a sequence in its row but padding, on which its tokens do not depend; so there is no mask of ours.
+
+    Args:
+        span: Row length in tokens at which dense attention costs as much as the rest of the model.
+    """
+
+    def __init__(self, span: float) -> None:
+        self._span = span
+
+    def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
+        """See :class:`Layout`; each branch is a row."""
+        return lone_rows(branches, tokens)
+
+    def plan(self, rows: Sequence[Row], ranks: int, budget: int) -> list[MicroBatches]:
+        """See :class:`Layout`."""
+        return plan_padded(rows, ranks, budget, self._span)
+
+    def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
+        """See :class:`Layout`."""
+        token_ids, positions, _ = (torch.from_numpy(part).to(device) for part in _rectangle(rows))
+        return MicroBatch(
+            token_ids=token_ids,
+            positions=positions,
+            mask=None,
+            **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
+        )
+
+
+class PlainPacked(PlainPadded):
+    """Plain rows, packed: sequences end to end, which the model's layers keep apart by their positions and bounds."""
+
+    def plan(self, rows: Sequence[Row], ranks: int, budget: int) -> list[MicroBatches]:
+        """See :class:`Layout`."""
+        return plan_packed(rows, ranks, budget, self._span)
+
+    def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
+        """See :class:`Layout`."""
+        lengths = [len(row.token_ids) for row in rows] or [1]
+        token_ids = np.concatenate([row.token_ids for row in rows]) if rows else np.zeros(1, np.int32)
+        bounds = packed_inputs(lengths, device)
+        return MicroBatch(
+            token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device)[None],
+            positions=bounds["position_ids"],
+            mask=None,
+            bounds=bounds,
+            **vars(trained_tokens(rows, np.cumsum([0, *lengths[:-1]]).tolist()[: len(rows)], tokens, device)),
         )
 
 
@@ -91,12 +166,14 @@ class Packed:
 
     Args:
         span: Row length in tokens at which dense attention would cost as much as the rest of the model.
+        way: Masks that the model takes.
         blocks: Whether the mask is a ``BlockMask`` for ``flex_attention`` (the default on CUDA) or tiles for
             :mod:`agentrl.train.tree_attention` (the default elsewhere).
     """
 
-    def __init__(self, span: float, *, blocks: bool | None = None) -> None:
+    def __init__(self, span: float, way: Way = TREES, *, blocks: bool | None = None) -> None:
         self._span = span
+        self._way = way
         self._blocks = blocks
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
@@ -125,13 +202,20 @@ class Packed:
         return MicroBatch(
             token_ids=torch.from_numpy(token_ids).to(device)[None],
             positions=torch.from_numpy(positions).to(device)[None],
-            mask=self.mask(torch.from_numpy(ends).to(device), blocks=blocks),
+            mask=self.masks(torch.from_numpy(ends).to(device), torch.from_numpy(positions).to(device), blocks=blocks),
             **vars(trained_tokens(rows, firsts[:-1].tolist(), tokens, device)),
         )
 
-    def mask(self, ends: Tensor, *, blocks: bool) -> BlockMask:
-        """Makes the attention mask of the forest with these ``ends``, as blocks or as tiles."""
-        return block_mask(ends) if blocks else TreeTiles(ends)
+    def masks(self, ends: Tensor, positions: Tensor, *, blocks: bool) -> Any:
+        """Makes the attention masks of the forest with these ``ends``, as blocks or as tiles."""
+
+        def mask(reach: Reach | None) -> BlockMask:
+            return block_mask(ends, positions=positions, reach=reach) if blocks else TreeTiles(ends, positions, reach)
+
+        reaches = self._way.reaches
+        if not reaches or "" in reaches:
+            return mask(reaches.get(""))
+        return {name: mask(reach) for name, reach in reaches.items()}
 
 
 def collate(

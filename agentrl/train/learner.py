@@ -19,6 +19,7 @@ from agentrl.core.registry import load
 from agentrl.train.batch import TrainBatch
 from agentrl.train.batch_selection import Selection, needs_selection, select_tokens
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
+from agentrl.train.context_parallel import SharedBatch
 from agentrl.train.critic import ValueLearner
 from agentrl.train.layout import layout_of
 from agentrl.train.loss import (
@@ -29,6 +30,7 @@ from agentrl.train.loss import (
     token_losses,
 )
 from agentrl.train.measured import Measured
+from agentrl.train.mesh import RankMesh
 from agentrl.train.metric_sample import sample_branches, tokens_to_compute
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
@@ -51,6 +53,7 @@ class PolicyLearner:
         config: The recipe's trainer section.
         device: Device of the micro-batches.
         critic: Learner of the critic; needed exactly when ``config.advantage`` is ``gae``.
+        mesh: Mesh of the ranks; by default all are shards of one replica.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class PolicyLearner:
         config: TrainerConfig,
         device: torch.device,
         critic: ValueLearner | None = None,
+        mesh: RankMesh | None = None,
     ) -> None:
         if (critic is not None) != (config.advantage == "gae"):
             raise ValueError("trainer.advantage=gae needs a critic, and a critic needs it")
@@ -70,10 +74,11 @@ class PolicyLearner:
         self.critic = critic
         self.config = config
         self.device = device
-        self.layout = layout_of(policy.model)
+        self.mesh = mesh or RankMesh.of_world(device)
+        self.layout = layout_of(policy.model, self.mesh)
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
-        self.measured = Measured(device)  # of the latest step, from before its first update
+        self.measured = Measured(device, self.mesh)  # of the latest step, from before its first update
         self._by_token = not needs_whole_sequences(config)
 
     @property
@@ -98,7 +103,7 @@ class PolicyLearner:
             metrics |= self.critic.update(batch, learning_rate / config.learning_rate)
         drawn = [] if batch is None else self._sample(batch)
         share = self._share(self._work(batch, len(drawn)), config.minibatches)
-        measured, sums = Measured(self.device), TokenSums(self.device)
+        measured, sums = Measured(self.device, self.mesh), TokenSums(self.device, self.mesh)
         self.measured = measured
         if share.notes["drawn"]:
             work = None if batch is None else Work(drawn, batch.tokens)
@@ -135,7 +140,7 @@ class PolicyLearner:
         def apply(any_gradient: bool) -> None:
             applied.append(self._apply_gradients(any_gradient))
 
-        run_updates(self.policy, share, self.layout, self.device, loss_of, apply)
+        run_updates(self.policy, share, self.layout, self.device, self.mesh, loss_of, apply)
         return _mean_over_updates(applied)
 
     def penalties(self, branches: Sequence[Branch] | None, tokens: TokenColumns | None) -> NDArray[np.float64] | None:
@@ -184,7 +189,7 @@ class PolicyLearner:
         return sample_branches(rest, tokens, budget, batch.version)
 
     def _share(self, work: Work | None, updates: int = 1) -> Share:
-        return distribute(work, self.layout, self.config.tokens_per_microbatch, updates)
+        return distribute(work, self.layout, self.config.tokens_per_microbatch, self.mesh, updates)
 
     def _scores(self, policy: nn.Module, share: Share) -> Tensor:
         """Computes ``[places]`` logprobs of all trained tokens under a policy, on every rank."""
@@ -225,12 +230,17 @@ class PolicyLearner:
         measured: Measured | None,
     ) -> Tensor:  # fmt: skip
         """Computes one micro-batch's part of the loss; ``measured`` is ``None`` after the first update."""
-        config, columns = self.config, batch.columns
+        config = self.config
         kept, penalized = selection.kept, selection.penalized
         reference: Tensor | None = None
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
                 reference, _ = self.reference(batch)
+        computed = () if self._by_token else self.policy(batch)
+        if computed and isinstance(batch, SharedBatch):
+            batch, found = batch.whole_sequences(*computed, *(() if reference is None else (reference,)))
+            computed, reference = found[:2], found[2] if reference is not None else None
+        columns = batch.columns
 
         def loss_of(chosen: Tensor, logprobs: Tensor, entropies: Tensor) -> Tensor:
             places, behavior, versions = batch.places[chosen], columns["behavior"][chosen], columns["versions"][chosen]
@@ -271,7 +281,8 @@ class PolicyLearner:
         if self._by_token:
             total = self.policy(batch, loss_of)
         else:
-            total = loss_of(torch.arange(len(batch.trained), device=self.device), *self.policy(batch))
+            total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
+        total = total + self.policy.router_loss(batch)
         return total / share.normalizer
 
     @torch.no_grad()

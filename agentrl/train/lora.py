@@ -5,6 +5,7 @@ adapters have PEFT's file format. The output head and the embeddings get no adap
 the head's weight directly.
 """
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from peft.helpers import rescale_adapter_scale
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy
-from agentrl.weights.gather import full_tensor
-from agentrl.weights.lora_weights import ADAPTER_FILE, adapter_weights, write_config
+from agentrl.weights.gather import full_tensor, own_part
+from agentrl.weights.lora_weights import ADAPTER, ADAPTER_FILE, adapter_weights, write_config
+from agentrl.weights.own_parts import keep_part
 
 
 def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> None:
@@ -37,6 +41,25 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         ModelRefused: A target is not a linear layer of the model, or is its output head.
     """
     assert config.lora_rank is not None
+    made = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type] - PEFT only divides it, so a float works
+        target_modules=adapter_targets(model, config),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        base_model_name_or_path=base,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(made, model)
+
+
+def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
+    """Returns the names of the linear layers that get an adapter.
+
+    Raises:
+        ModelRefused: A target is not a linear layer of the model, or is its output head.
+    """
     kept = (model.get_output_embeddings(), model.get_input_embeddings())
     linear = {
         name.rpartition(".")[2]
@@ -48,17 +71,39 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         raise ModelRefused(
             f"trainer.lora_targets={unknown} are no linear layers of the model; it has {', '.join(sorted(linear))}"
         )
-    made = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type] - PEFT only divides it, so a float works
-        target_modules=sorted(targets),
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        base_model_name_or_path=base,
-    )
+    return sorted(targets)
+
+
+def names_in_files(path: Path, config: AdapterConfig) -> dict[str, str]:
+    """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(path)))
+    return {
+        rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
+        for target in adapter_targets(model, config)
+        for kind in ("weight", "bias")
+    }
+
+
+@torch.no_grad()
+def start_adapter(model: nn.Module, *, seed: int) -> None:
+    """Gives a sharded model's adapters the values that :func:`add_adapter` gives them, and freezes the rest.
+
+    The model was without memory when they were added. A layer's values are drawn whole, which is little, and each rank
+    keeps its part.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(made, model)
+        layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+        for layer in layers:
+            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            drawn = nn.Linear(down.shape[1], down.shape[0], bias=False, device="cpu")  # as PEFT draws
+            nn.Linear(up.shape[1], up.shape[0], bias=False, device="cpu")
+            nn.init.kaiming_uniform_(drawn.weight, a=math.sqrt(5))
+            keep_part(down, drawn.weight)
+            own_part(up).zero_()
 
 
 class BasePolicy(nn.Module):

@@ -1,7 +1,7 @@
 """Collects what a step computes of its tokens before the first update, and makes metrics of it.
 
-Guarantees: metrics do not depend on ranks or micro-batches (a sequence lies on one rank); tokens stay on the device
-until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
+Guarantees: metrics do not depend on ranks or micro-batches (the tokens of a sequence are put together); tokens stay on
+the device until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.mismatch import SUMS, MeasuredTokens, mismatch_metrics, mismatch_sums
 
@@ -53,10 +54,12 @@ class Measured:
 
     Args:
         device: Device of the micro-batches.
+        mesh: Mesh of the ranks.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mesh: RankMesh) -> None:
         self._device = device
+        self._mesh = mesh
         self._parts: list[MeasuredTokens] = []
         self._positions: list[Tensor] = []  # of the same tokens, in their sequences
 
@@ -97,8 +100,9 @@ class Measured:
             most: Largest number of tokens to return.
         """
         own, count = self._differences(beyond), sum(len(part.logprobs) for part in self._parts)
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, (own[:most], len(own), count))
+        group = self._mesh.tokens
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, (own[:most], len(own), count), group=group)
         first = sorted(one for found, *_ in every for one in found)[:most]
         return Differences(sum(one[1] for one in every) / max(1, sum(one[2] for one in every)), first)
 
@@ -110,6 +114,22 @@ class Measured:
             found += [Difference(*one) for one in zip(*(column[far].tolist() for column in columns), strict=True)]
         return sorted(found)
 
+    def _whole_sequences(self) -> MeasuredTokens | None:
+        """Returns the tokens; with context parallelism those of this rank's part of the sequences, a collective."""
+        tokens = MeasuredTokens.joined(self._parts) if self._parts else None
+        ranks = self._mesh.shape.context
+        if ranks == 1:
+            return tokens
+        every: list[Any] = [None] * ranks
+        own = None if tokens is None else {name: values.cpu() for name, values in vars(tokens).items()}
+        dist.all_gather_object(every, own, group=self._mesh.context)
+        parts = [MeasuredTokens(**{k: v.to(self._device) for k, v in one.items()}) for one in every if one is not None]
+        if not parts:
+            return None
+        joined = MeasuredTokens.joined(parts)
+        mine = joined.select(joined.sequences % ranks == self._mesh.context_rank)
+        return mine if len(mine.logprobs) else None
+
     def metrics(self, config: TrainerConfig, version: int, sampled: float) -> dict[str, float]:
         """Computes the step's metrics from before its first update, the same on every rank; a collective.
 
@@ -120,9 +140,10 @@ class Measured:
         """
         sums = torch.zeros(4, len(SUMS), dtype=torch.float64, device=self._device)
         worst = torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64, device=self._device)
-        if self._parts:
-            sums, worst = mismatch_sums(MeasuredTokens.joined(self._parts), config, version)
-        sums, worst = merged(sums, worst)
+        tokens = self._whole_sequences()
+        if tokens is not None:
+            sums, worst = mismatch_sums(tokens, config, version)
+        sums, worst = merged(sums, worst, self._mesh)
         total = dict(zip(SUMS, sums[0].tolist(), strict=True))
         if not total["tokens"]:
             return {}
@@ -133,16 +154,17 @@ class Measured:
         return found | mismatch_metrics(sums, worst, config)
 
 
-def merged(sums: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
+def merged(sums: Tensor, worst: Tensor, mesh: RankMesh) -> tuple[Tensor, Tensor]:
     """Merges all ranks' sums, and takes the largest of their maxima; a collective.
 
     Args:
         sums: ``[rows, sums]``.
         worst: ``[rows, 2]`` a maximum and what it belongs to.
+        mesh: Mesh of the ranks.
     """
     own = torch.cat([sums, worst], dim=1)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, own)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size(mesh.tokens))]
+    dist.all_gather(every, own, group=mesh.tokens)
     of_ranks = torch.stack(every)  # [ranks, rows, sums + 2]
     count = sums.shape[1]
     rank = of_ranks[:, :, count].argmax(0)

@@ -7,7 +7,7 @@ no cost in time.
 """
 
 import inspect
-from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -70,11 +70,13 @@ def _mlp(module: Any, states: Tensor) -> Tensor:
     return _GatedDown.apply(gate, up, module.down_proj.weight)  # type: ignore[return-value]
 
 
-def use_memory_saving_layers(model: nn.Module) -> int:
+def use_memory_saving_layers(model: nn.Module, *, norms_only: bool = False) -> int:
     """Replaces the forward passes of a model's RMS norms and gated MLPs, in place, where the results are the same.
 
     Args:
-        model: Any model, with its adapters if it has any; not compiled or sharded yet.
+        model: Any model, with its adapters if it has any; not compiled or sharded yet. Its weights may be on the meta
+            device.
+        norms_only: Whether MLPs stay as they are: they read the last projection's weight, which ranks may share.
 
     Returns:
         Number of modules that were replaced.
@@ -82,16 +84,18 @@ def use_memory_saving_layers(model: nn.Module) -> int:
     replaced = 0
     for module in model.modules():
         replacement = _replacement(module)
-        if replacement is not None and _same_results(module, replacement):
+        if replacement is None or (norms_only and replacement.func is _mlp):
+            continue
+        if _same_results(module, replacement):
             module.forward = replacement
             replaced += 1
     return replaced
 
 
-def _replacement(module: Any) -> Callable[[Tensor], Tensor] | None:
+def _replacement(module: Any) -> partial[Tensor] | None:
     """Returns the memory-saving forward pass for a module, judged by its attributes; ``None`` if there is none."""
-    if len(inspect.signature(module.forward).parameters) != 1:
-        return None  # a norm with a gate, an expert with its router's weights
+    if "forward" in vars(module) or len(inspect.signature(module.forward).parameters) != 1:
+        return None  # replaced already, a norm with a gate, an expert with its router's weights
     if isinstance(getattr(module, "weight", None), Tensor) and isinstance(
         getattr(module, "variance_epsilon", None), float
     ):
@@ -102,9 +106,28 @@ def _replacement(module: Any) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
+def _with_weights(module: Any) -> Any:
+    """Returns a module without memory as a narrow one with random weights."""
+    narrow = deepcopy(module)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        if (layer := getattr(narrow, name, None)) is not None:
+            inner = layer.weight[:, :TRIAL_ROWS] if name == "down_proj" else layer.weight[:TRIAL_ROWS]
+            layer.weight = nn.Parameter(inner)
+            if layer.bias is not None and name != "down_proj":
+                layer.bias = nn.Parameter(layer.bias[:TRIAL_ROWS])
+    narrow.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    for parameter in narrow.parameters():
+        parameter.normal_(std=0.1, generator=generator)
+    return narrow
+
+
 @torch.no_grad()
-def _same_results(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
+def _same_results(module: Any, replacement: partial[Tensor]) -> bool:
     weight = module.weight if hasattr(module, "weight") else module.down_proj.weight
+    if weight.is_meta:
+        trial = _with_weights(module)
+        return _same_results(trial, partial(replacement.func, trial))
     width = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIAL_ROWS, width, generator=generator).to(weight)

@@ -1,7 +1,8 @@
 """Micro-batches: the input tensors of one forward pass, and its trained tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,24 +23,34 @@ class MicroBatch:
     Attributes:
         token_ids: int64 ``[rows, length]``.
         positions: int64 ``[rows, length]``.
-        mask: Attention mask: bool ``[rows, 1, length, length]``, true where a query may attend to a key; or the same as
-            a block mask or as tree tiles.
+        mask: Attention mask of prefix trees: bool ``[rows, 1, length, length]``, true where a query may attend to a
+            key; or the same as numbers to add, as a block mask or as tree tiles; or one of them for each kind of layer.
+            ``None`` for plain rows, which get transformers' own masks.
         sources: int64 ``[distinct]`` flat index into ``rows * length`` of the hidden state of each distinct prediction.
         targets: int64 ``[distinct]`` target token id of each distinct prediction.
         trained: int64 ``[trained]`` index into ``sources`` and ``targets`` of each trained token.
         places: int64 ``[trained]`` index of each trained token in the global batch.
         columns: ``[trained]`` data of each trained token by name: ``weights``, ``sequences`` and ``turns``, and the
             sampled columns of :class:`~agentrl.train.branches.TokenColumns`.
+        bounds: For packed plain rows, the arguments by which layers keep sequences apart; empty for others.
     """
 
     token_ids: Tensor
     positions: Tensor
-    mask: Tensor | BlockMask
+    mask: Tensor | BlockMask | dict[str, Any] | None
     sources: Tensor
     targets: Tensor
     trained: Tensor
     places: Tensor
     columns: dict[str, Tensor]
+    bounds: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The decoder's arguments beside the tokens; none for padded plain rows: no token depends on later ones."""
+        if self.mask is None:
+            return self.bounds
+        return {"position_ids": self.positions, "attention_mask": self.mask}
 
 
 @dataclass(frozen=True)

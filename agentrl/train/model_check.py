@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoConfig
 from transformers.utils import logging
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.host.entry import begin, refuse, run_arguments
-from agentrl.models.small_model import random_model, small_configs
+from agentrl.models.small_model import fitting_model, small_configs
 from agentrl.train.__main__ import make_critic, make_policy
-from agentrl.train.policy import check_layers
-
-MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
-_UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
+from agentrl.train.mesh import RankMesh
+from agentrl.train.policy import load_config
 
 
 def check_model(recipe: Recipe, model_path: Path) -> str | None:
@@ -41,9 +37,8 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
     Raises:
         ModelRefused: The model cannot be trained.
     """
-    config = AutoConfig.from_pretrained(str(model_path))
-    text = config.get_text_config()
-    check_layers(config, recipe.inference.context_length)
+    config = load_config(model_path, trust=recipe.model.trust_remote_code, weights=False)
+    text = config.get_text_config(decoder=True)
     if text is not config:
         return f"{type(config).__name__} is of more than text"
     model = small_model(config)
@@ -58,28 +53,15 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
 
 def small_model(config: Any) -> Any | None:
     """Makes the smallest model of a config that computes a forward and a backward pass; ``None`` if none does."""
-    for small in small_configs(config):
-        try:
-            with torch.device("meta"):
-                count = sum(parameter.numel() for parameter in random_model(small).parameters())
-            if count > MOST_PARAMETERS:
-                continue
-            model = random_model(small)
-            ids = torch.arange(8)[None]
-            model(input_ids=ids, use_cache=False).logits.sum().backward()
-        except _UNFIT as error:
-            print(f"a small {type(small).__name__} does not fit: {type(error).__name__}: {error}", flush=True)
-            continue
-        model.zero_grad()
-        return model
-    return None
+    return next(filter(None, map(fitting_model, small_configs(config))), None)
 
 
 def _try(recipe: Recipe, folder: Path) -> None:
     """Makes policy and critic as a trainer on a CPU does; compilation, which takes minutes there, is left out."""
     trainer = recipe.trainer.model_copy(update={"compile": False, "cpu_offload": False})
     recipe = recipe.model_copy(update={"trainer": trainer})
-    mesh, device = init_device_mesh("cpu", (1,)), torch.device("cpu")
+    device = torch.device("cpu")
+    mesh = RankMesh.of_world(device)
     make_policy(recipe, folder, mesh, device)
     if trainer.advantage == "gae":
         make_critic(recipe, folder, mesh, device)

@@ -37,16 +37,35 @@ def apply_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm(gradients)
-    value = _number(norm)
+    norm = _total_norm(gradients)
+    value = norm.item()
     if math.isfinite(value):
-        clip_grads_with_norm_(parameters, max_norm, norm)
+        for together in _by_mesh(parameters):
+            clip_grads_with_norm_(together, max_norm, norm)
     else:
         value = _clip_large(gradients, max_norm)
     if math.isfinite(value):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return value
+
+
+def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the norm of all gradients; a collective.
+
+    torch refuses gradients on several meshes together: with tensor parallelism matrices lie on another than norms do.
+    """
+    norms = [get_total_norm(together) for together in _by_mesh(gradients)]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+
+
+def _by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Divides parameters or gradients by the mesh that they lie on."""
+    found: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(found.values())
 
 
 def _clip_large(gradients: Sequence[Tensor], max_norm: float) -> float:
@@ -59,7 +78,7 @@ def _clip_large(gradients: Sequence[Tensor], max_norm: float) -> float:
         return largest
     for gradient in gradients:
         gradient.div_(largest)
-    norm = _number(get_total_norm(gradients))
+    norm = _total_norm(gradients).item()
     for gradient in gradients:
         gradient.mul_(min(max_norm / norm, largest))
     return norm * largest
@@ -76,10 +95,6 @@ def _largest(gradients: Sequence[Tensor]) -> float:
     if any(isinstance(one, DTensor) for one in gradients):
         dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.item()
-
-
-def _number(norm: Tensor) -> float:
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -1,9 +1,10 @@
 """The policy: a Hugging Face causal LM, sharded with FSDP2, that computes the logprobs of given tokens.
 
 Guarantees: parameters are float32 shards, compute runs in the chosen dtype; one forward pass per micro-batch; logits
-of at most ``chunk`` tokens exist at one time; there is no dropout, whatever the model's config says. A model whose
-logits are not ``hidden @ head.T`` (soft-capping, logit scaling, a biased head), or are random in training mode, is
-refused when it is loaded, because its logprobs would be wrong.
+of at most ``chunk`` tokens exist at one time; there is no dropout, whatever the model's config says. How a model
+computes several sequences, and what its head does with the logits, is found by trying it when it is loaded; a model
+whose logits are not a function of its decoder's hidden states, or are random in training mode, is refused then, because
+its logprobs would be wrong.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from agentrl.config.errors import UserError
-from agentrl.models.tree_support import limited_attention, not_for_trees
-from agentrl.train.logprobs import chunked_logprobs, chunked_loss
+from agentrl.models.decoder import decoder_of
+from agentrl.models.folder_check import refused_folder, unknown_config
+from agentrl.models.own_head import OwnHead, head_form, head_parameters
+from agentrl.models.probe import FAULTS, Unfit, find_way
+from agentrl.models.way import ModelForm, form_of, set_form
+from agentrl.train.head import Head
 from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.router_balance import balancing_function, router_loss
 from agentrl.train.training_noise import remove_noise, still_random, without_noise
 
 LossOf = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -34,16 +40,21 @@ class Policy(nn.Module):
     """A causal LM whose forward pass returns logprobs and entropies of a micro-batch's targets.
 
     Args:
-        model: Any Hugging Face causal LM with an unbiased linear head.
+        model: Any Hugging Face causal LM, from :func:`load_model`.
         temperature: Sampling temperature of the behavior policy.
         chunk: Number of tokens whose logits exist at one time.
+        balance: Coefficient of the routers' load-balancing loss; 0 for none.
     """
 
-    def __init__(self, model: Any, temperature: float, chunk: int) -> None:
+    def __init__(self, model: Any, temperature: float, chunk: int, balance: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
+        self.balance = balance
+        self._router_loss: Tensor | None = None
+        if balance:
+            balancing_function(model)  # refuses a model without routers
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
         """Computes logprobs and entropies of a micro-batch's trained tokens, or a loss of them.
@@ -58,15 +69,29 @@ class Policy(nn.Module):
             ``[trained]`` logprobs and ``[trained]`` entropies, both differentiable; with ``loss_of`` the loss, a
             scalar.
         """
-        hidden = hidden_states(self.model.get_decoder(), batch)
+        hidden = self._hidden(batch)
         states = hidden[batch.sources]
-        weight = self.model.get_output_embeddings().weight
         nothing = hidden[0, 0] * 0  # an empty micro-batch still takes part in collectives
-        head, options = (states, weight, batch.targets), {"temperature": self.temperature, "chunk": self.chunk}
+        form = form_of(self.model)  # found only after the weights are read
+        head = Head(self.model, form.head, form.head_parameters, self.temperature, self.chunk)
         if loss_of is not None:
-            return chunked_loss(*head, _chunk_loss(batch, loss_of, self.chunk), **options) + nothing
-        logprobs, entropies = chunked_logprobs(*head, **options)
+            return head.loss(states, batch.targets, _chunk_loss(batch, loss_of, self.chunk)) + nothing
+        logprobs, entropies = head.logprobs(states, batch.targets)
         return logprobs[batch.trained] + nothing, entropies[batch.trained]
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
+        decoder = decoder_of(self.model)
+        if not self.balance or not torch.is_grad_enabled():
+            return hidden_states(decoder, batch)
+        out = decoder(input_ids=batch.token_ids, use_cache=False, output_router_logits=True, **batch.inputs)
+        self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
+        return out.last_hidden_state.flatten(0, 1)
+
+    def router_loss(self, batch: MicroBatch) -> Tensor | float:
+        """Returns the routers' part of a micro-batch's loss, once, weighted as the micro-batch's tokens are."""
+        found, self._router_loss = self._router_loss, None
+        return 0.0 if found is None else found * batch.columns["weights"].sum()
 
 
 def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
@@ -86,81 +111,146 @@ def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
 
 def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
     """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
-    return decoder(
-        input_ids=batch.token_ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
-    ).last_hidden_state.flatten(0, 1)
+    return decoder(input_ids=batch.token_ids, use_cache=False, **batch.inputs).last_hidden_state.flatten(0, 1)
 
 
 @torch.no_grad()
 def check_head(model: Any) -> None:
-    """Raises for a model whose logits are not ``hidden @ head.T``.
+    """Raises for a model whose logits are not a function of its decoder's hidden states.
 
     Raises:
-        ModelRefused: The model's logits differ from that product.
+        ModelRefused: The model's logits differ from what its head makes of these states.
     """
-    ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
-    states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    plain = states @ model.get_output_embeddings().weight.t()
-    own = model(input_ids=ids, use_cache=False).logits
-    gap = (plain - own).abs().max().item()
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config(decoder=True).vocab_size
+    states = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
+    found, own = OwnHead(model)(states[0]), model(input_ids=ids, use_cache=False).logits[0]
+    gap = (found - own).abs().max().item()
     if not gap <= 1e-3 * max(1.0, own.abs().max().item()):
         raise ModelRefused(
-            f"{type(model).__name__} changes its logits after the output head (largest difference {gap:.3g}); "
-            "training such a model is not supported: its logprobs would be wrong"
+            f"the logits of {type(model).__name__} are not made of its decoder's hidden states alone (largest "
+            f"difference {gap:.3g}); such a model cannot be trained: its logprobs would be wrong"
         )
 
 
-def check_layers(config: Any, context: int) -> None:
-    """Raises for a model with layers that do not attend to the whole past.
+def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
+    """Finds out by trying how a model computes several sequences, and what its head does.
 
     Args:
-        config: Config of a transformers model.
+        model: Causal LM as it was loaded, in float32.
         context: Largest number of tokens of a sequence.
+        packed: Whether packed rows are preferred to padded ones where trees are not possible.
 
     Raises:
-        ModelRefused: The model has such layers.
+        ModelRefused: The model cannot be trained.
     """
-    if others := limited_attention(config.get_text_config(), context):
-        raise ModelRefused(
-            f"{_class_name(config)} has {', '.join(others)} layers, which do not attend to the whole of "
-            f"inference.context_length={context} tokens; such layers are not supported in training"
-        )
+    name = type(model).__name__
+    try:
+        check_head(model)
+        head = head_form(model)
+        way = find_way(model, context, packed=packed)
+        return ModelForm(way, head, tuple(head_parameters(model)) if head.own else ())
+    except ModelRefused:
+        raise
+    except Unfit as error:
+        raise ModelRefused(f"{name} cannot be trained: {error}") from error
+    except FAULTS as error:
+        why = f"its decoder or its head cannot be called alone ({type(error).__name__}: {error})"
+        raise ModelRefused(f"{name} cannot be trained: {why}") from error
 
 
 def _class_name(config: Any) -> str:
     return (config.architectures or [type(config).__name__])[0]
 
 
-def load_model(path: Path, *, gradient_checkpointing: bool = False, context: int = 0) -> Any:
-    """Loads a model in float32, with PyTorch's scaled-dot-product attention and without dropout.
+def load_model(
+    path: Path, *, gradient_checkpointing: bool = False, context: int = 0, packed: bool = False, trust: bool = False
+) -> Any:
+    """Loads a model in float32, with PyTorch's scaled-dot-product attention where it has it, and without dropout.
 
     Args:
         path: Model folder.
         gradient_checkpointing: Whether layers are computed again in the backward pass.
         context: Largest number of tokens of a sequence.
+        packed: Whether packed rows are preferred to padded ones where prefix trees are not possible.
+        trust: Whether code that comes with the model may run.
 
     Raises:
-        ModelRefused: The model's logprobs would be wrong: see :func:`check_head`, :func:`check_layers`,
-            :mod:`agentrl.train.training_noise` and :mod:`agentrl.models.tree_support`.
+        ModelRefused: The model's logprobs would be wrong: see :func:`find_form` and
+            :mod:`agentrl.train.training_noise`; or it cannot be loaded.
     """
-    config = without_noise(AutoConfig.from_pretrained(str(path)))
-    check_layers(config, context)
-    how = {"config": config, "attn_implementation": "sdpa"}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, **how)
-    except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
-        raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {error}") from error
+    model = read_model(path, trust=trust)
+    check_model(model, context, packed=packed)
+    if gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
+
+
+def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any) -> Any:
+    """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
+
+    The first attention is taken that the class has. ``how`` goes to ``from_pretrained``.
+
+    Raises:
+        ModelRefused: It cannot be loaded.
+    """
+    config = without_noise(load_config(path, trust=trust))
+    kind, errors = AutoModelForCausalLM if head else AutoModel, []
+    for attention in ("sdpa", "eager"):
+        chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
+        try:
+            return kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
+        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
+            errors.append(error)
+    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
+
+
+def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
+    """Removes what is random in training mode, and finds how the model computes several sequences.
+
+    Args:
+        model: Causal LM as it was loaded.
+        context: Largest number of tokens of a sequence.
+        packed: Whether packed rows are preferred to padded ones where prefix trees are not possible.
+
+    Raises:
+        ModelRefused: Its logprobs would be wrong.
+    """
     remove_noise(model)
     if random := still_random(model):
         raise ModelRefused(
             f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong"
         )
-    check_head(model)
-    if why := not_for_trees(model):
-        raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+    set_form(model, find_form(model, context, packed=packed))
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Has a model compute its layers again in the backward pass.
+
+    Raises:
+        ModelRefused: Its class cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ModelRefused(f"trainer.gradient_checkpointing: transformers' {type(model).__name__} does not support it")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any:
+    """Reads a model's config.
+
+    Args:
+        path: Model folder.
+        trust: Whether code that comes with the model may run.
+        weights: Whether the folder must hold weights.
+
+    Raises:
+        ModelRefused: The folder's model cannot be trained, or transformers does not know it.
+    """
+    if why := refused_folder(path, weights=weights):
+        raise ModelRefused(f"the model cannot be trained: {why}")
+    try:
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+    except (ValueError, KeyError) as error:
+        raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
@@ -185,17 +275,24 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
-def shard(policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False) -> None:
+def shard(
+    policy: Any, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool = False, free_layers: bool = False
+) -> None:
     """Shards a policy or a critic with FSDP2; gradients are reduced in float32.
 
     Each decoder layer is a parameter group, and the rest is one more. A parameter group stays gathered from its first
-    use to the update's last micro-batch (see :func:`accumulate`). With ``offload``, shards, their gradients and the
-    optimizer's moments stay in CPU memory.
+    use to the update's last micro-batch (see :func:`accumulate`); with ``free_layers`` a layer is freed after each use,
+    and its gradients are reduced in each micro-batch (ZeRO-3). With ``offload``, shards, their gradients and the
+    optimizer's moments stay in CPU memory. A mesh of two dimensions is of replicas and shards (HSDP).
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in (*decoder_layers(policy.model), policy):
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=keep, reshard_after_forward=False)
+        fully_shard(
+            module, mesh=mesh, mp_policy=precision, offload_policy=keep,
+            reshard_after_forward=free_layers and module is not policy,
+        )  # fmt: skip
+    policy.frees_layers = free_layers
 
 
 def compute_in(policy: Any, dtype: torch.dtype) -> None:
@@ -204,7 +301,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     It replaces FSDP2's mixed precision on a single rank, without second copies of parameters and gradients. It does not
     work with activation checkpointing, whose recomputation would not use the converted parameters.
     """
-    inner = _ClassForward(policy)
+    inner = ClassForward(policy)
 
     def forward(*args: Any) -> Any:
         converted = {name: parameter.to(dtype) for name, parameter in inner.named_parameters()}
@@ -213,7 +310,7 @@ def compute_in(policy: Any, dtype: torch.dtype) -> None:
     policy.forward = forward
 
 
-class _ClassForward(nn.Module):
+class ClassForward(nn.Module):
     """Calls the forward pass of a module's class, also when the module's ``forward`` was replaced."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -226,10 +323,14 @@ class _ClassForward(nn.Module):
 
 
 def accumulate(policy: nn.Module, *, last: bool) -> None:
-    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch."""
+    """Has FSDP2 reduce gradients and free gathered parameters only after an update's ``last`` micro-batch.
+
+    A policy that frees its layers after each use does both in every micro-batch: whole gradients would not fit.
+    """
     if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(last)
-        policy.set_reshard_after_backward(last)
+        now = last or getattr(policy, "frees_layers", False)
+        policy.set_requires_gradient_sync(now)
+        policy.set_reshard_after_backward(now)
         policy.set_is_last_backward(last)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
+from agentrl.config.mesh import ONE_RANK
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.train.__main__ import build_trainer
@@ -38,7 +39,7 @@ def replay_update(
         learning_rate: Learning rate of the step.
         oldest: Oldest version whose tokens carry a loss; ``None``: all do.
     """
-    trainer = recipe.trainer.model_copy(update={"nproc": 1})
+    trainer = recipe.trainer.model_copy(update={"nproc": 1, "nodes": 1, **ONE_RANK})
     weights = recipe.weights.model_copy(update={"transport": "disk"})
     recipe = recipe.model_copy(update={"trainer": trainer, "weights": weights})
     device = torch.device("cuda", 0) if recipe.launch.device == "cuda" else torch.device("cpu")

@@ -17,7 +17,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.models.tree_mask import Reach
+from agentrl.models.way import form_of
 from agentrl.train.policy import ModelRefused
+from agentrl.train.shared_keys import SharedMask
 from agentrl.train.tree_attention import TreeTiles, tree_attention
 
 BLOCK = 128  # tokens; flex_attention's default block size
@@ -33,6 +36,8 @@ def choose_attention(model: Any, config: TrainerConfig, device: torch.device) ->
     Raises:
         ModelRefused: ``trainer.attention=packed``, and the model's attention cannot be replaced.
     """
+    if form_of(model).way.rows != "trees":
+        return
     can = device.type == "cuda" or (device.type == "cpu" and not config.compile)
     if config.attention == "packed" or (config.attention == "auto" and can):
         try:
@@ -60,10 +65,12 @@ def use_tree_attention(model: Any) -> None:
 
 def is_packed(model: Any) -> bool:
     """Whether a model is prepared for packed rows, see :func:`choose_attention`."""
-    return model.config.get_text_config()._attn_implementation == ATTENTION
+    return model.config.get_text_config(decoder=True)._attn_implementation == ATTENTION
 
 
-def block_mask(ends: Tensor) -> BlockMask:
+def block_mask(
+    ends: Tensor, own: Tensor | None = None, *, positions: Tensor | None = None, reach: Reach | None = None
+) -> BlockMask:
     """Makes the block mask of a forest of prefix trees without a dense mask.
 
     A query sees a key if ``key <= query < ends[key]``. So a block of queries sees some of an earlier block of keys if
@@ -71,23 +78,68 @@ def block_mask(ends: Tensor) -> BlockMask:
 
     Args:
         ends: int64 ``[length]`` index after each node's last descendant; ``length`` is a multiple of :data:`BLOCK`.
+        own: int64 ``[blocks]`` numbers of the blocks whose queries are computed; ``None``: all.
+        positions: int64 ``[length]`` depth of each node; needed for a limited reach.
+        reach: How far tokens see along their branch; ``None`` for all of it, which is the only one with ``own``.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)
-    earlier = number[None, :] < number[:, None]  # [queries, keys]
+    rows = (number if own is None else own)[:, None]
+    earlier = number[None, :] < rows  # [queries, keys]
     smallest, largest = ends.view(blocks, BLOCK).aminmax(dim=1)
-    first = (number * BLOCK)[:, None]
+    first = rows * BLOCK
     full = earlier & (smallest >= first + BLOCK)
-    partial = (earlier & (largest > first) & ~full) | torch.eye(blocks, dtype=torch.bool, device=ends.device)
+    partial = (earlier & (largest > first) & ~full) | (number[None, :] == rows)
+    nodes = (first + torch.arange(BLOCK, device=ends.device)).flatten()  # of each query
 
     def may_see(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < ends[key])
+        node = query if own is None else nodes[query]
+        return (key <= node) & (node < ends[key])
+
+    if reach is not None and reach.limited:
+        assert positions is not None
+        partial, full = _limited(partial, full, positions.view(blocks, BLOCK), reach)
+        may_see = _and_reach(may_see, positions, reach)
 
     # Listed here for keys and for queries: BlockMask.from_kv_blocks takes five times as long.
-    numbers, indices = _listed(torch.stack([partial, full, partial.T, full.T]))
-    lists = [part[None, None] for pair in zip(numbers, indices, strict=True) for part in pair]
-    lengths = (len(ends), len(ends))
+    listed = [_listed(torch.stack(pair)) for pair in ((partial, full), (partial.T, full.T))]
+    lists = [part[None, None] for of_both in listed for pair in zip(*of_both, strict=True) for part in pair]
+    lengths = (len(nodes), len(ends))
     return BlockMask(lengths, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=may_see)
+
+
+def _limited(partial: Tensor, full: Tensor, positions: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+    """Drops blocks that are out of reach, and computes with a mask those of which only a part may be in reach.
+
+    Args:
+        partial: bool ``[queries, keys]``, blocks that are computed with a mask.
+        full: bool ``[queries, keys]``, blocks that are computed without one.
+        positions: int64 ``[blocks, BLOCK]``.
+        reach: The reach; a chunk drops no block.
+    """
+    low, high = positions.aminmax(dim=1)
+    if reach.window is None:
+        return partial | full, torch.zeros_like(full)
+    some = (low[:, None] - high[None, :]) < reach.window
+    inside = (high[:, None] - low[None, :]) < reach.window
+    if reach.chunk is not None:
+        inside = torch.zeros_like(inside)
+    own = torch.eye(len(low), dtype=torch.bool, device=low.device)
+    return ((partial & some) | (full & some & ~inside)) | own, full & inside & ~own
+
+
+def _and_reach(may_see: Any, positions: Tensor, reach: Reach) -> Any:
+    """Adds a reach to a function of ``BlockMask``; a token always sees itself."""
+
+    def limited(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = may_see(batch, head, query, key)
+        if reach.window is not None:
+            seen = seen & (positions[query] - positions[key] < reach.window)
+        if reach.chunk is not None:
+            seen = seen & (positions[query] // reach.chunk == positions[key] // reach.chunk)
+        return seen
+
+    return limited
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,6 +170,9 @@ def _attend(
             "set trainer.attention=padded"
         )
     scale = options.get("scaling")
+    if isinstance(attention_mask, SharedMask):
+        key, value = attention_mask.gathered(key, value)
+        attention_mask = attention_mask.inner
     if isinstance(attention_mask, TreeTiles):
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
         return tree_attention(queries, keys, values, attention_mask, scale or query.shape[-1] ** -0.5)[None], None

@@ -107,8 +107,7 @@ def build_rows(
     sparse = math.isinf(attention_span)
     ids = [token_ids(branch, tokens) for branch in branches]
     lengths = [input_length(branch, tokens) for branch in branches]
-    if any(_trains_first(branch, tokens) for branch in branches):
-        raise ValueError("the first token of a sequence cannot be trained: nothing predicts it")
+    _check_first(branches, tokens)
     # Big-endian bytes of numbers from 0 on sort as the lists of numbers do.
     keys = [one[:length].astype(">i4").tobytes() for one, length in zip(ids, lengths, strict=True)]
     order = sorted(range(len(branches)), key=keys.__getitem__)
@@ -132,6 +131,25 @@ def build_rows(
             shared = 0
         rows[-1].add(index, inputs, shared)
     return rows
+
+
+def lone_rows(branches: Sequence[Branch], tokens: TokenColumns) -> list[Row]:
+    """Plans one row for each branch, for models that do not compute prefix trees.
+
+    Raises:
+        ValueError: The first token of a branch is to be trained.
+    """
+    _check_first(branches, tokens)
+    rows = []
+    for index, branch in enumerate(branches):
+        rows.append(Row())
+        rows[-1].add(index, input_length(branch, tokens), 0)
+    return rows
+
+
+def _check_first(branches: Sequence[Branch], tokens: TokenColumns) -> None:
+    if any(_trains_first(branch, tokens) for branch in branches):
+        raise ValueError("the first token of a sequence cannot be trained: nothing predicts it")
 
 
 def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from agentrl.core.columns import as_bytes, from_array
 from agentrl.train.branches import Branch, TokenColumns
 from agentrl.train.layout import Layout, collate
+from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.rows import Row
 
@@ -52,6 +53,7 @@ class Share:
         normalizer: Divisor of the loss's weighted sum over tokens.
         version: Policy version that the step starts from.
         notes: Other numbers that every rank needs, by name.
+        group: Ranks that together compute each token once; ``None``: all.
     """
 
     parts: list[list[list[Row]]]
@@ -62,6 +64,7 @@ class Share:
     normalizer: float
     version: int
     notes: dict[str, float]
+    group: dist.ProcessGroup | None = None
 
     def micro_batches(self, part: int, layout: Layout, device: torch.device) -> Iterator[tuple[MicroBatch, bool]]:
         """Yields the micro-batches of update ``part``, each with whether it is the last."""
@@ -82,7 +85,7 @@ class Share:
         for part in range(len(self.parts)):
             for batch, _ in self.micro_batches(part, layout, device):
                 found[batch.places] = compute(batch)
-        dist.all_reduce(found)
+        dist.all_reduce(found, group=self.group)
         return found
 
 
@@ -128,27 +131,30 @@ def plan_shares(work: Work, layout: Layout, budget: int, ranks: int, updates: in
         yield share if ranks == 1 else _own_part(share)
 
 
-def distribute(work: Work | None, layout: Layout, budget: int, updates: int = 1) -> Share:
+def distribute(work: Work | None, layout: Layout, budget: int, mesh: RankMesh, updates: int = 1) -> Share:
     """Plans on rank 0, sends each rank its share, and returns this rank's share; a collective.
+
+    Ranks of one context or tensor group get the same share.
 
     Args:
         work: Branches to compute on rank 0; ``None`` on the others.
         layout: Layout of the model.
         budget: Token budget of a micro-batch.
+        mesh: Mesh of the ranks.
         updates: Number of optimizer updates.
     """
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    if rank:
-        return unpack(_receive())
+    if mesh.rank:
+        return replace(unpack(_receive()), group=mesh.tokens)
     assert work is not None
     own: Share | None = None
-    for number, share in enumerate(plan_shares(work, layout, budget, ranks, updates)):
-        if number == 0:
-            own = share
-        else:
-            _send(pack(share), number)
+    for number, share in enumerate(plan_shares(work, layout, budget, mesh.shape.data, updates)):
+        own = own or share
+        others = [rank for rank in mesh.with_rows(number) if rank]
+        packed = pack(share) if others else b""
+        for rank in others:
+            _send(packed, rank)
     assert own is not None
-    return own
+    return replace(own, group=mesh.tokens)
 
 
 def pack(share: Share) -> bytes:

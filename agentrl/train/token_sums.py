@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.measured import merged
+from agentrl.train.mesh import RankMesh
 
 SUMS = ("loss", "clipped", "kl_reference", "correction", "masked_ratio", "rejected", "update_ratio", "tokens")
 
@@ -21,7 +22,8 @@ class TokenSums:
         worst: ``[2]`` float64, the largest ``|ratio - 1|`` of the loss and the id of its token.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mesh: RankMesh) -> None:
+        self._mesh = mesh
         self.values = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self.worst = torch.tensor([0.0, -1.0], dtype=torch.float64, device=device)
 
@@ -48,7 +50,7 @@ class TokenSums:
             normalizer: Divisor of the loss's weighted sum.
             sampled: Number of tokens that the loss of the global batch counts, also those that need no gradient.
         """
-        values, worst = merged(self.values[None], self.worst[None])
+        values, worst = merged(self.values[None], self.worst[None], self._mesh)
         sums = dict(zip(SUMS, values[0].tolist(), strict=True))
         deviation, token = worst[0].tolist()
         count = sums["tokens"]

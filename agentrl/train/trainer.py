@@ -19,7 +19,7 @@ from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_saver import CheckpointFailed, CheckpointSaver
 from agentrl.train.checkpoint_state import ROLLOUTS_FILE, SAVED_FILE, STOP_FILE, latest_checkpoint, why_over
 from agentrl.train.controller_client import ControllerClient, ControllerError
-from agentrl.train.export import export_model
+from agentrl.train.export import export_model, exported_weights
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.schedule import learning_rate_factor, progress
@@ -310,5 +310,6 @@ class Trainer:
 
     def export(self, target: Path) -> None:
         """Writes a Hugging Face model folder with the current weights, see :func:`export_model`; a collective."""
-        adapter = self.config.lora_rank is not None
-        export_model(self.engine.policy, self.publisher.gather(), target, self.step, self.model_path, adapter=adapter)
+        policy, adapter = self.engine.policy, self.config.lora_rank is not None
+        weights = exported_weights(policy.model, adapter=adapter)
+        export_model(policy, weights, target, self.step, self.model_path, self.engine.mesh, adapter=adapter)

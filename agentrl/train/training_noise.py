@@ -49,7 +49,7 @@ def _is_noise(name: str, value: Any) -> bool:
 @torch.no_grad()
 def still_random(model: Any) -> str | None:
     """Returns how a causal language model's logits differ in training mode; ``None`` if they do not."""
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = ((torch.arange(TOKENS, device=model.device) * 2 + 1) * vocabulary // (2 * TOKENS))[None]
     was_training = model.training
     model.eval()

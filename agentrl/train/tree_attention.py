@@ -9,12 +9,14 @@ computes every pair.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+
+from agentrl.models.tree_mask import Reach
 
 QUERIES = 128  # most tokens of a block; a longer chain is cut into several, and each sees the previous ones
 SMALL = 64  # a subtree of at most so many tokens is one block, with a mask inside
@@ -70,23 +72,35 @@ class TreeTiles(BlockMask):
     Args:
         ends: int64 ``[length]`` index after each node's last descendant, see
             :class:`~agentrl.models.prefix_tree.PrefixTree`.
+        positions: int64 ``[length]`` depth of each node; needed for a limited reach.
+        reach: How far tokens see along their branch; ``None`` for all of it.
     """
 
-    def __init__(self, ends: Tensor) -> None:
-        nodes = ends.tolist()
-        self.length = len(nodes)
-        ordered = sorted(blocks(nodes), key=lambda block: (len(block), block.keys), reverse=True)
-        self.tiles: list[Tile] = []
-        places = torch.empty(self.length, dtype=torch.long)
+    def __init__(self, ends: Tensor, positions: Tensor | None = None, reach: Reach | None = None) -> None:
+        self.length = len(ends)
+        limited = None if reach is None or not reach.limited or positions is None else (positions, reach)
+        found = blocks(ends.tolist())
+        if limited is not None and limited[1].window is not None:
+            found = [_within(block, limited[0], limited[1].window) for block in found]
+        self.tiles, self.places = self._planned(found, ends, limited)
+
+    @staticmethod
+    def _planned(
+        found: Sequence[Block], ends: Tensor, limited: tuple[Tensor, Reach] | None = None
+    ) -> tuple[list[Tile], Tensor]:
+        """Makes the tiles of some blocks, and the place of each of their nodes in the tiles' results."""
+        ordered = sorted(found, key=lambda block: (len(block), block.keys), reverse=True)
+        tiles: list[Tile] = []
+        places = torch.empty(len(ends), dtype=torch.long)
         first = 0
         for one in _cut(ordered):
-            tile = _tile(one, ends)
+            tile = _tile(one, ends, limited)
             for index, block in enumerate(one):
                 start = first + index * len(one[0])
                 places[block.start : block.end] = torch.arange(start, start + len(block))
             first += len(tile.queries)
-            self.tiles.append(tile)
-        self.places = places
+            tiles.append(tile)
+        return tiles, places
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -95,6 +109,34 @@ class TreeTiles(BlockMask):
 
     def __repr__(self) -> str:
         return f"TreeTiles(length={self.length}, tiles={len(self.tiles)})"
+
+
+class OwnTiles(TreeTiles):
+    """Tiles of the queries of one of several ranks, over the keys of all of them.
+
+    Args:
+        ends: int64 ``[length]`` index after each node's last descendant.
+        own: Blocks of this rank.
+        local: int64 ``[length]`` place of each node among the tokens of its rank.
+        gathered: int64 ``[length]`` place of each node when the tokens of all ranks are gathered.
+        first: Place of this rank's first token there.
+        most: Number of this rank's tokens; those after its nodes are padding, and attend to themselves.
+    """
+
+    def __init__(
+        self, ends: Tensor, own: Sequence[Block], local: Tensor, gathered: Tensor, first: int, most: int
+    ) -> None:
+        used, nodes = sum(map(len, own)), len(ends)
+        filled = torch.arange(used, most)  # padding is further nodes, each a tree
+        ends = torch.cat([ends, nodes + 1 + torch.arange(most - used)])
+        local, gathered = torch.cat([local, filled]), torch.cat([gathered, first + filled])
+        padding = [Block(at, min(at + SMALL, len(ends)), ()) for at in range(nodes, len(ends), SMALL)]
+        tiles, places = self._planned([*own, *padding], ends)
+        mine = torch.cat([torch.arange(block.start, block.end) for block in (*own, *padding)])
+        self.length = most
+        self.tiles = [replace(tile, queries=local[tile.queries], keys=gathered[tile.keys]) for tile in tiles]
+        self.places = torch.empty(most, dtype=torch.long)
+        self.places[local[mine]] = places[mine]
 
 
 def blocks(ends: Sequence[int]) -> list[Block]:
@@ -150,7 +192,18 @@ def _cut(ordered: Sequence[Block]) -> list[list[Block]]:
     return tiles
 
 
-def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
+def _within(block: Block, positions: Tensor, window: int) -> Block:
+    """Drops those nodes of a block's path that none of its nodes has in its window."""
+    first = int(positions[block.start : block.end].min()) - window + 1
+    path = []
+    for part in block.path:  # a range of a path is a chain: its positions are consecutive
+        start = part.start + max(0, first - int(positions[part.start]))
+        if start < part.stop:
+            path.append(range(start, part.stop))
+    return Block(block.start, block.end, tuple(path))
+
+
+def _tile(members: Sequence[Block], ends: Tensor, limited: tuple[Tensor, Reach] | None) -> Tile:
     most_queries, most_keys = max(map(len, members)), max(block.keys for block in members)
     queries = torch.zeros(len(members), most_queries, dtype=torch.long)
     keys = torch.zeros(len(members), most_keys, dtype=torch.long)
@@ -164,6 +217,9 @@ def _tile(members: Sequence[Block], ends: Tensor) -> Tile:
         exists[index, : block.keys] = True
     query, key = queries[:, :, None], keys[:, None, :]
     seen = (key <= query) & (query < ends[keys][:, None, :]) & exists[:, None, :]
+    if limited is not None:
+        positions, reach = limited
+        seen &= reach.sees(positions[query], positions[key])
     bias = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN)
     return Tile(
         queries=queries.flatten(),

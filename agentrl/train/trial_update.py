@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from agentrl.train.branches import Branch, TokenColumns
 from agentrl.train.layout import collate, layout_of
+from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import Policy, accumulate, reshard
 
 LENGTH, SHARED = 9, 4  # tokens of each sequence; common leading tokens of the first two
@@ -49,10 +50,7 @@ def trial_batch(model: Any, temperature: float) -> TrialBatch:
         model: Hugging Face causal LM, before its attention or its layers are replaced.
         temperature: Sampling temperature of the behavior policy.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    count = SEQUENCES * LENGTH  # ids from the whole vocabulary: on special tokens some models have huge activations
-    ids = ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).view(SEQUENCES, LENGTH)
-    ids[1, :SHARED] = ids[0, :SHARED]
+    ids = _ids(model)
     was_training = model.training
     model.eval()
     logits = [model(input_ids=row[None].to(model.device), use_cache=False).logits[0, :-1].float() for row in ids]
@@ -60,6 +58,20 @@ def trial_batch(model: Any, temperature: float) -> TrialBatch:
     logprobs = [(one / temperature).log_softmax(-1).cpu() for one in logits]
     expected = [one.gather(-1, row[1:, None])[SHARED - 1 :, 0] for one, row in zip(logprobs, ids, strict=True)]
     return TrialBatch(*_columns(ids.numpy().astype(np.int32)), torch.cat(expected))
+
+
+def trial_without_logprobs(model: Any) -> TrialBatch:
+    """Makes the same batch for a model without a head, whose logprobs are not compared."""
+    columns = _columns(_ids(model).numpy().astype(np.int32))
+    return TrialBatch(*columns, torch.zeros(columns[1].total))
+
+
+def _ids(model: Any) -> Tensor:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    count = SEQUENCES * LENGTH  # ids from the whole vocabulary: on special tokens some models have huge activations
+    ids = ((torch.arange(count) * 2 + 1) * vocabulary // (2 * count)).view(SEQUENCES, LENGTH)
+    ids[1, :SHARED] = ids[0, :SHARED]
+    return ids
 
 
 def _columns(ids: Any) -> tuple[list[Branch], TokenColumns]:
@@ -80,7 +92,9 @@ def _columns(ids: Any) -> tuple[list[Branch], TokenColumns]:
     return [Branch((n,), (True,), trajectory=n, number=n) for n in range(SEQUENCES)], tokens
 
 
-def trial_error(module: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype) -> str | None:
+def trial_error(
+    module: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype, mesh: RankMesh | None = None
+) -> str | None:
     """Returns why a policy or a critic cannot be trained, from a trial; ``None`` if it can. A collective.
 
     Args:
@@ -88,11 +102,12 @@ def trial_error(module: Any, trial: TrialBatch, device: torch.device, dtype: tor
         trial: Batch from :func:`trial_batch`.
         device: Device of the micro-batches.
         dtype: Compute dtype.
+        mesh: Mesh of the ranks; by default all are shards of one replica.
     """
     was_training = module.training
     module.train()
     try:
-        why = _try(module, trial, device, TOLERANCE[dtype])
+        why = _try(module, trial, device, TOLERANCE[dtype], mesh)
     except torch.OutOfMemoryError:
         raise
     except _FAULTS as error:
@@ -105,14 +120,14 @@ def trial_error(module: Any, trial: TrialBatch, device: torch.device, dtype: tor
     return why or ("its first update fails on another rank" if failed else None)
 
 
-def _try(module: Any, trial: TrialBatch, device: torch.device, tolerance: float) -> str | None:
-    layout = layout_of(module.model)
+def _try(module: Any, trial: TrialBatch, device: torch.device, tolerance: float, mesh: RankMesh | None) -> str | None:
+    layout = layout_of(module.model, mesh)
     batch = collate(layout.rows(trial.branches, trial.tokens, 2 * LENGTH), trial.branches, trial.tokens, layout, device)
     accumulate(module, last=True)
     if not isinstance(module, Policy):
         module(batch).sum().backward()
         return _wrong_gradients(module)
-    found = torch.zeros_like(trial.expected)
+    found = torch.zeros(len(batch.trained))
 
     def loss_of(chosen: Tensor, logprobs: Tensor, entropies: Tensor) -> Tensor:
         found[chosen.cpu()] = logprobs.detach().cpu()
@@ -123,7 +138,8 @@ def _try(module: Any, trial: TrialBatch, device: torch.device, tolerance: float)
     with torch.no_grad():
         again = module(batch)[0].cpu()
     for what, logprobs in (("", found), ("recomputed ", again)):
-        gap = (logprobs - trial.expected[batch.places.cpu()]).abs().mean().item()
+        gaps = (logprobs - trial.expected[batch.places.cpu()]).abs()
+        gap = gaps.sum().item() / max(1, len(gaps))  # with context parallelism a rank may have none of them
         if not gap <= tolerance:  # also true for NaN
             return f"its {what}logprobs differ from the plain model's by {gap:.2g} nats on average"
     return wrong

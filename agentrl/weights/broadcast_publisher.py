@@ -200,6 +200,15 @@ def buckets(specs: list[TensorSpec], dtype: torch.dtype) -> tuple[tuple[TensorSp
 
 
 def reachable_host(urls: list[str]) -> str:
-    """Address of this host for the servers: the loopback address if all of them run here, else the host's name."""
-    on_loopback = all(urlsplit(url).hostname in LOOPBACK for url in urls)
-    return LOOPBACK[0] if on_loopback else socket.getfqdn()
+    """Address of this host for the servers: the one that this host reaches the first of them with.
+
+    Servers of which some stand here, named by a loopback address, and others elsewhere, get that of the others.
+    """
+    hosts = [str(urlsplit(url).hostname) for url in urls]
+    apart = [host for host in hosts if host not in LOOPBACK]
+    if not apart:
+        return LOOPBACK[0]
+    found = socket.getaddrinfo(apart[0], 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(found[4])  # sends nothing
+        return str(probe.getsockname()[0])

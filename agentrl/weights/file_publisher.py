@@ -2,19 +2,21 @@
 
 Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is
 written has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
-:meth:`WeightPublisher.write` together (gathering is a collective); rank 0 alone writes.
+:meth:`WeightPublisher.write` together. Where all are on one host each writes its own parts; else all parts are gathered
+and rank 0 alone writes.
 """
 
-import json
 import mmap
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.core.weight_manifest import (
@@ -28,11 +30,12 @@ from agentrl.core.weight_manifest import (
     sweep_stale,
 )
 from agentrl.weights.gather import Weight, full_tensor
+from agentrl.weights.own_parts import seen_by_all, write_parts
+from agentrl.weights.safetensors_files import DTYPE_NAMES, safetensors_header
 from agentrl.weights.transport import require_room
 
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
-DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 
 
 class Publisher(Protocol):
@@ -67,6 +70,8 @@ class WeightPublisher:
         disk_dir: Folder for ``disk``.
         is_writer: Whether this rank writes.
         file: Name of the file in its folder.
+        tensor: Place of this rank in its tensor group, and that group's size, where each rank may write its own parts
+            of the parameters; ``None``: rank 0 writes.
     """
 
     def __init__(
@@ -78,12 +83,14 @@ class WeightPublisher:
         *,
         is_writer: bool,
         file: str = WEIGHTS_FILE,
+        tensor: tuple[int, int] | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self.dtype = dtype
         self.specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in self._parameters]
         self._is_writer = is_writer
         self._file = file
+        self._tensor = tensor if tensor is not None and dist.get_world_size() > 1 else None
         self._latest: dict[str, str] = {}  # fingerprints
         self.unchanged: float | None = None
         itemsize = torch.empty((), dtype=dtype).element_size()
@@ -100,6 +107,19 @@ class WeightPublisher:
             base.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"{SHM_PREFIX}{os.getpid()}-", dir=base))
             self._folder.chmod(0o700)
+        if self._tensor is not None:
+            self._share_folder()
+
+    def _share_folder(self) -> None:
+        """Tells all ranks rank 0's folder, if they are all on its host; a collective.
+
+        On a shared disk another host's cache may hold a buffer's older bytes, of which fingerprints would be wrong.
+        """
+        found: list[str] = [str(self._folder or ""), socket.gethostname()]
+        dist.broadcast_object_list(found, src=0)
+        self._shared = Path(found[0])
+        if not seen_by_all(self._shared if found[1] == socket.gethostname() else None):
+            self._tensor = None
 
     def publish(self, version: int, offer: Offer) -> None:
         """Write a version and offer it; a collective, ``offer`` is called on the writing rank."""
@@ -108,21 +128,27 @@ class WeightPublisher:
             offer(manifest)
 
     def write(self, version: int) -> WeightManifest | None:
-        """Gather all parameters; on the writing rank fill the next buffer and return its manifest."""
+        """Write or gather all parameters; on rank 0 the next buffer then has them, and its manifest is returned."""
         if not self._is_writer:
-            for _, parameter in self._parameters:
-                full_tensor(parameter)
+            if self._tensor is not None:
+                self._write_own(version % 2)
+            else:
+                for _, parameter in self._parameters:
+                    full_tensor(parameter)
             return None
         path, buffer, data_start = self._buffer(version % 2)
+        if self._tensor is not None:
+            self._write_own(version % 2)
         view = memoryview(buffer)
         fingerprints: dict[str, str] = {}
         samples: dict[str, list[float]] = {}
         offset = data_start
         for name, parameter in self._parameters:
-            full = full_tensor(parameter)
-            nbytes = full.numel() * torch.empty((), dtype=self.dtype).element_size()
-            target = torch.frombuffer(buffer, dtype=self.dtype, count=full.numel(), offset=offset).view(full.shape)
-            target.copy_(full)
+            count = parameter.shape.numel()
+            nbytes = count * torch.empty((), dtype=self.dtype).element_size()
+            target = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=offset).view(parameter.shape)
+            if self._tensor is None:
+                target.copy_(full_tensor(parameter))
             fingerprints[name] = fingerprint(view[offset : offset + nbytes])
             if name in self._sampled:
                 samples[name] = _first_values(target)
@@ -134,6 +160,20 @@ class WeightPublisher:
         return self.manifest(
             version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
         )
+
+    def _write_own(self, index: int) -> None:
+        """Writes this rank's parts into a buffer that rank 0 made; a collective."""
+        assert self._tensor is not None
+        dist.barrier()
+        start = len(safetensors_header([(n, p.shape) for n, p in self._parameters], self.dtype))
+        path = self._shared / f"buffer-{index}" / self._file
+        itemsize = torch.empty((), dtype=self.dtype).element_size()
+        files: list[tuple[Path, int, Weight]] = []
+        for _, parameter in self._parameters:
+            files.append((path, start, parameter))
+            start += parameter.shape.numel() * itemsize
+        write_parts(files, self.dtype, tensor=self._tensor)
+        dist.barrier()
 
     def manifest(self, version: int, transport: Literal["shm", "disk", "broadcast"], **more: Any) -> WeightManifest:
         """The manifest of a version; ``more`` depends on the transport."""
@@ -181,20 +221,6 @@ class WeightPublisher:
 def spread(names: list[str], count: int) -> frozenset[str]:
     """``count`` of ``names``, evenly from the first to the last but one, or all of them."""
     return frozenset(names[index * len(names) // count] for index in range(count)) if names else frozenset()
-
-
-def safetensors_header(shapes: Iterable[tuple[str, torch.Size]], dtype: torch.dtype) -> bytes:
-    """Header of a safetensors file that holds these tensors one after the other (format: 8-byte size, JSON, data)."""
-    itemsize = torch.empty((), dtype=dtype).element_size()
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in shapes:
-        end = offset + shape.numel() * itemsize
-        entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _first_values(matrix: Tensor) -> list[float]:

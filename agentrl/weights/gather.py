@@ -45,6 +45,11 @@ class MergedWeight:
 Weight = Tensor | MergedWeight
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def full_tensor(weight: Weight) -> Tensor:
     """The whole weight without its graph, on every rank; a collective where it is sharded or merged."""
     if isinstance(weight, MergedWeight):

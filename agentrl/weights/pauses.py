@@ -22,8 +22,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Pause:
+    """One paused server: the time of the answer to its pause, and the time up to which its lease is renewed."""
+
     backend: Backend
     since: float
+    until: float
 
 
 class Pauses:
@@ -51,12 +54,35 @@ class Pauses:
     async def pause(self, backend: Backend, mode: PauseMode) -> None:
         """Stop a server's sampling until :meth:`resume`."""
         self.lost.discard(backend.url)
-        self._held[backend.url] = pause = _Pause(backend, self._clock())
+        self._held[backend.url] = pause = _Pause(backend, self._clock(), self._clock() + self._longest)
         self._note(list(self._held))
         await backend.pause(mode)
-        pause.since = self._clock()
-        if backend.pause_lease is not None and (self._renewal is None or self._renewal.done()):
+        pause.since, pause.until = self._clock(), self._clock() + self._longest
+        self._begin_renewal()
+
+    async def pause_again(self, backend: Backend, mode: PauseMode) -> None:
+        """Stop a server again if its pause was not renewed, so that it may have gone on."""
+        if backend.url in self.lost:
+            await self.pause(backend, mode)
+
+    def prolong(self, seconds: float) -> None:
+        """Renew the leases of all paused servers for another time.
+
+        Args:
+            seconds: The time from now; infinite for as long as this run holds the pauses.
+        """
+        for pause in self._held.values():
+            pause.until = self._clock() + seconds
+        self._begin_renewal()
+
+    def _begin_renewal(self) -> None:
+        if self._leased() and (self._renewal is None or self._renewal.done()):
             self._renewal = asyncio.create_task(self._renew(), name="pause-renewal")
+
+    def _leased(self) -> list[_Pause]:
+        """Returns the pauses that have a lease which was not lost."""
+        held = self._held.items()
+        return [pause for url, pause in held if pause.backend.pause_lease is not None and url not in self.lost]
 
     async def resume(self, backend: Backend) -> float | None:
         """Let a server continue; returns the seconds since it was paused, ``None`` if this run did not pause it."""
@@ -83,16 +109,14 @@ class Pauses:
             await self.resume(backend)
 
     async def _renew(self) -> None:
-        while held := [
-            pause for url, pause in self._held.items() if pause.backend.pause_lease is not None and url not in self.lost
-        ]:
+        while held := self._leased():
             await asyncio.sleep(min(p.backend.pause_lease or 0.0 for p in held) / RENEWALS)
             for pause in held:
                 if self._held.get(pause.backend.url) is pause:
                     await self._renew_one(pause)
 
     async def _renew_one(self, pause: _Pause) -> None:
-        if self._clock() - pause.since > self._longest:
+        if self._clock() > pause.until:
             self.lost.add(pause.backend.url)
             return
         try:

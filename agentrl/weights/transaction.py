@@ -1,21 +1,24 @@
 """A weight push as a transaction over all servers: pause, load, verify, commit, resume.
 
 Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
-in both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`); the whole thing ends within
-the lease. Nothing is committed that a server did not confirm. A server that dies or restarts meanwhile is taken out and
-does not stop the others; one that joins holds the committed version before it serves. When the last one is taken out,
-the push waits for one to join, for ``inference.patience`` at most; it gets the new version then.
+in both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`). A push, its resume and its
+roll-back end within ``weights.lease_seconds`` each, and the pauses are renewed until then: no server samples with a
+version that was rolled back. Nothing is committed that a server did not confirm. A server that dies or restarts
+meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves. When
+the last one is taken out, the push waits for one to join, for ``inference.patience`` at most; it gets the new version
+then.
 
-A version that was broadcast stands in no file: after a failed broadcast the servers stay paused until the trainer
-offers the version again in a file, and a server that joins waits for a version in a file, which it makes the trainer
-write (:meth:`WeightTransaction.members`). Nor does a server join after a trainer has learnt who takes part in a
-broadcast and before its push: it would be asked to receive in a group that it is not in.
+A version that was broadcast stands in no file: after a failed broadcast the servers stay paused, and their pauses are
+renewed, until the trainer offers the version again in a file, and a server that joins waits for a version in a file,
+which it makes the trainer write (:meth:`WeightTransaction.members`). Nor does a server join after a trainer has learnt
+who takes part in a broadcast and before its push: it would be asked to receive in a group that it is not in.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -235,11 +238,14 @@ class WeightTransaction:
     async def _roll_back(self, servers: list[Backend], reason: str) -> None:
         last = self.committed
         if last.path is None:
+            self._pauses.prolong(inf)  # the servers may hold a mixture; a trainer that does not come back ends the run
             raise WeightPushError(
                 f"{reason}; version {last.version} was broadcast and cannot be loaded again: the servers stay paused"
             )
         try:
             async with asyncio.timeout(self._lease):
+                self._pauses.prolong(self._lease)
+                await self._each(servers, lambda b: self._pauses.pause_again(b, self._mode))
                 await self._each(servers, lambda b: b.load(str(last.path), last.version))
             await self._resume(servers)
         except (InferenceError, TimeoutError) as error:

@@ -27,6 +27,7 @@ def choose(
     *,
     nbytes: int,
     files_only: bool,
+    apart: bool = False,
 ) -> Transport:
     """Chooses the transport for new weights.
 
@@ -34,16 +35,18 @@ def choose(
         asked: ``weights.transport``.
         transports: Ways in which the servers take weights, see
             :class:`~agentrl.inference.kinds.kind.Capabilities`.
-        urls: Servers that run already; those that a run starts stand on its own host.
+        urls: Servers that run already.
         nbytes: Bytes of a version.
         files_only: Whether the weights can only be sent as a file (an adapter alone).
+        apart: Whether the servers that the run starts stand on other machines than the trainer.
 
     Raises:
         ValueError: No transport that the servers support reaches them.
     """
     if asked != "auto":
         return asked
-    local = all(urlsplit(url).hostname in (*LOOPBACK, socket.gethostname(), socket.getfqdn()) for url in urls)
+    here = (*LOOPBACK, socket.gethostname(), socket.getfqdn())
+    local = not apart and all(urlsplit(url).hostname in here for url in urls)
     fits = _free() > ROOM * nbytes
     reach = {"shm": local and fits, "broadcast": not files_only and not (local and "disk" in transports), "disk": True}
     for way in PREFERRED:

@@ -1,4 +1,4 @@
-"""What the shell offers for a word, in Python and in a real bash."""
+"""What the shell offers for a word, in Python, in a real bash and, where it is installed, in a real zsh."""
 
 import os
 import pty
@@ -94,31 +94,42 @@ def test_every_key_is_reached_and_every_value_is_accepted() -> None:
             assert parse_override(setting)[0] == key[:-1]
 
 
+STARTS = {
+    "bash": (["--norc", "--noprofile", "-i"], "bind 'set bell-style none'; source complete.sh; echo LOA''DED\n"),
+    "zsh": (
+        ["-f", "-i"],
+        "unsetopt beep; unset zle_bracketed_paste; autoload -Uz compinit; compinit -u -D; source complete.sh;"
+        " echo LOA''DED\n",
+    ),
+}  # options of the shell, and what loads the completion script
+
+
 @pytest.fixture
 def shell(folder: Path) -> "Shell":
-    return Shell(folder)
+    return Shell(folder, "bash")
 
 
 class Shell:
-    """An interactive bash on a terminal, which has loaded the completion script."""
+    """An interactive shell on a terminal, which has loaded the completion script."""
 
-    def __init__(self, folder: Path) -> None:
-        bash = shutil.which("bash")
+    def __init__(self, folder: Path, name: str) -> None:
+        bash = shutil.which(name)
         assert bash is not None
+        options, load = STARTS[name]
         (folder / "bin").mkdir()
         program = folder / "bin" / "agentrl"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m agentrl "$@"\n')
         program.chmod(0o755)
         env = environment() | {"PATH": f"{program.parent}:{os.environ['PATH']}", "PS1": "READY> ", "TERM": "dumb"}
-        (folder / "complete.sh").write_text(script_of("bash"))
+        (folder / "complete.sh").write_text(script_of(name))
         mine, its = pty.openpty()
         self._terminal = mine
         self._bash = subprocess.Popen(
-            [bash, "--norc", "--noprofile", "-i"], stdin=its, stdout=its, stderr=its, cwd=folder, env=env,
+            [bash, *options], stdin=its, stdout=its, stderr=its, cwd=folder, env=env,
             start_new_session=True,
         )  # fmt: skip
         os.close(its)
-        self.type("bind 'set bell-style none'; source complete.sh; echo LOA''DED\n", "LOADED")
+        self.type(load, "LOADED")
 
     def type(self, text: str, until: str, seconds: float = 60.0) -> str:
         """Type a text, and return what the terminal shows until some words come."""
@@ -148,6 +159,18 @@ def test_bash_completes_a_key_without_a_blank_and_a_value_behind_it(shell: Shell
     assert "schedule: cosine" in told and "learning_rate: 3" in told, told
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed: apt-get install zsh")
+def test_zsh_completes_a_key_without_a_blank_and_a_value_behind_it(folder: Path) -> None:
+    shell = Shell(folder, "zsh")
+    shell.type("agentrl recipe show arith\t", "arithmetic_grpo ")
+    shell.type("trainer.sched\t", "schedule=")
+    shell.type("cosi\t", "cosine ")
+    shell.type("trainer.learning_ra\t", "learning_rate=")
+    told = shell.type("3e-5 | grep -E '^  (schedule|learning_rate):'; echo EN''DED\n", "ENDED")
+    shell.close()
+    assert "schedule: cosine" in told and "learning_rate: 3" in told, told
+
+
 def test_the_script_for_zsh_puts_no_blank_behind_a_key() -> None:
-    """There is no zsh here: its text alone is looked at."""
+    """Where there is no zsh, its text alone is looked at."""
     assert "compadd -S '' -- $more" in script_of("zsh") and "%" not in script_of("zsh")

@@ -1,72 +1,71 @@
-"""Runs on a real Ray cluster of three virtual nodes on this machine: ``make test-cluster``."""
+"""Runs on a real Ray cluster of virtual nodes on this machine: ``make test-cluster``."""
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.launch.save_and_stop import SAVED_CODE
 from agentrl.rollout.journal_proof import valid_outcomes
+from agentrl.train.checkpoint_state import STOP_FILE
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 
-ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is an extra: make test-cluster installs it")
+pytest.importorskip("ray", reason="Ray is an extra: make test-cluster installs it")
+from tests.cluster.ray_cluster import RayCluster  # needs Ray
+
 pytestmark = pytest.mark.cluster
 
-MORE: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
-FAST = dict.fromkeys(("health_check_initial_delay_ms", "health_check_period_ms", "health_check_timeout_ms"), 1000) | {
-    "health_check_failure_threshold": 2
-}
 
-
-class Nodes:
-    """A cluster of a head that takes no run, and nodes that do."""
-
-    def __init__(self, count: int) -> None:
-        head = {"num_cpus": 1, "_system_config": FAST, **MORE}
-        self.cluster = ray_cluster.Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self.add() for _ in range(count)]
-        self.cluster.wait_for_nodes()
-
-    def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=4, resources={"trainer": 1}, **MORE)
-
-    def kill(self, node: Any) -> None:
-        """The node dies, with all that runs on it."""
-        process = node.all_processes["raylet"][0].process
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    made = Nodes(2)
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes for trainer ranks and one for servers; a test that kills one adds another."""
+    made = RayCluster()
+    for resources in ({"trainer": 1}, {"trainer": 1}, {"server": 1}):
+        made.add(**resources)
     yield made
-    made.cluster.shutdown()
+    made.close()
 
 
-def start(nodes: Nodes, *settings: str, each: str = "trainer: 1") -> "subprocess.Popen[str]":
-    """Starts ``arithmetic_grpo`` on two nodes."""
-    on_ray = ["launch.type=ray", f"launch.ray_address={nodes.cluster.address}", f"launch.ray_resources={{{each}}}"]
-    arguments = ["recipe", "run", "arithmetic_grpo", *settings, *on_ray, "trainer.nodes=2"]
-    return subprocess.Popen(
-        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+class Run:
+    """A run of ``arithmetic_grpo`` on the cluster, on two nodes unless told otherwise."""
+
+    def __init__(self, cluster: RayCluster, folder: Path, *settings: str, each: str = "trainer: 1") -> None:
+        self.out = folder / "out.log"
+        on_ray = ["launch.type=ray", f"launch.ray_address={cluster.address}", f"launch.ray_resources={{{each}}}"]
+        arguments = ["recipe", "run", "arithmetic_grpo", "trainer.nodes=2", *settings, *on_ray]
+        with open(self.out, "wb") as out:
+            self.process = subprocess.Popen(command(*arguments), env=environment(), stdout=out, stderr=out)
+
+    @property
+    def output(self) -> str:
+        """What the command has printed."""
+        return self.out.read_text()
+
+    def until(self, true: Callable[[], bool], seconds: float = 300) -> None:
+        """Waits until something is so; fails when the run ends before."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output
+            time.sleep(0.2)
+
+    def ended(self, code: int = 0, seconds: float = 600) -> str:
+        """Waits for the end, and returns the output."""
+        self.process.wait(seconds)
+        assert self.process.returncode == code, self.output
+        return self.output
 
 
-def finished(process: "subprocess.Popen[str]") -> str:
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
-    return output
-
-
-def test_two_nodes_train_what_two_ranks_of_one_machine_do(nodes: Nodes, tiny_model: Path, tmp_path: Path) -> None:
-    output = finished(start(nodes, *overrides(tiny_model, tmp_path, "ray")))
+def test_two_nodes_train_what_two_ranks_of_one_machine_do(
+    cluster: RayCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "ray")).ended()
     assert "step 3/3" in output
     local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "local", "trainer.nproc=2"))
     assert local.returncode == 0, local.stdout
@@ -76,35 +75,84 @@ def test_two_nodes_train_what_two_ranks_of_one_machine_do(nodes: Nodes, tiny_mod
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_run_goes_on_when_a_node_dies_and_another_comes(
-    nodes: Nodes, tiny_model: Path, tmp_path: Path, which: int
+@pytest.mark.parametrize("which", ["head", "other"])
+def test_a_run_goes_on_when_a_node_of_the_trainer_dies_and_another_comes(
+    cluster: RayCluster, tiny_model: Path, tmp_path: Path, which: str
 ) -> None:
-    more = ["trainer.total_steps=300", "trainer.save_every=5", "launch.restarts=1"]
-    process = start(nodes, *overrides(tiny_model, tmp_path, "again", *more))
-    until(lambda: (tmp_path / "again" / "checkpoints" / "step-000005").is_dir() or process.poll() is not None)
-    nodes.kill(nodes.nodes[which])
-    nodes.add()
-    output = finished(process)
+    steps = 100
+    more = [f"trainer.total_steps={steps}", "trainer.save_every=5", "launch.restarts=1", "trainer.keep_checkpoints=9"]
+    again = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "again", *more))
+    again.until(lambda: (tmp_path / "again" / "checkpoints" / "step-000005").is_dir())
+    cluster.kill(cluster.node_of(again_log(tmp_path, which)))
+    cluster.add(trainer=1)
+    output = again.ended()
     assert "starting again from the newest checkpoint" in output
-    draws = [one["draw"] for one in valid_outcomes(tmp_path / "again") if one["outcome"] == "trained"]
-    assert len(draws) == len(set(draws)) == 300 * 4
-    assert metrics(tmp_path / "again")[-1]["step"] == 300
+    assert exactly_once(tmp_path / "again") == steps
 
 
-def test_ctrl_c_leaves_nothing_on_any_node(nodes: Nodes, tiny_model: Path, tmp_path: Path) -> None:
-    process = start(nodes, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000"))
-    until(lambda: (tmp_path / "stopped" / "metrics.jsonl").is_file() or process.poll() is not None)
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    until(lambda: processes_of(tmp_path) == [])
+def again_log(folder: Path, which: str) -> str:
+    """Text in the command line of the launcher of the head, or of node 1, on Ray's node."""
+    return f"{folder}/again.ray.yaml launch.node_rank={0 if which == 'head' else 1}"
 
 
-def test_a_cluster_that_is_too_small_is_told_with_what_it_has(nodes: Nodes, tiny_model: Path, tmp_path: Path) -> None:
-    process = start(nodes, *overrides(tiny_model, tmp_path, "small", "launch.node_timeout=2"), each="trainer: 3")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2, output
+def exactly_once(run_dir: Path) -> int:
+    """Whether the journal proves that each draw of each step was trained once, and nothing else; returns the steps."""
+    steps = metrics(run_dir)[-1]["step"]
+    draws = [one["draw"] for one in valid_outcomes(run_dir) if one["outcome"] == "trained"]
+    assert len(draws) == len(set(draws)) == steps * 4
+    checked = run("runs", "check", run_dir.name, "--run-dir", str(run_dir.parent))
+    assert checked.returncode == 0, checked.stdout
+    return steps
+
+
+def test_servers_come_with_new_nodes_and_are_replaced_when_theirs_dies(
+    cluster: RayCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "grows"
+    apart = ["trainer.nodes=1", "inference.nodes=1", "inference.servers=1..2"]
+    more = ["trainer.total_steps=100000", "inference.probe_seconds=0.5", "launch.ray_server_resources={server: 1}"]
+    grows = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "grows", *more, *apart))
+    grows.until(lambda: step_of(run_dir) >= 2)
+    cluster.add(server=1)
+    grows.until(lambda: "server 1 on node 2" in grows.output and "has joined" in grows.output)
+    cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=1"))
+    grows.until(lambda: "its servers are started elsewhere" in grows.output)
+    cluster.add(server=1)
+    grows.until(lambda: "has joined in place of" in grows.output)
+    step = step_of(run_dir)
+    grows.until(lambda: step_of(run_dir) >= step + 3)
+    (run_dir / "processes" / STOP_FILE).touch()
+    output = grows.ended(SAVED_CODE)
+    assert "starting again" not in output
+    assert exactly_once(run_dir) > step
+    secret = json.loads((run_dir / "processes" / "secret.json").read_text())["secret"]
+    shown = [file for file in tmp_path.rglob("*.log") if secret in file.read_text(errors="replace")]
+    assert not shown, "the run's secret stands in a log"
+
+
+def step_of(run_dir: Path) -> int:
+    """Number of the latest recorded step."""
+    return max((one["step"] for one in metrics(run_dir)), default=0) if (run_dir / "metrics.jsonl").is_file() else 0
+
+
+def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path, tmp_path: Path) -> None:
+    stopped = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000"))
+    stopped.until(lambda: (tmp_path / "stopped" / "metrics.jsonl").is_file())
+    os.kill(stopped.process.pid, signal.SIGINT)
+    stopped.ended(130)
+    deadline = time.monotonic() + 60
+    while processes_of(tmp_path):
+        assert time.monotonic() < deadline, processes_of(tmp_path)
+        time.sleep(0.2)
+
+
+def test_a_cluster_that_is_too_small_is_told_with_what_it_has(
+    cluster: RayCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    small = Run(
+        cluster, tmp_path, *overrides(tiny_model, tmp_path, "small", "launch.node_timeout=2"), each="trainer: 3"
+    )
+    output = small.ended(2)
     assert "has no 2 nodes with 1 CPU, 3 trainer each" in output and "4 CPU, 1 trainer" in output
 
 
@@ -113,10 +161,3 @@ def test_no_cluster_is_told(tiny_model: Path, tmp_path: Path) -> None:
     result = run("recipe", "run", "arithmetic_grpo", *settings)
     assert result.returncode == 2, result.stdout
     assert "no Ray cluster answers at 127.0.0.1:1" in result.stdout and "Traceback" not in result.stdout
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -30,8 +30,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def submit(cluster: SlurmCluster, *settings: str) -> str:
-    """Submits ``arithmetic_grpo`` on two nodes, and returns the job's number."""
-    arguments = ["recipe", "run", "arithmetic_grpo", *settings, "launch.type=slurm", "trainer.nodes=2"]
+    """Submits ``arithmetic_grpo`` on two nodes unless told otherwise, and returns the job's number."""
+    arguments = ["recipe", "run", "arithmetic_grpo", "trainer.nodes=2", *settings, "launch.type=slurm"]
     found = subprocess.run(
         command(*arguments), env={**environment(), **cluster.env}, capture_output=True, text=True, check=False
     )
@@ -59,8 +59,35 @@ def test_a_job_on_two_nodes_trains_what_two_ranks_of_one_machine_do(
     assert {record["step"] for record in metrics(tmp_path / "job")} == {0, 1, 2, 3}
 
 
+def test_servers_on_nodes_of_their_own_are_a_component_of_the_job(
+    cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    apart = [
+        "trainer.nodes=1",
+        "inference.nodes=2",
+        "inference.servers=2",
+        "launch.slurm.server_args=[--partition=all]",
+    ]
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "apart", *apart))
+    cluster.wait(job, "COMPLETED 0", "FAILED 0")
+    text = output(tmp_path, "apart", job)
+    assert cluster.state(job) == "COMPLETED 0", text
+    assert "node 1: server-0 is ready" in text and "node 2: server-1 is ready" in text
+    assert sorted(file.name for file in (tmp_path / "apart" / "logs").glob("server-*.log")) == [
+        "server-0.log",
+        "server-1.log",
+    ]
+    local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "beside"))
+    assert local.returncode == 0, local.stdout
+    one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("apart", "beside"))
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, rtol=1e-4, atol=1e-5)
+    assert processes_of(tmp_path) == []
+
+
 def test_a_cancelled_job_leaves_nothing(cluster: SlurmCluster, tiny_model: Path, tmp_path: Path) -> None:
-    job = submit(cluster, *overrides(tiny_model, tmp_path, "cancelled", "trainer.total_steps=5000"))
+    servers = ("inference.nodes=1", "inference.servers=2")
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "cancelled", "trainer.total_steps=5000", *servers))
     until_step(tmp_path / "cancelled", 2, lambda: output(tmp_path, "cancelled", job))
     cluster.control("scancel", job)
     cluster.wait(job, "CANCELLED 0")

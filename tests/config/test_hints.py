@@ -50,3 +50,10 @@ def test_reserving_the_only_server_is_told() -> None:
     assert any("inference.servers=2, or eval.on_push=wait" in hint for hint in single)
     for more in (["inference.servers=2"], ["inference.urls=[http://a,http://b]"], ["trainer.type=null"]):
         assert hints(load_recipe("arithmetic_grpo", ["eval.on_push=reserve", *more], device="cpu")) == []
+
+
+def test_workers_of_an_evaluation_alone_get_a_hint() -> None:
+    settings = ["rollout.workers=2"]
+    assert hints(load_recipe("arithmetic_grpo", settings)) == []
+    (hint,) = hints(load_recipe("arithmetic_grpo", [*settings, "trainer.type=null"]))
+    assert "rollout.workers=2 does nothing with trainer.type=null" in hint

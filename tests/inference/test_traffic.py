@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.inference import traffic
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.replayed import NOT_SENT, RecordedSampler
-from agentrl.inference.traffic import Exchange, TrafficLog, common_prefix, read_traffic
+from agentrl.inference.traffic import WORKER_FILE, Exchange, TrafficLog, common_prefix, read_traffic
 
 
 def params(seed: int) -> SamplingParams:
@@ -69,6 +70,25 @@ def test_the_latest_run_of_an_episode_counts(tmp_path: Path) -> None:
     log.close()
     found = read_traffic(tmp_path / "t", [1, 2])
     assert found == {1: {5: Exchange([1, 5], generation(5))}, 2: {5: Exchange([1], generation(6))}}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_episode_that_was_tried_again_in_another_worker_has_its_latest_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    """Workers write files of their own, and which one was tried last says no name."""
+    clock = iter([100.0, 101.0, 102.0])
+    monkeypatch.setattr(traffic.time, "time", lambda: next(clock))
+    TrafficLog(tmp_path / "traffic.jsonl").close()
+    first, second = (TrafficLog(tmp_path / WORKER_FILE.format(index)) for index in order)
+    first.episode(1, evaluation=False).add([1], params(5), generation(4))
+    retry = second.episode(1, evaluation=False)
+    retry.add([1], params(5), generation(6))
+    retry.add([1, 6, 2], params(7), generation(8))
+    first.close()
+    second.close()
+    found = read_traffic(tmp_path / "traffic.jsonl", [1])
+    assert found == {1: {5: Exchange([1], generation(6)), 7: Exchange([1, 6, 2], generation(8))}}
 
 
 def test_an_error_is_kept_as_one(tmp_path: Path) -> None:

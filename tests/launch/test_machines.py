@@ -13,7 +13,8 @@ from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch import machines
 from agentrl.launch.commands import ALONE, Meeting
-from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, fit, gather, join, meet
+from agentrl.launch.fleet import Fleet
+from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, fit, gather, join
 
 HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", 1000.0, "run")
 HEAD = Head("run", "127.0.0.1", 1234, False, HERE)
@@ -53,9 +54,9 @@ def nothing() -> None:
 
 def test_a_run_on_one_machine_writes_nothing_and_waits_for_none(model: Path, run_dir: Path) -> None:
     alone = Recipe.model_validate({"model": {"name": str(model)}, "env": {"id": "arithmetic"}})
-    head = announce(alone, model, run_dir, resume=False)
-    assert head is None and list((run_dir / "processes").iterdir()) == []
-    assert meet(alone, head, run_dir, nothing, print) == (ALONE, {})
+    fleet = Fleet(alone, model, run_dir, "secret", resume=False)
+    assert fleet.head is None and list((run_dir / "processes").iterdir()) == []
+    assert fleet.meeting(nothing, print) == (ALONE, {}) and fleet.news() == []
 
 
 def test_machines_meet_at_the_head(model: Path, run_dir: Path) -> None:
@@ -80,15 +81,17 @@ def test_machines_meet_at_the_head(model: Path, run_dir: Path) -> None:
     other = threading.Thread(target=lambda: found.append(join(recipe(model, rank=1), run_dir, find, say)))
     other.start()
     assert waiting.wait(60)
-    head = announce(recipe(model), model, run_dir, resume=True)
+    fleet = Fleet(recipe(model), model, run_dir, "secret", resume=True)
+    head = fleet.head
     assert head is not None and head.resume
     said: list[str] = []
-    meeting, env = meet(recipe(model), head, run_dir, nothing, said.append)
+    meeting, env = fleet.meeting(nothing, said.append)
     assert meeting == Meeting("127.0.0.1", head.port, 0) and said == ["waiting for 1 more of trainer.nodes=2"]
     assert env == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     with socket.create_server(("127.0.0.1", head.port)):  # torchrun of the head
         other.join(60)
     theirs, folder, answered = found[0]
+    fleet.close()
     assert theirs == recipe(model) and folder == model and answered == head
     assert f"cannot connect to 127.0.0.1:{stale.port} yet" in waits[0]
     assert len(asked) == 2, "the model is looked for once for each head"

@@ -9,7 +9,7 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.ray_run import wanted
+from agentrl.launch.ray_nodes import wanted
 from tests.without_packages import run_without
 
 RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
@@ -19,9 +19,14 @@ def recipe(*settings: str) -> Recipe:
     return load_recipe("arithmetic_grpo", [*RAY, *settings])
 
 
-def test_each_node_has_the_gpus_of_its_ranks() -> None:
+def test_each_node_has_the_gpus_of_its_ranks_and_servers() -> None:
     assert wanted(recipe("trainer.nproc=4", "launch.device=cpu")) == {"CPU": 1}
-    assert wanted(recipe("trainer.nproc=4", "launch.device=cuda")) == {"CPU": 1, "GPU": 4}
+    beside = recipe("trainer.nproc=4", "launch.device=cuda", "inference.servers=2")
+    assert wanted(beside) == {"CPU": 1, "GPU": 6} and wanted(beside, 1) == {"CPU": 1, "GPU": 4}
+    sized = ["inference.engine=sglang", "inference.tp=2", "inference.servers=3..5", "inference.nodes=2"]
+    apart = recipe("trainer.nproc=4", "launch.device=cuda", *sized, "launch.ray_server_resources={server: 1}")
+    assert [wanted(apart, rank).get("GPU") for rank in range(5)] == [4, 4, 4, 4, 4]
+    assert wanted(apart, 2) == {"CPU": 1, "GPU": 4, "server": 1}
     assert wanted(recipe("launch.device=cpu", "launch.ray_resources={CPU: 8, trainer: 1}")) == {"CPU": 8, "trainer": 1}
 
 

@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_are_understood(line: str) -> None:
 
 
 def test_the_page_shows_commands() -> None:
-    assert len(SHOWN) == 4
+    assert len(SHOWN) == 5
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -38,12 +38,78 @@ def test_the_script_is_shell_that_starts_one_launcher_on_each_node(tmp_path: Pat
     text = script(recipe(tmp_path / "a folder", f"trainer.nodes={nodes}", "launch.slurm.args=[--partition=gpu]"))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert f"#SBATCH --nodes={nodes}\n" in text and "#SBATCH --partition=gpu\n" in text
-    assert f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1" in text
+    started = re.findall(r"srun .*bash", text)
+    assert len(started) == 1
+    assert f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 " in started[0]
+    assert "--kill-on-bad-exit=1 " in started[0]
     assert "launch.node_rank=$SLURM_NODEID" in text
     assert ("launch.head=$SLURM_LAUNCH_NODE_IPADDR" in text) == (nodes == 2)
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert "kill -USR1" not in text, "it would reach the controller and the servers too"
     assert "--signal" not in script(recipe(tmp_path, "launch.slurm.save_seconds=0"))
+
+
+SERVERS = ("trainer.nodes=2", "inference.nodes=3", "inference.servers=6")
+
+
+def test_the_launchers_of_servers_are_a_step_of_their_own(tmp_path: Path) -> None:
+    text = script(recipe(tmp_path, *SERVERS))
+    assert "#SBATCH --nodes=5\n" in text and "hetjob" not in text
+    trainers, servers = re.findall(r"^  srun .*", text, re.MULTILINE)
+    assert "--relative=0 --nodes=2 " in trainers and "--kill-on-bad-exit=1" in trainers
+    assert "--relative=2 --nodes=3 " in servers and "--kill-on-bad-exit" not in servers, "the run goes on without one"
+    assert "launch.node_rank=$((2 + SLURM_PROCID))" in text
+
+
+def test_servers_on_a_partition_of_their_own_are_a_component_of_the_job(tmp_path: Path) -> None:
+    given = recipe(tmp_path, *SERVERS, "launch.slurm.args=[-p a]", "launch.slurm.server_args=[-p b, --gres=gpu:4]")
+    text = script(given)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    first, second = text.split("#SBATCH hetjob\n")
+    assert "#SBATCH --nodes=2\n" in first and "#SBATCH -p a\n" in first
+    assert second.startswith("#SBATCH --nodes=3\n#SBATCH --ntasks=3\n") and "#SBATCH --gres=gpu:4\n" in second
+    assert re.findall(r"--het-group=\d", text) == ["--het-group=0", "--het-group=1"]
+
+
+def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["launch.slurm.modules=[cuda/12.8, gcc]", "launch.slurm.container=reg/our image:1"]
+    text = script(recipe(tmp_path / "runs", *settings, "launch.slurm.container_args=[--container-mounts=/d:/d]"))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "\nmodule load cuda/12.8 gcc\n" in text
+    assert f"'--container-image=reg/our image:1' --container-mounts={tmp_path}/runs:{tmp_path}/runs,{tmp_path}" in text
+    assert "python3 -m agentrl" in text, "the interpreter of the image"
+
+
+@pytest.mark.parametrize(
+    ("starts", "code", "count"),
+    [
+        (["step 3; code 1", "step 5; code 0; end"], 0, 2),
+        (["step 3; code 1", "code 1", "end"], 1, 2),
+        (["code 0"], 1, 1),
+        (["step 3; code 2"], 2, 1),
+        (["code 1"], 1, 1),
+        (["step 3; code 9", "step 4; code 9", "step 5; code 9", "step 6; code 0; end"], 9, 3),
+    ],
+)  # what each start of the run does: a checkpoint, its exit code, whether it says that it ended well
+def test_the_script_starts_a_run_again_that_made_a_checkpoint(
+    tmp_path: Path, starts: list[str], code: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "runs" / "mine"
+    for number, does in enumerate(starts):
+        lines = {"step": f"mkdir -p {run_dir}/checkpoints/step-00000$1; touch $_/state.json", "code": "exit $1"}
+        lines["end"] = f"""mkdir -p {run_dir}; echo '{{"code": 0}}' > {run_dir}/owner.json"""
+        parts = sorted((part.split() for part in does.split("; ")), key=lambda part: part[0] == "code")
+        text = "\n".join(f"set -- {' '.join(part[1:])}; {lines[part[0]]}" for part in parts)
+        (tmp_path / f"start-{number}").write_text(text)
+    srun = f"n=$(ls {tmp_path}/did-* 2> /dev/null | wc -l); touch {tmp_path}/did-$n; . {tmp_path}/start-$n"
+    fake(tmp_path, monkeypatch, srun, "srun")
+    (tmp_path / "bin" / "sinfo").symlink_to("/bin/true")
+    text = script(recipe(tmp_path / "runs", "launch.restarts=2"))
+    env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
+    ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert len(list(tmp_path.glob("did-*"))) == count, ended.stderr
 
 
 def test_the_job_runs_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +121,11 @@ def test_the_job_runs_the_same_recipe(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "\nmodule load cuda\n" in (tmp_path / "runs" / "mine.slurm.sh").read_text()
 
 
-def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
-    """An ``sbatch`` that does what the lines say."""
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, name: str = "sbatch") -> None:
+    """A command of Slurm that does what the lines say."""
     (folder / "bin").mkdir()
-    (folder / "bin" / "sbatch").write_text(f"#!/bin/sh\n{lines}\n")
-    (folder / "bin" / "sbatch").chmod(stat.S_IRWXU)
+    (folder / "bin" / name).write_text(f"#!/bin/bash\n{lines}\n")
+    (folder / "bin" / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 

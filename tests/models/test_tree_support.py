@@ -1,4 +1,4 @@
-"""Which models can compute several sequences as one tree, and which are refused, by trainer and engine alike."""
+"""Which models can compute several sequences as one tree, and how trainer and engine take the others."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from transformers import (
     FalconConfig,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
@@ -21,9 +22,11 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM
 
-from agentrl.engine.model import ModelError
 from agentrl.engine.model import load_model as load_engine_model
-from agentrl.models.tree_support import limited_attention, not_for_trees
+from agentrl.models.probe import wrong_trees
+from agentrl.models.tree_mask import Reach
+from agentrl.models.tree_support import limited_attention
+from agentrl.models.way import Way, form_of
 from agentrl.train.policy import load_model
 
 SMALL: dict[str, Any] = {
@@ -59,12 +62,12 @@ def make(config: PreTrainedConfig) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FIT)
 def test_models_with_plain_attention_can(name: str, dtype: torch.dtype) -> None:
-    assert not_for_trees(make(FIT[name]).to(dtype)) is None
+    assert wrong_trees(make(FIT[name]).to(dtype), Way()) is None
 
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_others_cannot(name: str) -> None:
-    assert not_for_trees(make(UNFIT[name])) is not None
+    assert wrong_trees(make(UNFIT[name]), Way()) is not None
 
 
 def test_windows_count_where_sequences_are_longer() -> None:
@@ -75,20 +78,30 @@ def test_windows_count_where_sequences_are_longer() -> None:
 
 
 @pytest.mark.parametrize("name", ["alibi", "linear attention"])
-def test_trainer_and_engine_refuse_them_by_name(name: str, tmp_path: Path) -> None:
-    model = make(UNFIT[name])
-    model.save_pretrained(tmp_path)
+def test_trainer_and_engine_take_them_in_a_slower_way_and_say_why(name: str, tmp_path: Path) -> None:
+    make(UNFIT[name]).save_pretrained(tmp_path)
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(tmp_path)
-    named = "(?i)linear_attention layers" if name == "linear attention" else "(?i)falcon"
-    with pytest.raises(ValueError, match=named):
-        load_model(tmp_path)
-    with pytest.raises(ModelError, match=named):
-        load_engine_model(str(tmp_path), "float32", "cpu")
+    why = "linear_attention layers" if name == "linear attention" else "depend on another"
+    way = form_of(load_model(tmp_path)).way
+    assert way.rows == "padded" and why in way.why
+    loaded = load_engine_model(str(tmp_path), "float32", "cpu")
+    assert loaded.past == "caches" and why in loaded.why
 
 
-def test_the_trainer_refuses_a_window_that_is_shorter_than_its_sequences(tmp_path: Path) -> None:
+def test_a_window_that_is_shorter_than_the_sequences_is_a_part_of_the_masks(tmp_path: Path) -> None:
     make(FIT["a window that is long enough"]).save_pretrained(tmp_path)
-    load_model(tmp_path, context=32)
-    with pytest.raises(ValueError, match=r"sliding_attention.*inference\.context_length=33"):
-        load_model(tmp_path, context=33)
+    assert form_of(load_model(tmp_path, context=32)).way == Way()
+    assert form_of(load_model(tmp_path, context=33)).way.reaches == {"": Reach(window=32)}
+
+
+def test_a_window_that_a_model_applies_to_places_in_a_row_is_found(tmp_path: Path) -> None:
+    kinds = [[["global", "local"], 1]]
+    config = GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=kinds, window_size=32,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    make(config).save_pretrained(tmp_path)
+    assert form_of(load_model(tmp_path, context=32)).way.rows == "trees"
+    way = form_of(load_model(tmp_path, context=33)).way
+    assert way.rows == "padded" and "window_size" in way.why

@@ -161,6 +161,15 @@ def test_the_end_of_a_decaying_learning_rate_is_no_fault() -> None:
     assert [finding.kind for finding in diagnose(run(1e-5))] == ["weights"]
 
 
+def test_a_push_after_no_update_is_no_fault() -> None:
+    """The middle of ``calculator_grpo``: two of the last three steps had no group to learn from."""
+    idle = {**HEALTHY, "train/skipped": 1.0, "train/tokens": 0.0, "train/signal": 0.0, "weights/unchanged": 1.0}
+    updated = {**HEALTHY, "train/skipped": 0.0}
+    assert "weights" not in {finding.kind for finding in diagnose([updated] * 8 + [idle] * 2)}
+    frozen = [{**updated, "weights/unchanged": 0.9}, idle] * 4
+    assert "weights" in {finding.kind for finding in diagnose(frozen)}
+
+
 SOLVED = {
     "rollout/groups_with_signal": 0.05, "train/signal": 0.05, "rollout/all_solved": 0.9, "rollout/none_solved": 0.05,
     "train/entropy": 0.001, "metrics/accuracy": 0.93,
@@ -174,6 +183,14 @@ def test_tasks_that_are_solved_are_no_fault() -> None:
     start = {**HEALTHY, **cut, "metrics/accuracy": 0.13}
     assert diagnose([start] * 5) == [], "the right answers are cut like the others"
     assert [finding.kind for finding in diagnose([{**start, "metrics/accuracy": 0.0}] * 5)] == ["truncation"]
+    early = {**start, "tokens/truncated": 0.89, "rollout/ended_length": 0.89}  # the first steps of ``arithmetic_grpo``
+    earned = {"rollout/reward_truncated": 0.128, "rollout/reward_finished": 0.131}
+    assert diagnose([{**early, **earned}] * 3) == [], "answers that were cut earn as much as those that ended"
+    for harmful in (
+        {"rollout/reward_truncated": 0.05},
+        {"rollout/reward_truncated": 0.0, "rollout/reward_finished": 0.0},
+    ):
+        assert [one.kind for one in diagnose([{**early, **earned, **harmful}] * 3)] == ["truncation"]
     unsolved = {**HEALTHY, **SOLVED, "rollout/all_solved": 0.05, "rollout/none_solved": 0.9}
     found = {finding.kind: finding for finding in diagnose([unsolved] * 20)}
     assert set(found) == {"signal", "entropy"} and "in 90% no answer is right" in found["signal"].symptom

@@ -15,15 +15,16 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from agentrl.config.mesh import mesh_shape
 from agentrl.config.recipe import Recipe
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode
 from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.critic import ValueLearner
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.mesh import RankMesh
 from agentrl.train.trainer import Trainer
 from agentrl.weights.gather import full_tensor
 from tests.references.cases import TEMPERATURE, VERSION
@@ -71,12 +72,10 @@ def recipe_of(given: Setting, choices: dict[str, Any]) -> Recipe:
     )
 
 
-def learned(
-    episodes: Sequence[Episode], choices: dict[str, Any], given: Setting, mesh: DeviceMesh, folder: Path
-) -> Learned:
+def learned(episodes: Sequence[Episode], choices: dict[str, Any], given: Setting, folder: Path) -> Learned:
     """Takes one step with plain gradient descent instead of AdamW; a collective, with the episodes on rank 0."""
     recipe = recipe_of(given, choices)
-    return stepped(episodes, recipe, engine_of(recipe, given, mesh), given, folder)
+    return stepped(episodes, recipe, engine_of(recipe, given), given, folder)
 
 
 def stepped(
@@ -96,17 +95,18 @@ def stepped(
     return Learned(change["policy"], _named(change.get("critic", {})), metrics)
 
 
-def engine_of(recipe: Recipe, given: Setting, mesh: DeviceMesh) -> PolicyLearner:
+def engine_of(recipe: Recipe, given: Setting) -> PolicyLearner:
     """Makes an engine that descends its plain gradients."""
     config = recipe.trainer
-    reference = make_policy(recipe, given.reference, mesh, CPU).requires_grad_(False) if config.kl_coef else None
+    ranks = RankMesh.of_world(CPU, mesh_shape(config, dist.get_world_size()))
+    reference = make_policy(recipe, given.reference, ranks, CPU).requires_grad_(False) if config.kl_coef else None
     critic: ValueLearner | None = None
     if config.advantage == "gae":
-        critic = make_critic(recipe, given.policy, mesh, CPU)
+        critic = make_critic(recipe, given.policy, ranks, CPU)
         _fill(critic.critic.head.weight, given.head[None, :-1])
         _fill(critic.critic.head.bias, given.head[-1:])
         critic.optimizer = _descent(critic.critic)
-    engine = PolicyLearner(make_policy(recipe, given.policy, mesh, CPU), reference, config, CPU, critic)
+    engine = PolicyLearner(make_policy(recipe, given.policy, ranks, CPU), reference, config, CPU, critic, ranks)
     engine.optimizer = _descent(engine.policy)
     return engine
 
@@ -141,11 +141,11 @@ def main(folder: str, store: str, rank: str, ranks: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
-    mesh, given = init_device_mesh("cpu", (int(ranks),)), setting(Path(folder))
+    given = setting(Path(folder))
     presets = {name: {"preset": name} for name in preset_names()}
     for name, choices in (presets | {name: VARIANTS[name][0] for name in ON_RANKS}).items():
         episodes = episodes_of(tuple(CASES), given.policy) if int(rank) == 0 else []
-        found = learned(episodes, choices, given, mesh, Path(folder))
+        found = learned(episodes, choices, given, Path(folder))
         if int(rank) == 0:
             tensors = {f"{kind}/{key}": w for kind in ("policy", "critic") for key, w in getattr(found, kind).items()}
             save_file(tensors, Path(folder) / f"{name}.safetensors")

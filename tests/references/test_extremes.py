@@ -47,7 +47,7 @@ def far_apart(policy: Path, far: float = FAR) -> list[Episode]:
 def test_a_bound_holds_at_any_ratio(name: str, models: Path, mesh: "DeviceMesh") -> None:
     choices, algorithm = choice(name)
     given = setting(models)
-    found = learned(far_apart(given.policy), choices, given, mesh, models)
+    found = learned(far_apart(given.policy), choices, given, models)
     assert_same(found, train_step(far_apart(given.policy), algorithm, given))
 
 
@@ -57,7 +57,7 @@ def test_an_update_without_a_bound_is_made_while_its_gradient_is_finite(
 ) -> None:
     choices, algorithm = choice(name)
     given = setting(models)
-    found = learned(far_apart(given.policy), {**choices, "max_grad_norm": 1e30}, given, mesh, models)
+    found = learned(far_apart(given.policy), {**choices, "max_grad_norm": 1e30}, given, models)
     assert found.metrics["train/nonfinite"] == 0.0 and 1e19 < found.metrics["train/grad_norm"] < math.inf
     assert_same(found, train_step(far_apart(given.policy), algorithm, given))
 
@@ -65,7 +65,7 @@ def test_an_update_without_a_bound_is_made_while_its_gradient_is_finite(
 @pytest.mark.parametrize("name", ["rloo"])
 def test_an_update_whose_gradient_overflows_is_skipped_and_counted(name: str, models: Path, mesh: "DeviceMesh") -> None:
     given = setting(models, scale=LARGE)
-    found = learned(far_apart(given.policy, TOO_FAR), choice(name)[0], given, mesh, models)
+    found = learned(far_apart(given.policy, TOO_FAR), choice(name)[0], given, models)
     assert found.metrics["train/nonfinite"] == 1.0 and "train/grad_norm" not in found.metrics
     assert not any(change.any() for change in found.policy.values())
 
@@ -75,7 +75,7 @@ def test_large_rewards_are_learned_from(name: str, models: Path, mesh: "DeviceMe
     choices, algorithm = choice(name)
     given = setting(models, scale=1e6)
     episodes = episodes_of(["complete"], given.policy)
-    assert_same(learned(episodes, choices, given, mesh, models), train_step(episodes, algorithm, given))
+    assert_same(learned(episodes, choices, given, models), train_step(episodes, algorithm, given))
 
 
 def no_token(made: Groups) -> None:
@@ -127,7 +127,7 @@ def test_hardly_a_token_is_learned_from_or_nothing_changes(
     made(groups)
     monkeypatch.setitem(CASES, made.__name__, lambda: groups)
     episodes = episodes_of([made.__name__], given.policy)
-    found = learned(episodes, choices, given, mesh, models)
+    found = learned(episodes, choices, given, models)
     assert all(math.isfinite(value) for value in found.metrics.values()), found.metrics
     assert found.metrics["train/nonfinite"] == 0.0
     if not _learns(name, made, found):

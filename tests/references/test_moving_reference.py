@@ -38,7 +38,7 @@ def test_a_reference_follows_after_each_step(
     given = replace(setting(models), rate=RATE)
     episodes = episodes_of(["complete"], given.policy)
     recipe = recipe_of(given, {"kl_coef": 0.1, "kl_estimator": "k2", "kl_gradient": "plain", **choices})
-    engine = engine_of(recipe, given, mesh)
+    engine = engine_of(recipe, given)
     policy, reference = weights_of(given.policy), weights_of(given.reference)
     for step, keep in enumerate(kept):
         now = replace(given, version=given.version + step)

@@ -41,7 +41,7 @@ def test_every_preset_has_a_reference() -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_a_step_is_the_references(name: str, cases: tuple[str, ...], models: Path, mesh: "DeviceMesh") -> None:
     given = setting(models)
-    found = learned(episodes_of(cases, given.policy), {"preset": name}, given, mesh, models)
+    found = learned(episodes_of(cases, given.policy), {"preset": name}, given, models)
     assert_same(found, reference(name, cases, models))
 
 

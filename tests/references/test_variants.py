@@ -20,7 +20,7 @@ def assert_step(name: str, cases: Sequence[str], models: Path, mesh: "DeviceMesh
     choices, algorithm = VARIANTS[name]
     given = setting(models, **rewards)
     episodes = episodes_of(cases, given.policy)
-    assert_same(learned(episodes, choices, given, mesh, models), train_step(episodes, algorithm, given))
+    assert_same(learned(episodes, choices, given, models), train_step(episodes, algorithm, given))
 
 
 # In "complete" each token has an advantage; a batch of all cases has everything at once.

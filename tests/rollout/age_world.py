@@ -15,6 +15,7 @@ from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome, RolloutWorkflow
 from agentrl.inference.client import EpisodeLLM
 from agentrl.rollout.controller import Controller
+from agentrl.rollout.episode_runs import EpisodeRuns
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.tasks import TaskStream
@@ -86,7 +87,15 @@ class World(RolloutWorkflow):
         stamp: Version that the servers write on a token that they sample now.
     """
 
-    def __init__(self, folder: Path, *settings: str, tasks: int = 8, seed: int = 0, eventful: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *settings: str,
+        tasks: int = 8,
+        seed: int = 0,
+        eventful: bool = True,
+        runs: EpisodeRuns | None = None,
+    ) -> None:
         self.recipe = recipe_of("trainer.epochs=1", "eval.every=0", "rollout.max_failure_rate=1", *settings)
         self.tasks = tasks
         self.version = 0
@@ -114,6 +123,7 @@ class World(RolloutWorkflow):
         self.controller = Controller(
             self.recipe, stream, self, self, Weights(self), self.journal,  # type: ignore[arg-type]
             lambda step, metrics: self.written.setdefault(step, {}).update(metrics), self._evaluate,
+            runs=runs,
         )  # fmt: skip
 
     async def _evaluate(self, version: int) -> dict[str, float]:

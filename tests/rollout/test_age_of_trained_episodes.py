@@ -37,11 +37,11 @@ async def play(world: World, schedule: Schedule) -> None:
     await world.close()
 
 
-def run_world(schedule: Schedule, *options: str, **more: Any) -> World:
+def run_world(schedule: Schedule, *options: str, kind: type[World] = World, **more: Any) -> World:
     with tempfile.TemporaryDirectory() as folder:
 
         async def whole() -> World:
-            world = World(Path(folder), *options, **more)
+            world = kind(Path(folder), *options, **more)
             await play(world, schedule)
             return world
 

@@ -22,6 +22,7 @@ from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.launch.controller_process import make_stream
 from agentrl.rollout.controller import Controller
+from agentrl.rollout.episode_runs import EpisodeRuns
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.held_groups import unpack
 from agentrl.rollout.http_api import make_app
@@ -57,7 +58,15 @@ class Says(RolloutWorkflow):
 class Harness:
     """A controller and what it touches."""
 
-    def __init__(self, folder: Path, model: Path, *overrides: str, seed: int = 0, tasks: list[Task] = TASKS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *overrides: str,
+        seed: int = 0,
+        tasks: list[Task] = TASKS,
+        runs: EpisodeRuns | None = None,
+    ) -> None:
         settings = ["rollout.batch_size=2", "rollout.group_size=3", "rollout.max_staleness=1", *overrides]
         self.recipe: Recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
         self.backend = FakeBackend(lambda ids, params: answer([5, 6], version=self.controller.gate.version))
@@ -84,6 +93,7 @@ class Harness:
             self.journal,
             lambda step, metrics: self.written.append((step, metrics)),
             self._evaluate,
+            runs=runs,
         )
 
     def _connect(self, url: str) -> FakeBackend:
@@ -432,6 +442,9 @@ async def test_the_service_checks_the_secret_and_answers_failures(tiny_model: Pa
     transport = httpx.ASGITransport(make_app(harness.controller, harness.server_pool, "s3cret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
         assert (await http.post("/heartbeat", json={"done": False})).status_code == 401
+        for given in ("", "Bearer wrong", "Bearer s3cre", "Bearer s3crét"):
+            headers = {"Authorization": given.encode()}
+            assert (await http.post("/heartbeat", json={"done": False}, headers=headers)).status_code == 401, given
         http.headers["Authorization"] = "Bearer s3cret"
         assert (await http.post("/heartbeat", json={"done": True})).status_code == 200
         assert harness.controller.trainer_done.is_set()

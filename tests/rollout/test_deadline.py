@@ -355,7 +355,7 @@ class Holds:
 def harness(tmp_path: Path, tiny_model: Path, holds: Holds, *overrides: str) -> tuple[Harness, Controller]:
     limits = (f"rollout.episode_timeout={SHORT}", f"rollout.close_timeout={SHORT}")
     made = Harness(tmp_path, tiny_model, *limits, *overrides)
-    made.controller.rollouts.workflow = holds  # type: ignore[assignment]
+    made.controller.rollouts.episodes.workflow = holds  # type: ignore[assignment]
     return made, made.controller
 
 
@@ -372,7 +372,7 @@ async def test_training_goes_on_beside_abandoned_episodes_and_counts_them(tiny_m
         groups = metrics["rollout/groups_failed"]
         assert groups >= 1 and metrics["rollout/groups_kept"] == 5
         assert metrics["rollout/abandoned"] == metrics["rollout/failed_timeout"] == 3 * groups
-        assert len(controller.rollouts.left) >= 3
+        assert controller.rollouts.episodes.abandoned >= 3
         await controller.close()
     finally:
         holds.go.set()

@@ -98,6 +98,9 @@ async def test_a_cut_answer_is_judged_and_counts_as_cut_everywhere(template: Cha
     metrics = batch_metrics([Group(0, columns, Tally("kept"))], 0, RewardConfig())
     assert (metrics["rollout/truncated"], metrics["tokens/truncated"]) == (0.5, 0.5)
     assert (metrics["rollout/ended_length"], metrics["rollout/ended_terminated"]) == (0.5, 0.5)
+    assert (metrics["rollout/reward_truncated"], metrics["rollout/reward_finished"]) == (lost.reward, said.reward)
+    alone = batch_metrics([Group(0, Columns.of([said]), Tally("kept"))], 0, RewardConfig())
+    assert "rollout/reward_truncated" not in alone and alone["rollout/reward_finished"] == said.reward
     assert summarize([said, lost]).as_metrics()["eval/truncated"] == 0.5
     assert len(Batch(columns, TrainerConfig()).train_batch().branches) == 2
     assert len(Batch(columns, TrainerConfig(preset="dapo")).train_batch().branches) == 1

@@ -168,13 +168,15 @@ async def test_a_record_that_cannot_be_written_costs_one_episode(tiny_model: Pat
 def test_what_is_no_json_is_a_failed_record(tmp_path: Path, value: object) -> None:
     nodes = [Node(parent=None, message={"role": "user", "content": value})]
     episode = Episode(
-        group_id="g", task_id="t", index=0, seed=0, reward=1.0, stop_reason=StopReason.TERMINATED,
+        group_id="g", task_id="t", index=0, seed=0, reward=1.0, stop_reason=StopReason.TERMINATED, attempt=2,
         trajectories={"assistant": Trajectory(nodes=nodes)},
     )  # fmt: skip
     journal = Journal(tmp_path, episodes=True)
     found = journal.episode(episode, evaluation_step=3)
     journal.close()
-    assert found.failed and found.reward is None and "cannot be written as JSON" in str(found.error)
+    assert (
+        found.attempt == 2 and found.failed and found.reward is None and "cannot be written as JSON" in str(found.error)
+    )
     (written,) = lines(tmp_path / "eval-episodes.jsonl")
     assert written.pop("eval_step") == 3 and Episode.model_validate(written) == found
 

@@ -210,7 +210,7 @@ class Duel(RolloutWorkflow):
 
 async def test_groups_of_a_zero_sum_game_are_not_dropped_as_uniform(tiny_model: Path, tmp_path: Path) -> None:
     harness = Harness(tmp_path, tiny_model, "rollout.skip_uniform_groups=true")
-    harness.controller.rollouts.workflow = Duel()
+    harness.controller.rollouts.episodes.workflow = Duel()
     harness.controller.start()
     found = episodes_of(await harness.controller.next_batch(0))
     assert len(found) == 6 and {one.reward for one in found} == {0.0}

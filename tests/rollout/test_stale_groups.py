@@ -4,7 +4,6 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,11 +11,13 @@ from agentrl.config.recipe import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason, Task, Trajectory
-from agentrl.inference.client import Client
+from agentrl.core.workflow import LLM, Outcome
 from agentrl.inference.random_streams import stream_seed
+from agentrl.rollout import rollouts
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.auto_bound import AutoBound
 from agentrl.rollout.buffer import Group, GroupBuffer
+from agentrl.rollout.episode_runs import Cancelled, EpisodeOrder
 from agentrl.rollout.group_account import GroupAccount, Tally, judge
 from agentrl.rollout.in_flight import InFlight
 from agentrl.rollout.journal_proof import valid_outcomes
@@ -124,19 +125,76 @@ async def test_a_finished_member_that_grew_too_old_before_its_group_ended_is_lef
     await world.close()
 
 
+THREE = ("rollout.batch_size=1", "rollout.group_size=3", "rollout.max_staleness=1")
+
+
+class SlowFirst(World):
+    """The first member of the first group never ends by itself; its teardown waits for ``torn_down``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, *THREE, eventful=False)
+        self.first = stream_seed(self.recipe.seed, 0, 0)
+        self.slow = {self.first}
+        self.torn_down = asyncio.Event()
+
+    async def arun_episode(self, task: Task, llm: LLM, *, seed: int) -> Outcome:
+        try:
+            return await super().arun_episode(task, llm, seed=seed)
+        finally:
+            if seed == self.first:
+                await self.torn_down.wait()
+
+    async def until_the_last_chance(self) -> None:
+        """Train one step; then the next batch is the last one that can train what was sampled at version 0."""
+        self.controller.start()
+        await self.settle()
+        await self.act("newest", 0)
+        await self.act("batch", 0)
+        await self.act("publish", 0)
+        await self.act("newest", 0)
+        assert not self.aborted and self.controller.rollouts.runs.keys() >= {0}
+
+
+async def test_the_last_batch_that_can_train_a_group_takes_it_without_its_slow_episode(tmp_path: Path) -> None:
+    world = SlowFirst(tmp_path)
+    world.torn_down.set()
+    await world.until_the_last_chance()
+    await world.act("batch", 0)
+    assert [one.group_id for one in world.trained[1].episodes] == ["g0", "g0"], "before younger ones that are finished"
+    assert [one.index for one in world.trained[1].episodes] == [1, 2] and world.aborted == 1
+    (record,) = world.stale_episodes()
+    assert record["index"] == 0 and "the batch of step 1 is the last one" in record["error"]
+    await world.act("publish", 0)
+    assert world.written[2]["dropped/episodes"] == 1 and world.written[2]["rollout/episodes"] == 2
+    await world.drain()
+    assert all(one["outcome"] == "trained" for one in world.outcomes()) and max(world.ages()) == 1
+    await world.close()
+
+
+async def test_a_batch_does_not_wait_for_a_teardown_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "CUT_SECONDS", 0.01)
+    world = SlowFirst(tmp_path)
+    await world.until_the_last_chance()
+    batch = Columns.from_bytes(await world.controller.next_batch(1))[0]
+    assert {one.group_id for one in batch.episodes} == {"g2"}
+    world.torn_down.set()
+    await world.settle()
+    assert [one["draw"] for one in world.outcomes() if one["outcome"] == "stale"] == [0]
+    await world.close()
+
+
 async def test_an_episode_that_is_cancelled_from_outside_meanwhile_stays_cancelled(tmp_path: Path) -> None:
     one = AgeBound("drop", 0, 64, 1)
-    flight = InFlight(one, 2, 0, lambda: 0)
+    orders = [EpisodeOrder(Task(id="t", data={}), "g0", index, seed=index) for index in range(2)]
+    flight = InFlight(one, 2, lambda: 0, lambda served, tell: tell([(order, 0) for order in orders]))
 
-    async def forever(client: Client) -> Episode:
+    async def forever(cancelled: Cancelled) -> Episode:
         await asyncio.Event().wait()
         raise AssertionError
 
-    client: Any = None
-    jobs = [asyncio.create_task(flight.run(0, index, Task(id="t", data={}), forever, client)) for index in range(2)]
+    late: list[Episode] = []
+    jobs = [asyncio.create_task(flight.run(0, order, forever, late.append)) for order in orders]
     await asyncio.sleep(0)
-    for member in flight._groups[0].members.values():
-        member.oldest = 0
     flight.sweep()
     jobs[0].cancel()
     await asyncio.wait(jobs)

@@ -76,6 +76,7 @@ def test_slots_bound_what_runs_and_cancelled_sequences_leave_their_places() -> N
         await jobs[2]
         assert now() == pytest.approx(15.0), "it began when the first one left"
         assert device.tokens == pytest.approx(25.0), "5 of the cancelled one"
+        assert device.cancelled == pytest.approx(5.0)
 
     run_virtual(main())
 

@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,12 @@ def steps_of(recipe: Recipe, devices: Devices, lengths: list[int], steps: int) -
     return run_virtual(main())
 
 
+def test_a_simulation_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps_of(recipe_of(), Devices(1, 1), [10], 2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_synchronous_step_takes_generation_and_training() -> None:
     devices = Devices(2, 1, Speed(token=0.01, sequence=0.0025, call=0.5), train_seconds=7.0, push_seconds=1.5)
     done = steps_of(recipe_of("rollout.max_staleness=0"), devices, [100], 4)
@@ -41,6 +48,12 @@ def test_a_synchronous_step_takes_generation_and_training() -> None:
     assert done[-1].thrown == 0 and done[-1].generated == pytest.approx(4 * 8 * 100, abs=1.0)
 
 
+def test_a_simulation_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps_of(recipe_of(), Devices(1, 1, train_seconds=1.0), [50], 3)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_asynchronous_step_takes_the_longer_of_the_two_and_is_one_version_old() -> None:
     devices = Devices(2, 1, Speed(token=0.01, sequence=0.0025), train_seconds=7.0)
     done = steps_of(recipe_of("rollout.max_staleness=1", "rollout.max_concurrent=16"), devices, [100], 8)
@@ -49,6 +62,15 @@ def test_an_asynchronous_step_takes_the_longer_of_the_two_and_is_one_version_old
     found = figures(done, devices, 1, 16)
     assert found.step_seconds == pytest.approx(7.0, abs=1e-3) and found.trainer_busy == pytest.approx(1.0)
     assert (found.age_mean, found.age_max, found.thrown) == (1.0, 1, 0.0)
+
+
+def test_tokens_of_answers_that_were_cancelled_are_thrown_away() -> None:
+    """Some answers take much longer than the bound allows; nothing else is thrown away here."""
+    devices = Devices(1, 1, Speed(token=0.01, sequence=0.0), train_seconds=3.0)
+    settings = ("rollout.max_staleness=1", "rollout.group_size=2", "rollout.min_group=1", "rollout.max_concurrent=64")
+    done = steps_of(recipe_of(*settings), devices, [100, 100, 100, 5000], 20)
+    assert done[-1].thrown > 0
+    assert sum(step.tokens for step in done) + done[-1].thrown <= done[-1].generated + 1.0
 
 
 def test_filtered_groups_are_tokens_thrown_away() -> None:

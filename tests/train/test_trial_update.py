@@ -20,6 +20,7 @@ from agentrl.launch.resolve import resolve
 from agentrl.train import row_attention
 from agentrl.train.__main__ import build_trainer, make_critic, make_policy
 from agentrl.train.layout import layout_of
+from agentrl.train.mesh import RankMesh
 from agentrl.train.row_attention import is_packed
 from tests.train.noisy_models import CONFIGS, write_model
 from tests.train.test_rows import collated, random_sequences
@@ -61,7 +62,7 @@ def small(sequences: list[TrainSequence]) -> list[TrainSequence]:
 def test_what_passes_trains_with_the_logprobs_of_the_plain_model(name: str, tmp_path: Path, mesh: DeviceMesh) -> None:
     folder = write_model(name, tmp_path)
     recipe = recipe_of("trainer.dtype=float32")
-    policy = make_policy(recipe, folder, mesh, CPU)
+    policy = make_policy(recipe, folder, RankMesh.of_world(CPU), CPU)
     assert all(parameter.grad is None for parameter in policy.parameters())
     sequences = small(random_sequences(5, 6))
     batch = collated(sequences, 64, layout_of(policy.model))
@@ -77,7 +78,7 @@ def test_auto_falls_back_to_padded_rows_and_says_so(
     name: str, tmp_path: Path, mesh: DeviceMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_model(name, tmp_path)
-    policy = make_policy(recipe_of("trainer.attention=auto"), folder, mesh, CPU)
+    policy = make_policy(recipe_of("trainer.attention=auto"), folder, RankMesh.of_world(CPU), CPU)
     assert not is_packed(policy.model)
     said = capsys.readouterr().out
     assert (f"trainer.attention=auto: {type(policy.model).__name__} cannot use packed rows" in said) == (name == "gpt2")
@@ -86,15 +87,15 @@ def test_auto_falls_back_to_padded_rows_and_says_so(
 def test_packed_rows_that_a_model_cannot_use_are_refused_with_the_way_out(tmp_path: Path, mesh: DeviceMesh) -> None:
     folder = write_model("gpt2", tmp_path)
     with pytest.raises(ValueError, match=r"GPT2LMHeadModel cannot be trained: its first update fails .*padded"):
-        make_policy(recipe_of("trainer.attention=packed"), folder, mesh, CPU)
+        make_policy(recipe_of("trainer.attention=packed"), folder, RankMesh.of_world(CPU), CPU)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_to_train_passes_the_trial(kind: str, tiny_model: Path, mesh: DeviceMesh) -> None:
-    policy = make_policy(recipe_of(*KINDS[kind]), tiny_model, mesh, CPU)
+    policy = make_policy(recipe_of(*KINDS[kind]), tiny_model, RankMesh.of_world(CPU), CPU)
     assert all(parameter.grad is None for parameter in policy.parameters())
     if kind != "lora":
-        make_critic(recipe_of(*KINDS[kind], "trainer.advantage=gae"), tiny_model, mesh, CPU)
+        make_critic(recipe_of(*KINDS[kind], "trainer.advantage=gae"), tiny_model, RankMesh.of_world(CPU), CPU)
 
 
 def test_a_path_that_computes_something_else_is_refused(
@@ -107,7 +108,9 @@ def test_a_path_that_computes_something_else_is_refused(
 
     monkeypatch.setattr(row_attention, "tree_attention", shifted)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM cannot be trained: its logprobs differ from the plain"):
-        make_policy(recipe_of("trainer.dtype=float32", "trainer.attention=packed"), tiny_model, mesh, CPU)
+        make_policy(
+            recipe_of("trainer.dtype=float32", "trainer.attention=packed"), tiny_model, RankMesh.of_world(CPU), CPU
+        )
 
 
 def test_a_backward_pass_that_fails_is_refused(
@@ -126,7 +129,7 @@ def test_a_backward_pass_that_fails_is_refused(
 
     monkeypatch.setattr(row_attention, "tree_attention", lambda *given: Broken.apply(plain(*given)))
     with pytest.raises(ValueError, match=r"its first update fails \(NotImplementedError: no backward pass here\)"):
-        make_policy(recipe_of("trainer.attention=packed"), tiny_model, mesh, CPU)
+        make_policy(recipe_of("trainer.attention=packed"), tiny_model, RankMesh.of_world(CPU), CPU)
 
 
 def test_policy_reference_and_critic_of_a_trainer_have_one_layout(tmp_path: Path, mesh: DeviceMesh) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.config.load import load_recipe
 from agentrl.launch.resolve import resolve
 from agentrl.train.__main__ import make_policy
+from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import ModelRefused
 from agentrl.train.row_attention import is_packed
 
@@ -21,7 +21,7 @@ from agentrl.train.row_attention import is_packed
 def main(model: str, store: str, rank: str, ranks: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
-    mesh = init_device_mesh("cpu", (int(ranks),))
+    mesh = RankMesh.of_world(torch.device("cpu"))
     found: dict[str, object] = {}
     for attention in ("auto", "packed"):
         chosen = ["inference.context_length=32", f"trainer.attention={attention}"]

@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 
-from agentrl.inference.backend import ServerUnreachable
+from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
+from agentrl.inference.backend import InferenceError, PauseMode, ServerUnreachable
 from agentrl.inference.router import Router
 from agentrl.rollout.server_pool import ServerPool
 from agentrl.weights import pauses as pauses_module
 from agentrl.weights.pauses import Pauses, until_resumed
 from agentrl.weights.transaction import Committed, WeightPushError, WeightTransaction
 from tests.inference.fakes import FakeBackend, answer
+from tests.rollout.instant import run_virtually
 from tests.weights.test_transaction import MANIFEST, SENT
 
 
@@ -208,3 +210,102 @@ async def test_a_server_that_is_taken_out_in_a_push_is_resumed_at_the_end_if_it_
     assert [name for name, _ in backends[0].calls] == ["pause"]
     await weights.close()
     assert backends[0].calls[-1] == ("resume", None)
+
+
+class Leased(FakeBackend):
+    """A server that goes on by itself when its lease ends, on the loop's clock; it notes what it then samples with."""
+
+    pause_lease = 20.0
+
+    def __init__(self, url: str, seconds: dict[str, float]) -> None:
+        super().__init__(lambda ids, params: answer([1]), url)
+        self.seconds = seconds  # that a load takes, by path
+        self.holds = "/old"
+        self.went_on: list[str] = []
+        self.lease: asyncio.TimerHandle | None = None
+
+    def _go_on(self) -> None:
+        self.lease = None
+        self.went_on.append(self.holds)
+
+    def _begin(self) -> None:
+        if self.lease is not None:
+            self.lease.cancel()
+        self.lease = asyncio.get_running_loop().call_later(self.pause_lease or 0.0, self._go_on)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await super().pause(mode)
+        self._begin()
+
+    async def renew(self) -> None:
+        await super().renew()
+        if self.lease is None:
+            raise InferenceError(f"{self.url} is not paused")
+        self._begin()
+
+    async def resume(self) -> None:
+        await super().resume()
+        if self.lease is not None:
+            self.lease.cancel()
+            self._go_on()
+
+    async def load(self, path: str, version: int) -> None:
+        await super().load(path, version)
+        await asyncio.sleep(self.seconds.get(path, 0.0))
+        self.holds = path
+
+    async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
+        self.holds = "half of a broadcast"
+        await super().receive(manifest, plan)
+
+
+async def leased_transaction(*backends: Leased) -> WeightTransaction:
+    pauses = Pauses(longest=60.0, clock=asyncio.get_running_loop().time)
+    return WeightTransaction(Router(list(backends)), Committed(2, "/old"), "retract", 60.0, pauses)
+
+
+def test_no_server_goes_on_with_the_new_version_while_the_push_is_rolled_back() -> None:
+    """One server hangs until the push is over its time; going back takes the other one longer than its lease."""
+
+    async def work() -> None:
+        quick, hangs = Leased("http://0", {"/old": 50.0}), Leased("http://1", {"/new": 1e6})
+        weights = await leased_transaction(quick, hangs)
+        with pytest.raises(WeightPushError, match="no end within"):
+            await weights.push(MANIFEST)
+        assert quick.went_on == hangs.went_on == ["/old"]
+        await weights.close()
+
+    run_virtually(work())
+
+
+def test_a_server_whose_pause_was_lost_is_stopped_again_before_the_push_is_rolled_back() -> None:
+    async def work() -> None:
+        quick, hangs = Leased("http://0", {"/old": 50.0}), Leased("http://1", {"/new": 1e6})
+        weights = await leased_transaction(quick, hangs)
+        quick.refuse = {"renew"}
+        with pytest.raises(WeightPushError, match="no end within"):
+            await weights.push(MANIFEST)
+        assert [name for name, _ in quick.calls if name in ("pause", "load", "resume")] == [
+            "pause", "load", "pause", "load", "resume"
+        ]  # fmt: skip
+        await weights.close()
+
+    run_virtually(work())
+
+
+def test_servers_that_a_failed_broadcast_left_with_a_mixture_wait_for_the_trainers_file() -> None:
+    """It takes the trainer longer to write than any push may last."""
+
+    async def work() -> None:
+        backends = [Leased("http://0", {}), Leased("http://1", {})]
+        weights = await leased_transaction(*backends)
+        await weights.push(SENT)
+        backends[1].refuse = {"receive"}
+        with pytest.raises(WeightPushError, match="stay paused"):
+            await weights.push(SENT.model_copy(update={"version": 5}))
+        await asyncio.sleep(200.0)
+        await weights.push(MANIFEST.model_copy(update={"version": 5}))
+        assert [one.went_on for one in backends] == [["half of a broadcast", "/new"]] * 2, "the first was whole"
+        await weights.close()
+
+    run_virtually(work())

@@ -14,6 +14,7 @@ from typing import Any
 from agentrl.core.weight_manifest import WeightManifest, mismatches
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.inference.backend import PauseMode
+from agentrl.inference.http import OPEN, Access
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.kinds.sglang import SGLangBackend
 
@@ -71,6 +72,8 @@ class Embedded(ServerKind):
         transports=("shm", "disk", "broadcast"),
         adapters=True,
         scoring=True,
+        remote=True,
+        reasons={"parallel": "a server of it is one process"},
     )
 
     def command(self, start: ServerStart) -> list[str]:
@@ -85,16 +88,21 @@ class Embedded(ServerKind):
             *("--context-length", str(start.context_length)),
             *("--kept-tokens", str(KEPT_TOKENS)),
             *("--seed", str(start.seed)),
+            *("--host", start.host),
+            *("--port", str(start.port)),
         ]
+        if start.certificate:
+            command += ["--tls-certificate", start.certificate, "--tls-key", start.private_key]
+        command += ["--trust-remote-code"] if start.trust else []
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:
         """Settings of threads and memory for processes that share a CPU's cores."""
         return CPU_ENV
 
-    def backend(self, url: str, timeout: float) -> EmbeddedBackend:
+    def backend(self, url: str, timeout: float, access: Access = OPEN) -> EmbeddedBackend:
         """Connect to the engine at ``url``."""
-        return EmbeddedBackend(url, timeout)
+        return EmbeddedBackend(url, timeout, access)
 
     def more_memory(self, weights: int, token: int, device: str) -> list[tuple[str, int]]:
         """Memory of the prefix cache, and on a CPU of the packed weights."""

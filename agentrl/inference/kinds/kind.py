@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.core.registry import load, registered
+from agentrl.host import key_guard
 from agentrl.inference.backend import Backend, PauseMode, Transport
+from agentrl.inference.http import OPEN, Access
 
 if TYPE_CHECKING:
     from agentrl.inference.client import EvaluationClient
@@ -36,6 +38,9 @@ class Capabilities:
         adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
+        remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
+            in their environment (:data:`agentrl.host.key_guard.KEY_ENV`), and :meth:`ServerKind.backend` sends it.
+        parallel: Names of the keys of ``inference`` that split one server over GPUs: ``tp``, ``pp``, ``dp``, ``ep``.
         reasons: Reasons for missing capabilities, by attribute name or missing value; error messages quote them.
     """
 
@@ -47,6 +52,8 @@ class Capabilities:
     adapters: bool = False
     structured_output: bool = False
     scoring: bool = False
+    remote: bool = False
+    parallel: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,7 +64,7 @@ class ServerStart:
     Attributes:
         model: Folder to load, in Hugging Face's format.
         python: Python interpreter that runs the server.
-        port: Port of the loopback interface to listen on; 0 if the kind has no ``ready_path``.
+        port: Port to listen on; 0 for any free one, which is possible only without ``ready_path``.
         ready_file: File that a server without ``ready_path`` writes when ready: JSON with the key ``url``.
         dtype: ``float32`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
@@ -65,6 +72,12 @@ class ServerStart:
         max_running: Most requests that are decoded together.
         threads: Number of CPU threads; ``None`` for the server's default.
         seed: Seed for requests that have none.
+        host: Address to listen on.
+        certificate: File of its certificate; empty for plain HTTP.
+        private_key: File of the certificate's key.
+        sizes: Parallel ranks by name (``tp``, ``pp``, ``dp``, ``ep``), those above 1.
+        guarded: Whether no call may be answered without the key in its environment.
+        trust: Whether Python code that comes with the model may run.
     """
 
     model: Path
@@ -77,6 +90,16 @@ class ServerStart:
     max_running: int
     threads: int | None
     seed: int
+    host: str = "127.0.0.1"
+    certificate: str = ""
+    private_key: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    guarded: bool = False
+    trust: bool = False
+
+    def module(self, name: str) -> list[str]:
+        """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""
+        return [self.python, str(Path(key_guard.__file__)), "-m", name] if self.guarded else [self.python, "-m", name]
 
 
 @dataclass(frozen=True)
@@ -130,8 +153,14 @@ class ServerKind:
         """Environment variables of the server, added to this process's own."""
         return {}
 
-    def backend(self, url: str, timeout: float) -> Backend:
-        """Connection to the server at ``url``; ``timeout`` is the most seconds of one request, pauses included."""
+    def backend(self, url: str, timeout: float, access: Access = OPEN) -> Backend:
+        """Connection to the server at ``url``.
+
+        Args:
+            url: Base URL.
+            timeout: Most seconds of one request, pauses included.
+            access: The server's key and trust; given to kinds that are ``remote``.
+        """
         raise NotImplementedError(f"{type(self).__name__}.backend: this kind of server returns no token ids")
 
     def text_client(self, api: TextApi) -> "EvaluationClient":

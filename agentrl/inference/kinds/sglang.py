@@ -21,7 +21,7 @@ from agentrl.inference.backend import (
     SamplingParams,
     ServerUnreachable,
 )
-from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
+from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
@@ -37,11 +37,12 @@ class SGLangBackend(Backend):
     Args:
         url: Base URL.
         timeout: Most seconds of one request, pauses included.
+        access: The server's key and trust.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
-        self._http = ServerHttp(self.url, timeout, TOO_LONG)
+        self._http = ServerHttp(self.url, timeout, TOO_LONG, access)
         self._mode: PauseMode = "abort"  # of the latest pause
         self._aborting: set[asyncio.Task[None]] = set()
 
@@ -305,6 +306,8 @@ class SGLang(ServerKind):
         transports=("shm", "disk", "broadcast"),
         structured_output=True,
         scoring=True,
+        remote=True,
+        parallel=("tp", "pp", "dp", "ep"),
     )
     package = "sglang"
     install = "install it into an environment of its own (make sglang does so for a CPU)"
@@ -313,15 +316,19 @@ class SGLang(ServerKind):
     def command(self, start: ServerStart) -> list[str]:
         """Command line of SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
         command = [
-            *(start.python, "-m", "sglang.launch_server"),
+            *start.module("sglang.launch_server"),
             *("--model-path", str(start.model)),
-            *("--host", "127.0.0.1", "--port", str(start.port)),
+            *("--host", start.host, "--port", str(start.port)),
             *("--dtype", start.dtype),
             *("--context-length", str(start.context_length)),
             *("--max-running-requests", str(start.max_running)),
             *("--random-seed", str(start.seed)),
             "--skip-server-warmup",
+            *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
+            *(["--trust-remote-code"] if start.trust else []),
         ]
+        if start.certificate:
+            command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]
         if start.device == "cpu":
             tokens = start.max_running * start.context_length
             command += [
@@ -335,6 +342,6 @@ class SGLang(ServerKind):
         threads = {"OMP_NUM_THREADS": str(start.threads)} if start.device == "cpu" and start.threads else {}
         return {"HF_HUB_OFFLINE": "1", **threads}
 
-    def backend(self, url: str, timeout: float) -> SGLangBackend:
+    def backend(self, url: str, timeout: float, access: Access = OPEN) -> SGLangBackend:
         """Connect to the server at ``url``."""
-        return SGLangBackend(url, timeout)
+        return SGLangBackend(url, timeout, access)

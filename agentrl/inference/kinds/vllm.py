@@ -12,12 +12,18 @@ from typing import Any
 
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
-from agentrl.inference.http import ALIVE_SECONDS, ServerHttp
+from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.versions import version_number, versions_of
 
 TOO_LONG = ("context", "maximum model length")  # words in the error message for a prompt that is too long
 _PAUSES: dict[PauseMode, str] = {"abort": "abort", "retract": "keep", "in_place": "keep"}
+_SIZES = {
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "dp": "--data-parallel-size",
+    "ep": "--enable-expert-parallel",  # over all ranks of the server
+}
 _ABSENT = (403, 404)  # status of a call that the server's flags turn off
 
 
@@ -27,11 +33,12 @@ class VLLMBackend(Backend):
     Args:
         url: Base URL.
         timeout: Most seconds of one request, pauses included.
+        access: The server's key and trust.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
-        self._http = ServerHttp(self.url, timeout, TOO_LONG)
+        self._http = ServerHttp(self.url, timeout, TOO_LONG, access)
         self._mode: PauseMode = "abort"
         self._model: str | None = None  # the served model's name, if the server has only /v1/completions
         self._scored_model: str | None = None  # the same name, for `score`
@@ -215,6 +222,8 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         scoring=True,
+        remote=True,
+        parallel=("tp", "pp", "dp", "ep"),
         reasons={"broadcast": "vLLM broadcasts weights over NCCL only, in a process group of its own kind"},
     )
     package = "vllm"
@@ -224,16 +233,21 @@ class VLLM(ServerKind):
     def command(self, start: ServerStart) -> list[str]:
         """Command line of vLLM's server, with the calls and the logprobs that training needs."""
         command = [
-            *(start.python, "-m", "vllm.entrypoints.openai.api_server"),
+            *start.module("vllm.entrypoints.openai.api_server"),
             *("--model", str(start.model)),
-            *("--host", "127.0.0.1", "--port", str(start.port)),
+            *("--host", start.host, "--port", str(start.port)),
             *("--dtype", start.dtype),
             *("--max-model-len", str(start.context_length)),
             *("--max-num-seqs", str(start.max_running)),
             *("--seed", str(start.seed)),
             *("--logprobs-mode", "processed_logprobs"),  # logprobs of the distribution that was sampled from
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
+            *(["--trust-remote-code"] if start.trust else []),
         ]
+        for name, size in start.sizes.items():
+            command += [_SIZES[name], str(size)] if name != "ep" else [_SIZES[name]]
+        if start.certificate:
+            command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]
         return [*command, "--enforce-eager"] if start.device == "cpu" else command
 
     def env(self, start: ServerStart) -> dict[str, str]:
@@ -245,6 +259,6 @@ class VLLM(ServerKind):
                 env["OMP_NUM_THREADS"] = str(start.threads)
         return env
 
-    def backend(self, url: str, timeout: float) -> VLLMBackend:
+    def backend(self, url: str, timeout: float, access: Access = OPEN) -> VLLMBackend:
         """Connect to the server at ``url``, with or without ``--enable-scale-out``."""
-        return VLLMBackend(url, timeout)
+        return VLLMBackend(url, timeout, access)

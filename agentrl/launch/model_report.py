@@ -1,0 +1,272 @@
+"""Checks a model for a run: tokenizer, chat template, embedded engine, trainer, adapters, sharding, memory.
+
+Guarantees: each line is tried, not looked up: the trainer's and the engine's on the model itself if it is small, else
+on a small random model of its config; a refusal names its reason and a remedy. ``--json`` and the table say the same.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.launch.model_shape import shape_of_folder
+from agentrl.models.folder_check import refused_folder
+
+Verdict = Literal["ok", "slower", "refused"]
+SMALL = 300_000_000  # parameters up to which the model itself is tried
+TRAINED_BYTES = 16  # of a parameter: itself, its gradient and two moments, float32
+GIB = 2**30
+TEXTS = (
+    "Hello, world!",
+    "  two  spaces\n\n\tand a tab",
+    "naïve Zürich 東京 🙂",
+    'def f(x):\n    return {"a": [1, 2.5]}',
+)
+DEFAULT_CONTEXT = 4096
+TOKENIZER = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # files of a tokenizer, one of which each has
+COPY = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One finding.
+
+    Attributes:
+        part: Part of agentrl, or of the model, that was tried.
+        verdict: ``ok``, ``slower`` (works, in a slower way) or ``refused``.
+        text: What was found.
+        remedy: What to do; empty if nothing needs to be done.
+        data: Values for the JSON object.
+    """
+
+    part: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def report(folder: Path, context: int = 0, *, trust: bool = False) -> list[Line]:
+    """Tries a model with all that a run needs of it.
+
+    Args:
+        folder: Folder of the model.
+        context: Longest sequence in tokens; 0: the model's own, at most :data:`DEFAULT_CONTEXT`.
+        trust: Whether code that comes with the model may run.
+    """
+    lines = list(_tokenizer(folder, trust))
+    if lines[0].verdict != "refused":
+        lines += _template(folder)
+    if why := refused_folder(folder):
+        refused = {"trainer": {"train": "refused"}, "embedded engine": {"engine": "refused"}}
+        lines += [Line(part, "refused", why, data=data) for part, data in refused.items()]
+    else:
+        lines += _computed(folder, context, trust)
+    return [*lines, *_memory(folder)]
+
+
+def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
+    from transformers import AutoTokenizer
+
+    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER):
+        yield Line("tokenizer", "refused", f"{folder} has no files of a tokenizer", COPY)
+        return
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        text = f"it cannot be loaded ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})"
+        yield Line("tokenizer", "refused", text, COPY)
+        return
+    wrong = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text]
+    text = f"{len(tokenizer)} tokens; "
+    text += (
+        f"{len(wrong)} of {len(TEXTS)} texts are not decoded as they were" if wrong else "texts survive a round trip"
+    )
+    remedy = "stored ids are never encoded again, so training is not affected; rewards see the decoded text"
+    yield Line("tokenizer", "slower" if wrong else "ok", text, remedy if wrong else "")
+    yield from _sizes(folder, tokenizer)
+    ends = _end_tokens(folder, tokenizer)
+    if not ends:
+        text, remedy = "no end token: answers would never end", "set eos_token_id in generation_config.json"
+        yield Line("end tokens", "refused", text, remedy)
+    else:
+        named = ", ".join(f"{tokenizer.convert_ids_to_tokens(one)!r} ({one})" for one in ends)
+        pad = "no pad token, and none is needed" if tokenizer.pad_token_id is None else f"pad {tokenizer.pad_token!r}"
+        yield Line("end tokens", "ok", f"{named}; {pad}", data={"end_tokens": ends})
+
+
+def _sizes(folder: Path, tokenizer: Any) -> Iterator[Line]:
+    """Compares the tokenizer with the embedding, whose rows the config names."""
+    config = _config(folder)
+    rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not rows:
+        return
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        text = f"the tokenizer has ids up to {largest}, and the embedding {rows} rows: such an id would be no token"
+        remedy = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
+        yield Line("vocabulary", "refused", text, remedy)
+    else:
+        spare = rows - len(tokenizer)
+        text = f"{rows} rows in the embedding" + (f", {spare} of them without a token" if spare > 0 else "")
+        yield Line("vocabulary", "ok", text)
+
+
+def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:
+    found: list[int] = []
+    for source in (_json(folder / "generation_config.json"), _config(folder)):
+        ids = source.get("eos_token_id")
+        found += [ids] if isinstance(ids, int) else ids or []
+    if tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    return list(dict.fromkeys(found))
+
+
+def _template(folder: Path) -> Iterator[Line]:
+    from agentrl.core.template_marks import TemplateError
+    from agentrl.inference.template import ChatTemplate
+    from agentrl.inference.tool_parsers import parser_for
+
+    try:
+        template = ChatTemplate.from_folder(folder)
+        parser = parser_for(template.source)
+        rewrites = template.rewrites([{"role": "user", "content": "a"}])
+    except TemplateError as error:
+        remedy = "set model.chat_template=chatml_tools, or another template"
+        yield Line("chat template", "refused", str(error), remedy, {"chat_template": "refused"})
+        return
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        yield Line("chat template", "refused", f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}")
+        return
+    notes = "; ".join(template.notes)
+    if rewrites:
+        text = "earlier turns are rendered differently once a new one follows" + (f"; {notes}" if notes else "")
+        remedy = "set inference.history=append or branch, or model.chat_template=training"
+        yield Line("chat template", "slower", text, remedy)
+    else:
+        yield Line("chat template", "ok", notes or "earlier turns stay as they were rendered")
+    findings = template.findings(parser)
+    missing = any(finding.startswith("refused") for finding in findings)
+    thinking = "".join(parser.thinking) if parser.thinking else "of each message's kind"
+    text = f"parser {parser.name}; reasoning: {thinking}; {'; '.join(findings)}"
+    remedy = "set model.chat_template=chatml_tools, or another template, where a run needs what is refused"
+    yield Line("tools", "slower" if missing else "ok", text, remedy if missing else "", {"parser": parser.name})
+
+
+def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
+    """Tries engine and trainer, on the model or on a small random one of its config."""
+    config, of = _config(folder), "the model itself"
+    context = context or min(config.get("max_position_embeddings") or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
+        if shape_of_folder(folder).parameters > SMALL:
+            why = _write_small(folder, Path(small), trust)
+            if why is not None:
+                yield Line("trainer", "refused", why, data={"train": "refused"})
+                yield Line("embedded engine", "refused", why, data={"engine": "refused"})
+                return
+            folder, of = Path(small), "a small random model of its config"
+        yield _engine(folder, context, trust, of)
+        yield from _trainer(folder, context, trust, of)
+
+
+def _write_small(folder: Path, target: Path, trust: bool) -> str | None:
+    from agentrl.train.model_check import small_model
+    from agentrl.train.policy import ModelRefused, load_config
+
+    try:
+        model = small_model(load_config(folder, trust=trust).get_text_config(decoder=True))
+    except ModelRefused as error:
+        return str(error)
+    if model is None:
+        return "no small model can be made of its config: start a run, which tries the model itself"
+    model.save_pretrained(target)
+    return None
+
+
+def _engine(folder: Path, context: int, trust: bool, of: str) -> Line:
+    from agentrl.engine.make_runner import make_runner
+    from agentrl.engine.model import ModelError, load_without_tokenizer
+
+    try:
+        loaded = load_without_tokenizer(str(folder), "float32", "auto", context, trust=trust)
+        runner = make_runner(loaded, 4)
+    except ModelError as error:
+        return Line("embedded engine", "refused", str(error), "serve it with SGLang or vLLM", {"engine": "refused"})
+    exact = f"exact to its own forward pass in float32, tried on {of}"
+    if runner.past == "slots":
+        return Line(
+            "embedded engine", "ok", f"shared slots, prompts as prefix trees; {exact}", data={"engine": "trees"}
+        )
+    how = "transformers' own caches, one for each prompt" if runner.past == "caches" else "no cache, each step is whole"
+    remedy = "serve it with SGLang or vLLM where speed matters"
+    return Line("embedded engine", "slower", f"{how}; {exact}; {loaded.why}", remedy, {"engine": "padded"})
+
+
+def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]:
+    from agentrl.train.policy import ModelRefused
+    from agentrl.train.probe_report import probe_trainer
+
+    try:
+        probe = probe_trainer(folder, context, trust=trust)
+    except ModelRefused as error:
+        yield Line("trainer", "refused", str(error), "take another model", {"train": "refused"})
+        return
+    gaps = ", ".join(f"{gap:.2g} in {dtype}" for dtype, gap in probe.gaps.items())
+    text = f"{probe.way}; logprobs differ from its own forward pass by {gaps} (nats, tried on {of})"
+    data = {"train": probe.way.rows, "logprob_gap": probe.gaps, "head": str(probe.head)}
+    yield Line("trainer", "ok" if probe.way.rows == "trees" else "slower", text, data=data)
+    yield Line("head", "slower" if probe.head.own else "ok", str(probe.head))
+    found = ", ".join(probe.lora_targets)
+    yield Line("LoRA targets", "ok" if found else "refused", found or "no linear layers", data={"lora": found})
+    plan = "the class has a plan" if probe.tensor_parallel else "the class has no plan: shard with FSDP2 alone"
+    yield Line("tensor parallel", "ok" if probe.tensor_parallel else "slower", plan)
+
+
+def _memory(folder: Path) -> Iterator[Line]:
+    """Estimates memory; nothing if the number of parameters is not known."""
+    try:
+        shape = shape_of_folder(folder)
+    except (OSError, ValueError):
+        return
+    if not shape.parameters:
+        return
+    text = (
+        f"{shape.parameters / 1e6:,.0f} million parameters: trainer {shape.parameters * TRAINED_BYTES / GIB:.1f} GiB "
+        f"without activations, server {shape.parameters * 2 / GIB:.1f} GiB in bfloat16"
+    )
+    if shape.kv_width:
+        text += f" and {4 * shape.layers * shape.kv_width / 1024:.0f} KiB of cache for each token"
+    yield Line("memory", "ok", text, data={"parameters": shape.parameters})
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return _json(folder / "config.json")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def as_json(name: str, lines: list[Line]) -> str:
+    """Returns one JSON object: ``train``, ``engine``, ``logprob_gap`` and the lines."""
+    found: dict[str, Any] = {"model": name}
+    for line in lines:
+        found |= line.data
+    return json.dumps(found | {"lines": [{k: v for k, v in asdict(line).items() if k != "data"} for line in lines]})
+
+
+def shown(lines: list[Line]) -> str:
+    """Returns the table."""
+    width = max(len(line.part) for line in lines)
+    rows = []
+    for line in lines:
+        rows.append(f"{line.part:{width}}  {line.verdict:7}  {line.text}")
+        if line.remedy:
+            rows.append(f"{'':{width}}  {'':7}  -> {line.remedy}")
+    return "\n".join(rows)

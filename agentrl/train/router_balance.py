@@ -1,0 +1,64 @@
+"""The load-balancing loss of a mixture of experts, as the model's own class defines it.
+
+Guarantees: the routers' logits are those of the same forward pass; padding is left out; a token that several sequences
+share is counted once, as it is computed once.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.config.errors import UserError
+from agentrl.train.micro_batch import MicroBatch
+
+FUNCTION = "load_balancing_loss_func"  # its name in the modules of transformers' classes
+
+
+class NoRouters(UserError, ValueError):
+    """A model has no load-balancing loss; the message names its class."""
+
+
+def balancing_function(model: Any) -> Callable[..., Any]:
+    """Returns the load-balancing loss that a model's class uses.
+
+    Raises:
+        NoRouters: The class has none.
+    """
+    for kind in type(model).__mro__:  # FSDP2 makes a subclass
+        found = getattr(sys.modules.get(kind.__module__), FUNCTION, None)
+        if found is not None:
+            return found
+    raise NoRouters(
+        f"trainer.router_aux_loss: {type(model).__name__} has no load-balancing loss in transformers; set it to 0"
+    )
+
+
+def router_loss(model: Any, router_logits: Any, batch: MicroBatch) -> Tensor:
+    """Computes the load-balancing loss of a micro-batch.
+
+    Args:
+        model: Causal LM with experts.
+        router_logits: Logits that the decoder returned, of each layer.
+        batch: The micro-batch.
+
+    Returns:
+        A float32 scalar; 1 times the number of chosen experts if all experts are chosen equally.
+    """
+    config = model.config.get_text_config(decoder=True)
+    experts = getattr(model, "num_experts", None) or getattr(config, "num_experts", None) or config.num_local_experts
+    chosen = getattr(model, "num_experts_per_tok", None) or config.num_experts_per_tok
+    return balancing_function(model)(router_logits, experts, chosen, used_tokens(batch)).float()
+
+
+def used_tokens(batch: MicroBatch) -> Tensor:
+    """Returns int64 ``[rows, length]``: 1 for tokens of sequences, 0 for padding.
+
+    Padding has position 0; a sequence's first token is the one that position 1 follows, or that begins a row.
+    """
+    used = batch.positions > 0
+    used[:, :-1] |= batch.positions[:, 1:] == 1
+    used[:, 0] = True
+    return used.to(torch.long)

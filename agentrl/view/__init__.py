@@ -1,0 +1,1 @@
+"""Shows runs: their curves, episodes, groups and evaluations, in a browser, a file or a terminal."""

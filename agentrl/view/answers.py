@@ -1,0 +1,220 @@
+"""What the page asks of the shown runs, answered as plain data.
+
+Guarantees: one function for each question, used by the server and by static copies alike; a text longer than
+:data:`MOST_TEXT` characters comes in part, with its length, and whole only when it is asked for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.config.errors import UserError
+from agentrl.observe.metric_glossary import described
+from agentrl.view import evaluations
+from agentrl.view.episode_files import KINDS, episode_file
+from agentrl.view.episode_row import content_text, is_sampled
+from agentrl.view.findings import Findings
+from agentrl.view.group_advantages import advantages, counted_members
+from agentrl.view.search_query import HELP
+from agentrl.view.shown_runs import ShownRun
+from agentrl.view.token_ledger import Tokenizers, ledger
+
+MOST_TEXT = 40_000  # characters of one message that are sent at once
+MOST_COLUMNS = 60  # curves of one request
+
+
+class Answers:
+    """Answers of the shown runs.
+
+    Args:
+        runs: The shown runs.
+    """
+
+    def __init__(self, runs: list[ShownRun]) -> None:
+        self.runs = {run.key: run for run in runs}
+        self._tokenizers = Tokenizers()
+        self._findings = Findings()
+
+    def run(self, key: str) -> ShownRun:
+        """Returns a shown run.
+
+        Raises:
+            UserError: It is not shown.
+        """
+        if key not in self.runs:
+            raise UserError(f"no run {key!r} is shown; shown are: {', '.join(self.runs)}")
+        return self.runs[key]
+
+    def list_runs(self) -> dict[str, Any]:
+        """Lists the runs."""
+        return {"runs": [run.summary() for run in self.runs.values()], "search_help": HELP}
+
+    def overview(self, key: str) -> dict[str, Any]:
+        """Returns what the first page of a run shows beside its curves."""
+        run = self.run(key)
+        run.history.update()
+        names = run.history.names()
+        latest = run.history.latest()
+        return {
+            "run": run.summary(),
+            "metrics": [{**described(name), "name": name, "latest": latest.get(name)} for name in names],
+            "episodes": {kind: self._episodes(run, kind) for kind in KINDS},
+            "config": run.config(),
+        }
+
+    def _episodes(self, run: ShownRun, kind: str) -> dict[str, Any]:
+        return {"bytes": episode_file(run.folder, kind).size(), "metrics": run.index.metric_names(kind)} | {
+            "choices": run.index.choices(kind)
+        }
+
+    def findings(self, key: str) -> dict[str, Any]:
+        """Returns what ``agentrl doctor`` says of a run."""
+        return self._findings.of(self.run(key).folder)
+
+    def curves(self, key: str, names: list[str]) -> dict[str, Any]:
+        """Returns some metrics as columns over the steps."""
+        run = self.run(key)
+        run.history.update()
+        return {"columns": run.history.columns(names[:MOST_COLUMNS])}
+
+    def episodes(self, key: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Returns a part of the table of episodes."""
+        sort = query.get("sort") or "-place"
+        page = self.run(key).index.page(
+            query.get("kind", "train"),
+            query.get("q", ""),
+            sort=sort.lstrip("-"),
+            descending=sort.startswith("-"),
+            offset=_whole(query.get("offset", "0")),
+            limit=_whole(query.get("limit", "100")),
+        )
+        return dict(vars(page))
+
+    def episode(self, key: str, kind: str, place: int) -> dict[str, Any]:
+        """Returns an episode: its row's group, its task and its messages, without the tokens."""
+        run = self.run(key)
+        record = episode_file(run.folder, kind).read(place)
+        rows = run.index.members(kind, str(record.get("group_id")))
+        values, said = advantages(rows, run.config()) if kind == "train" else ([None] * len(rows), "")
+        own = next((at for at, row in enumerate(rows) if row["place"] == place), None)
+        return {
+            **{name: value for name, value in record.items() if name != "trajectories"},
+            "place": place,
+            "row": None if own is None else rows[own],
+            "advantage": None if own is None else values[own],
+            "advantage_said": said,
+            "siblings": [row["place"] for row in rows],
+            "roles": {
+                role: {
+                    "nodes": [_node(nodes, index) for index in range(len(nodes))],
+                    "tools": trajectory.get("tools") or [],
+                }
+                for role, trajectory in (record.get("trajectories") or {}).items()
+                for nodes in [trajectory.get("nodes") or []]
+            },
+        }
+
+    def tokens(self, key: str, kind: str, place: int) -> dict[str, Any]:
+        """Returns the ledger of an episode's tokens."""
+        run = self.run(key)
+        record = episode_file(run.folder, kind).read(place)
+        rows = run.index.members(kind, str(record.get("group_id")))
+        trained = next((row["trained"] for row in rows if row["place"] == place), None)
+        pieces, special, said = self._tokenizers.of_run(run.folder, run.config())
+        return {**ledger(record, pieces, special, trained if kind == "train" else None), "tokenizer": said,
+                "as_text": pieces is not None}  # fmt: skip
+
+    def text(self, key: str, kind: str, place: int, role: str, node: int) -> dict[str, Any]:
+        """Returns the whole text of one message."""
+        record = episode_file(self.run(key).folder, kind).read(place)
+        try:
+            nodes = record["trajectories"][role]["nodes"]
+            message = _message(nodes, node)
+        except (KeyError, IndexError) as error:
+            raise UserError(f"the episode has no message {node} of the role {role!r}") from error
+        return {"text": content_text(message.get("content")), "reasoning": message.get("reasoning_content") or ""}
+
+    def group(self, key: str, kind: str, group_id: str) -> dict[str, Any]:
+        """Returns the members of a group with their advantages."""
+        run = self.run(key)
+        rows = run.index.members(kind, group_id)
+        if not rows:
+            raise UserError(f"{run.key} has no group {group_id!r} of kind {kind}, of the episodes read so far")
+        values, said = advantages(rows, run.config()) if kind == "train" else ([None] * len(rows), "")
+        counted = set(counted_members(rows))
+        file = episode_file(run.folder, kind)
+        members = [
+            {**row, "advantage": value, "counted": at in counted, "conversation": _sampled(file.read(row["place"]))}
+            for at, (row, value) in enumerate(zip(rows, values, strict=True))
+        ]
+        return {"members": members, "said": said, "task": file.read(rows[0]["place"]).get("task") or {}}
+
+    def evaluations(self, key: str) -> dict[str, Any]:
+        """Returns the evaluations of a run."""
+        return {"reports": evaluations.reports(self.run(key).folder)}
+
+    def compare_evaluations(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Compares two evaluations task by task."""
+        first, second = (
+            (self.run(query.get(f"run{n}", "")).folder, query.get(f"name{n}", "")) for n in (1, 2)
+        )  # fmt: skip
+        return evaluations.compared(first, second)
+
+    def task(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the episodes of one task in one run, the newest first, each with its conversation."""
+        run, kind = self.run(query.get("run", "")), query.get("kind", "eval")
+        wanted = f'task:"{query.get("task", "")}"' + (f" {query['q']}" if query.get("q") else "")
+        page = run.index.page(kind, wanted, limit=_whole(query.get("limit", "8")))
+        file = episode_file(run.folder, kind)
+        found = [{**row, "conversation": _sampled(file.read(row["place"]))} for row in page.rows]
+        return {"episodes": found, "total": page.total}
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise UserError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _message(nodes: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    """Returns a node's message; one that several conversations share stands in the first of them."""
+    message = nodes[index].get("message") or {}
+    same = message.get("same_as")
+    return nodes[same].get("message") or {} if same is not None and "role" not in message else message
+
+
+def _node(nodes: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    node = nodes[index]
+    message = dict(_message(nodes, index))
+    text = content_text(message.pop("content", None))
+    thought = str(message.pop("reasoning_content", None) or "")
+    kept = ("parent", "finish_reason", "reward", "follows", "at", "tools", "sampling")
+    return {
+        **{name: node.get(name) for name in kept},
+        **{"message": message, "text": text[:MOST_TEXT], "length": len(text)},
+        **{"reasoning": thought[:MOST_TEXT], "reasoning_length": len(thought)},
+        "sampled": is_sampled(node),
+        "tokens": len(node.get("token_ids") or ()),
+        "repeated": "same_as" in (node.get("message") or {}),
+    }
+
+
+def _sampled(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the messages from the last one before the first answer on, each in short."""
+    found = []
+    for role, trajectory in (record.get("trajectories") or {}).items():
+        nodes = trajectory.get("nodes") or []
+        first = next((at for at, node in enumerate(nodes) if is_sampled(node)), len(nodes))
+        for index in range(max(0, first - 1), len(nodes)):
+            message = _message(nodes, index)
+            text = content_text(message.get("content"))
+            found.append(
+                {
+                    "of": role,
+                    "role": message.get("role"),
+                    "text": text[:4000],
+                    "length": len(text),
+                    "calls": message.get("tool_calls") or [],
+                    "sampled": is_sampled(nodes[index]),
+                }
+            )
+    return found

@@ -1,0 +1,190 @@
+"""Reads an episode's record into the row that the table shows, sorts and filters.
+
+Guarantees: pure; a record of an older version, or one that lacks keys, gives a row in which what it does not say is
+``None``; a number is counted from the record's own tokens and messages, never estimated.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from agentrl.core.episode import FAILURES
+
+SNIPPET = 240  # characters of the question and of the answer in the table
+Record = Mapping[str, Any]
+
+
+class EpisodeRow(NamedTuple):
+    """A line of the table of episodes.
+
+    Attributes:
+        task: Id of the task.
+        group_id: Name of the group.
+        member: Position in the group.
+        tag: Kind of the task.
+        version: Policy version that was served at the start.
+        oldest: Oldest policy version that sampled a token.
+        reward: Reward; ``None`` without one.
+        stop: Stop reason.
+        failed: Whether it has no reward that counts.
+        turns: Number of sampled messages.
+        tokens: Number of sampled tokens; ``None`` where the server returned no ids.
+        context: Number of all tokens of all its messages.
+        calls: Number of tool calls in sampled messages.
+        seconds: Duration.
+        started: Time of its start, seconds since 1970.
+        eval_step: Step of the evaluation; ``None`` in training.
+        attempt: Number of earlier attempts.
+        retried: Whether it was made again and counts for nothing.
+        error: Last line of its error.
+        metrics: The environment's numbers, as a JSON object.
+        question: Beginning of the last message before the first answer.
+        answer: Beginning of the last sampled message.
+        text: All its texts, folded, for the search.
+    """
+
+    task: str | None
+    group_id: str | None
+    member: int | None
+    tag: str | None
+    version: int | None
+    oldest: int | None
+    reward: float | None
+    stop: str | None
+    failed: bool
+    turns: int
+    tokens: int | None
+    context: int
+    calls: int
+    seconds: float | None
+    started: float | None
+    eval_step: int | None
+    attempt: int
+    retried: bool
+    error: str
+    metrics: str
+    question: str
+    answer: str
+    text: str
+
+
+def row_of(record: Record) -> EpisodeRow:
+    """Reads a record.
+
+    Args:
+        record: A line of ``episodes.jsonl`` or ``eval-episodes.jsonl``, parsed.
+    """
+    nodes = list(nodes_of(record))
+    sampled = [node for node in nodes if is_sampled(node)]
+    ids = sum(sum(node.get("loss_mask") or ()) for node in sampled)
+    versions = [v for node in sampled if (v := _least(node.get("versions") or ())) is not None]
+    error = str(record.get("error") or "").strip().splitlines()
+    reward = record.get("reward")
+    return EpisodeRow(
+        task=record.get("task_id"),
+        group_id=record.get("group_id"),
+        member=record.get("index"),
+        tag=record.get("tag"),
+        version=record.get("version"),
+        oldest=min(versions, default=None),
+        reward=reward,
+        stop=record.get("stop_reason"),
+        failed=reward is None or record.get("stop_reason") in FAILURES,
+        turns=len(sampled),
+        tokens=ids if ids or not sampled else None,
+        context=sum(len(node.get("token_ids") or ()) for node in nodes),
+        calls=sum(len((node.get("message") or {}).get("tool_calls") or ()) for node in sampled),
+        seconds=record.get("seconds"),
+        started=_seconds(record.get("started")),
+        eval_step=record.get("eval_step"),
+        attempt=record.get("attempt") or 0,
+        retried=bool(record.get("retried")),
+        error=error[-1][:SNIPPET] if error else "",
+        metrics=orjson.dumps(record.get("metrics") or {}).decode(),
+        question=_question(nodes),
+        answer=_said(sampled[-1])[:SNIPPET] if sampled else "",
+        text="\n".join(_texts(record, nodes)).casefold(),
+    )
+
+
+def nodes_of(record: Record) -> Iterator[dict[str, Any]]:
+    """Yields the messages of all roles, as they are stored."""
+    for trajectory in (record.get("trajectories") or {}).values():
+        yield from trajectory.get("nodes") or ()
+
+
+def is_sampled(node: Record) -> bool:
+    """Whether a stored message is an answer of the model; text-mode records have no tokens to tell by."""
+    return node.get("finish_reason") is not None or any(node.get("loss_mask") or ())
+
+
+def content_text(content: Any) -> str:
+    """Returns a message's content as text: of several parts their texts, with a name for what is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part(part) for part in content)
+    return str(content)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"
+    return str(part)
+
+
+def _said(node: Record) -> str:
+    """Returns what a message says in one text: content, else its calls, else its reasoning."""
+    message = node.get("message") or {}
+    said = content_text(message.get("content"))
+    if not said.strip():
+        said = " ".join(_calls(message)) or str(message.get("reasoning_content") or "")
+    return said.strip()
+
+
+def _calls(message: Record) -> list[str]:
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    return [f"{function.get('name')}({function.get('arguments')})" for function in functions]
+
+
+def _question(nodes: list[dict[str, Any]]) -> str:
+    asked = ""
+    for node in nodes:
+        if is_sampled(node):
+            break
+        asked = _said(node) or asked
+    return asked[:SNIPPET]
+
+
+def _texts(record: Record, nodes: list[dict[str, Any]]) -> Iterator[str]:
+    yield str(record.get("task_id") or "")
+    if record.get("error"):
+        yield str(record["error"])
+    for node in nodes:
+        message = node.get("message") or {}
+        if message.get("reasoning_content"):
+            yield str(message["reasoning_content"])
+        if message.get("content"):
+            yield content_text(message["content"])
+        yield from _calls(message)
+
+
+def _least(versions: Any) -> int | None:
+    """Returns the lowest version of sampled tokens; tokens that nothing sampled have -1."""
+    known = set(versions) - {-1}
+    return min(known, default=None)
+
+
+def _seconds(started: Any) -> float | None:
+    if not isinstance(started, str):
+        return None
+    try:
+        return datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,148 @@
+"""The ledger of an episode's tokens: what is known of each, and what the run did not record.
+
+Guarantees: only what the record holds is shown; a text is the tokenizer's, which is looked for on this machine alone;
+where none is found, tokens are shown by their ids and the reason is said.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.episode import Trajectory
+from agentrl.observe.shown_text import quoted
+from agentrl.observe.token_view import read_blocks
+
+MOST_TOKENS = 50_000  # of one answer to the page
+Pieces = Callable[[int], bytes]
+
+
+class Tokenizers:
+    """Tokenizers of the shown runs, each loaded once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Pieces | None, frozenset[int], str]] = {}
+
+    def of_run(self, folder: Path, config: Mapping[str, Any]) -> tuple[Pieces | None, frozenset[int], str]:
+        """Returns the bytes of an id, the special ids, and what was found or why nothing was.
+
+        Args:
+            folder: Folder of the run.
+            config: Its resolved recipe.
+        """
+        key = str(folder)
+        if key not in self._found:
+            self._found[key] = _load(folder, config)
+        return self._found[key]
+
+
+def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Pieces | None, frozenset[int], str]:
+    place, looked = _tokenizer_folder(folder, config)
+    if place is None:
+        return None, frozenset(), f"texts of tokens are not shown: no tokenizer on this machine ({looked})"
+    try:
+        from transformers import AutoTokenizer
+
+        from agentrl.inference.token_bytes import TokenBytes
+    except ModuleNotFoundError as error:
+        return None, frozenset(), f"texts of tokens are not shown: {error.name} is not installed"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+    except (OSError, ValueError) as error:
+        return None, frozenset(), f"texts of tokens are not shown: {place} has no tokenizer that loads: {error}"
+    return TokenBytes(tokenizer), frozenset(tokenizer.all_special_ids), f"tokenizer of {place}"
+
+
+def _tokenizer_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """Looks in the run's folder, then for the recipe's model among what is on this machine."""
+    name = (config.get("model") or {}).get("name")
+    places = [folder / "model", *sorted(folder.glob("checkpoints/*/model"))]
+    if name:
+        places.append(Path(name).expanduser())
+    for place in places:
+        if (place / "tokenizer.json").is_file():
+            return place, ""
+    if not name:
+        return None, "the run's folder has no model/, and its config.json names none"
+    found = _on_this_machine(name)
+    return found, f"looked in {folder / 'model'} and for {name}"
+
+
+def _on_this_machine(name: str) -> Path | None:
+    """Finds the folder of a model that was resolved before: in Hugging Face's cache or in ours."""
+    from agentrl.host.cache_folder import cache_folder
+
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(name, "tokenizer.json") if name.count("/") <= 1 else None
+    except (ImportError, ValueError):
+        cached = None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    ours = cache_folder() / "models"
+    begin = name.replace("/", "-")
+    found = sorted(ours.glob(f"{begin}*/tokenizer.json")) if ours.is_dir() else []
+    return found[-1].parent if found else None
+
+
+def ledger(
+    record: Mapping[str, Any], pieces: Pieces | None, special: frozenset[int], trained: int | None
+) -> dict[str, Any]:
+    """Returns the tokens of each message, role by role, and what is not recorded.
+
+    Args:
+        record: The episode's record.
+        pieces: Bytes of an id; ``None`` without a tokenizer.
+        special: Ids of special tokens.
+        trained: Policy version that the step which trained the episode began from; ``None`` if no step did.
+    """
+    roles: dict[str, Any] = {}
+    shown, teacher = 0, False
+    for role, given in (record.get("trajectories") or {}).items():
+        trajectory = Trajectory.model_validate(given)
+        blocks = []
+        for block in read_blocks(trajectory, 0, pieces or _as_id, special):
+            node = trajectory.nodes[block.node]
+            teacher = teacher or bool(node.teacher_logprobs)
+            kept = block.tokens[: max(0, MOST_TOKENS - shown)]
+            shown += len(kept)
+            blocks.append(
+                {
+                    "node": block.node,
+                    "left_out": len(block.tokens) - len(kept),
+                    "ids": [token.id for token in kept],
+                    "texts": [_text(token.data) for token in kept],
+                    "origins": [token.origin.value for token in kept],
+                    "special": [at for at, token in enumerate(kept) if token.special],
+                    "mask": [token.mask for token in kept],
+                    "logprobs": [token.logprob if token.mask else None for token in kept],
+                    "versions": [token.version if token.mask else None for token in kept],
+                    "teacher": node.teacher_logprobs[: len(kept)],
+                    "start": block.tokens[0].index if block.tokens else 0,
+                }
+            )
+        roles[role] = blocks
+    return {"roles": roles, "trained": trained, "not_recorded": _not_recorded(trained, teacher, shown)}
+
+
+def _as_id(token: int) -> bytes:
+    return f"{token} ".encode()
+
+
+def _text(data: bytes) -> str:
+    """Returns a token's text; bytes that are no UTF-8 by themselves are escaped."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return quoted(data)
+
+
+def _not_recorded(trained: int | None, teacher: bool, shown: int) -> list[str]:
+    if not shown:
+        return ["tokens: the server returned no ids (an API in text mode)"]
+    found = ["logprob under the trainer: it is measured as means over a step only, see the curves mismatch/*"]
+    if not teacher:
+        found.append("logprob under a teacher: no teacher scored this episode")
+    if trained is None:
+        found.append("age: the run's journal names no step that trained this group")
+    return found

@@ -1,0 +1,144 @@
+"""Packed episodes: what comes out is what went in, and small."""
+
+import json
+import random
+import zipfile
+
+import numpy as np
+import orjson
+import pytest
+
+from agentrl.bench.made_run import made_episode
+from agentrl.core.packed_episodes import PRECISION, all_lines, comment_of, earlier_parts, pack, pack_parts, unpack
+
+
+def _lines(count, tokens=60):
+    drawn = random.Random(3)
+    return [orjson.dumps(made_episode(number, drawn, tokens)) + b"\n" for number in range(count)]
+
+
+def _compare(packed: dict, plain: dict) -> None:
+    """The records are equal, but for the precision of logprobs."""
+    for of in (packed, plain):
+        assert list(of["trajectories"]) == list(plain["trajectories"])
+    for role, given in plain["trajectories"].items():
+        for got, node in zip(packed["trajectories"][role]["nodes"], given["nodes"], strict=True):
+            for name in ("logprobs", "teacher_logprobs"):
+                assert np.allclose(got[name], node[name], rtol=PRECISION, atol=1e-37)
+                assert [value == 0 for value in got[name]] == [value == 0 for value in node[name]]
+            assert got | {"logprobs": 0, "teacher_logprobs": 0} == node | {"logprobs": 0, "teacher_logprobs": 0}
+    assert packed | {"trajectories": 0} == plain | {"trajectories": 0}
+
+
+def _packed(tmp_path, lines):
+    file = tmp_path / "part.zip"
+    file.write_bytes(pack(b"".join(lines)))
+    return file
+
+
+def test_every_record_comes_back(tmp_path):
+    lines = _lines(20)
+    record = json.loads(lines[3])
+    node = record["trajectories"]["assistant"]["nodes"][1]
+    node["teacher_logprobs"] = [-0.5 * mask for mask in node["loss_mask"]]
+    node["token_ids"][0] = 200_000  # of a large vocabulary
+    lines[3] = orjson.dumps(record) + b"\n"
+    found = unpack(_packed(tmp_path, lines))
+    assert [line.place for line in found] == [sum(map(len, lines[:at])) for at in range(20)]
+    for line, plain in zip(found, lines, strict=True):
+        _compare(orjson.loads(line.data), orjson.loads(plain))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"token_ids": [1, 2], "loss_mask": [1], "logprobs": [0.0], "versions": [1]},
+        {"token_ids": [1], "loss_mask": [0], "logprobs": [-1.0], "versions": [-1]},
+        {"token_ids": [1], "loss_mask": [0], "logprobs": [0.0], "versions": [4]},
+        {"token_ids": [-1], "loss_mask": [1], "logprobs": [0.0], "versions": [1]},
+        {"token_ids": None},
+        {},
+    ],
+)
+def test_tokens_of_another_kind_stay_as_they_are(tmp_path, odd):
+    record = {"trajectories": {"a": {"nodes": [{"message": {"role": "user"}, **odd}]}}}
+    (line,) = unpack(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
+    assert orjson.loads(line.data) == record
+
+
+def test_lines_that_are_no_records_stay_as_they_are(tmp_path):
+    lines = [b"no json\n", b"[1]\n", *_lines(1), b'{"trajectories": {}}\n']
+    found = unpack(_packed(tmp_path, lines))
+    assert [line.data for line in found[:2]] == lines[:2] and len(found) == 4
+
+
+def test_odd_texts_and_line_ends_stay_as_they_are(tmp_path):
+    record = json.loads(_lines(1)[0])
+    record["trajectories"]["assistant"]["nodes"][1]["message"]["content"] = "a\r\n\u2028\x85é\U0001f600"
+    (line,) = unpack(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
+    _compare(orjson.loads(line.data), record)
+
+
+def test_a_part_says_what_it_was_and_numpy_reads_it(tmp_path):
+    lines = _lines(5)
+    file = _packed(tmp_path, lines)
+    assert comment_of(file) == {"bytes": sum(map(len, lines)), "episodes": 5, "head": lines[0][:200].hex()}
+    ids = [
+        i
+        for line in lines
+        for node in json.loads(line)["trajectories"]["assistant"]["nodes"]
+        for i in node["token_ids"]
+    ]
+    with np.load(file) as arrays:
+        assert arrays["token_ids"].tolist() == ids
+    with zipfile.ZipFile(file) as archive:
+        assert len(archive.read("episodes.jsonl").splitlines()) == 5
+
+
+def _natural(count, tokens):
+    """Episodes like those of a noisy small model: words by Zipf's law, logprobs around -2 nats, an id for each word."""
+    drawn = random.Random(5)
+    vocabulary = ["".join(drawn.choices("etaoinshrdlu", k=drawn.randint(1, 6))) + " " for _ in range(20_000)]
+    weights = [1 / (at + 8) for at in range(len(vocabulary))]
+    for number in range(count):
+        record = made_episode(number, drawn, 8)
+        ids = drawn.choices(range(len(vocabulary)), weights, k=tokens)
+        node = record["trajectories"]["assistant"]["nodes"][1]
+        node["message"] = {"role": "assistant", "content": "".join(vocabulary[one] for one in ids)}
+        node |= {"token_ids": ids, "loss_mask": [1] * tokens, "versions": [number // 8] * tokens}
+        node["logprobs"] = [-drawn.expovariate(0.5) for _ in ids]
+        yield orjson.dumps(record) + b"\n"
+
+
+def test_long_episodes_take_little_room():
+    lines = list(_natural(24, 2000))
+    plain = sum(map(len, lines))
+    per_token = len(pack(b"".join(lines))) / (24 * 2000)
+    assert per_token < plain / (24 * 2000) / 6
+    assert per_token < 4.5  # of made words: each costs 10 bits as an id and again as a text
+
+
+def test_parts_are_packed_in_order_and_read_as_one(tmp_path):
+    lines = _lines(30)
+    file = tmp_path / "episodes.jsonl"
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / "000000.jsonl").write_bytes(b"".join(lines[:10]))
+    (tmp_path / "episodes" / "000001.jsonl").write_bytes(b"".join(lines[10:20]))
+    file.write_bytes(b"".join(lines[20:]) + b'{"half')
+    assert list(all_lines(file)) == lines
+    assert pack_parts(file) == 2 and pack_parts(file) == 0
+    assert [part.name for part in earlier_parts(file)] == ["000000.zip", "000001.zip"]
+    for line, plain in zip(all_lines(file), lines, strict=True):
+        _compare(orjson.loads(line), orjson.loads(plain))
+
+
+def test_a_part_that_was_packed_and_not_removed_is_read_once(tmp_path):
+    lines = _lines(4)
+    (tmp_path / "episodes").mkdir()
+    plain = tmp_path / "episodes" / "000000.jsonl"
+    plain.write_bytes(b"".join(lines))
+    plain.with_suffix(".zip").write_bytes(pack(b"".join(lines)))
+    plain.with_suffix(".partial").write_bytes(b"PK")
+    assert len(list(all_lines(tmp_path / "episodes.jsonl"))) == 4
+    pack_parts(tmp_path / "episodes.jsonl")
+    assert not plain.exists()

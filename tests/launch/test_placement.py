@@ -1,0 +1,135 @@
+"""Which machine of a run does what, and what cannot be placed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.errors import ConfigError, UserError
+from agentrl.config.load import load_recipe
+from agentrl.config.recipe import Recipe
+from agentrl.launch import placement
+from agentrl.launch.placement import Node, gpus, lines, most_machines, node, nodes, server_problems
+from agentrl.launch.resolve import resolve
+from agentrl.launch.run import check_names
+from tests.end_to_end import run
+
+
+def recipe(*settings: str) -> Recipe:
+    return load_recipe("arithmetic_grpo", ["launch.device=cpu", *settings])
+
+
+APART = ("launch.head=h", "trainer.nodes=2", "inference.nodes=2", "inference.servers=5")
+
+
+def test_trainer_ranks_stand_first_and_every_server_on_one_machine() -> None:
+    assert nodes(recipe()) == [Node(0, True)]
+    assert nodes(recipe(*APART)) == [Node(0, True), Node(1, True), Node(2, False, (0, 2, 4)), Node(3, False, (1, 3))]
+    with pytest.raises(ValueError, match=r"launch.node_rank=4: the run has trainer.nodes=2 \+ inference.nodes=2"):
+        node(recipe(*APART), 4)
+
+
+@pytest.mark.parametrize(("most", "machines", "later"), [(5, 4, []), (6, 5, [(5,)]), (10, 6, [(5, 6, 7), (8, 9)])])
+def test_machines_that_come_later_run_the_servers_up_to_the_most(
+    most: int, machines: int, later: list[tuple[int, ...]]
+) -> None:
+    given = recipe(*APART, f"inference.servers=5..{most}")
+    assert given.inference.servers == 5 and most_machines(given) == machines
+    assert [node(given, rank).servers for rank in range(4, machines)] == later
+    numbers = [number for rank in range(machines) for number in node(given, rank).servers]
+    assert sorted(numbers) == list(range(most))
+
+
+def test_gpus_of_a_machine_are_those_of_its_ranks_and_servers() -> None:
+    sized = ("launch.device=cuda", "trainer.nproc=8", "inference.engine=sglang", "inference.tp=2", "inference.pp=2")
+    assert [gpus(recipe(*APART, *sized), one) for one in nodes(recipe(*APART))] == [8, 8, 12, 8]
+    assert gpus(recipe(*sized, "inference.servers=2"), Node(0, True)) == 16, "the head's servers stand beside its ranks"
+    assert gpus(recipe(*APART), Node(2, False, (0, 1))) == 0
+
+
+def test_servers_of_a_machine_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = recipe("launch.device=cuda", "inference.engine=sglang", "inference.tp=2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert placement.visible_devices(given, 1) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")  # as a scheduler gives them
+    assert placement.visible_devices(given, 1) == {"CUDA_VISIBLE_DEVICES": "3,1"}
+    assert placement.visible_devices(recipe(), 1) == {}
+
+
+def test_a_dry_run_says_who_stands_where() -> None:
+    assert lines(recipe()) == []
+    sized = ("trainer.nproc=4", "inference.engine=sglang", "inference.tp=2", "launch.device=cuda")
+    assert lines(recipe(*APART, *sized)) == [
+        "head: controller, rollouts; trainer ranks 0-3; 4 GPU",
+        "node 1: trainer ranks 4-7; 4 GPU",
+        "node 2: server 0, 2, 4 (sglang, tp 2); 6 GPU",
+        "node 3: server 1, 3 (sglang, tp 2); 4 GPU",
+    ]
+    shown = run("recipe", "run", "arithmetic_grpo", "--dry-run", "name=x", *APART)
+    assert shown.returncode == 0, shown.stdout
+    assert "machine    node 3: server 1, 3 (embedded)" in shown.stdout and "weights    broadcast" in shown.stdout
+
+
+def test_weights_of_servers_elsewhere_do_not_go_through_this_machines_memory() -> None:
+    assert resolve(recipe(), None).weights.transport == "shm"
+    assert resolve(recipe(*APART), None).weights.transport == "broadcast"
+    assert resolve(recipe(*APART, "inference.engine=vllm"), None).weights.transport == "disk"
+    copies = ("inference.engine=sglang", "inference.dp=2")
+    assert resolve(recipe(*APART, *copies), None).weights.transport == "disk", "only tensor ranks are counted"
+    with pytest.raises(ConfigError, match=r"weights.transport=shm does not leave this machine"):
+        recipe(*APART, "weights.transport=shm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["inference.nodes=2", "launch.head=a"], "inference.nodes=2 is larger than inference.servers=1"),
+        (["inference.nodes=1"], "inference.nodes=1 needs launch.head=HOST"),
+        (["inference.nodes=1", "launch.head=a", "inference.urls=[http://a:1]"], "does nothing with inference.urls"),
+        (["inference.nodes=1", "launch.head=a", "trainer.type=null"], "does nothing with trainer.type=null"),
+        (["inference.servers=2..3"], "needs inference.nodes=1 or more"),
+        (["inference.servers=3..2"], "the smaller number first"),
+        (["inference.servers=some"], "want a number, or LEAST..MOST"),
+        (["inference.servers=1..3", "inference.nodes=1", "launch.type=slurm"], "has the nodes that it has"),
+        (["inference.port=5"], "inference.port=5 does nothing with inference.nodes=0"),
+        (["launch.tls.certificate=c"], "launch.tls needs both certificate and key"),
+        (["launch.tls.certificate=c", "launch.tls.key=k"], "launch.tls.certificate does nothing"),
+        (["launch.slurm.server_args=[-p b]"], "launch.slurm does nothing with launch.type=local"),
+        (["launch.slurm.server_args=[-p b]", "launch.type=slurm"], "server_args does nothing with inference.nodes=0"),
+    ],
+)
+def test_settings_that_contradict_one_another(settings: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        recipe(*settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["inference.tp=2"], "inference.tp=2: inference.engine=embedded has no such size"),
+        (["inference.engine=sglang", "inference.tp=2", "inference.ep=4"], "inference.ep=4"),
+        (["inference.engine=sglang", "inference.tp=2", "inference.urls=[http://a:1]"], "whose servers run already"),
+        (["inference.engine=tests/acme_server.py:Acme", *APART], "cannot stand on other machines"),
+    ],
+)
+def test_what_a_kind_of_server_cannot_do_is_refused(settings: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        for problem in server_problems(recipe(*settings)):
+            raise UserError(problem)
+
+
+def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "c.pem").write_text("no certificate")
+    files = [f"launch.tls.certificate={tmp_path}/c.pem", f"launch.tls.key={tmp_path}/none.pem"]
+    with pytest.raises(UserError, match=r"launch.tls.certificate=.*cannot be used"):
+        check_names(recipe(*APART, *files))
+
+
+@pytest.mark.parametrize("launch", ["launch.type=slurm", "launch.type=ray", "launch.type=local"])
+def test_heads_that_tensor_ranks_do_not_divide_are_refused_before_anything_is_queued(
+    tmp_path: Path, launch: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
+    sized = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
+    found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", *sized, launch)
+    assert found.returncode == 2 and "inference.tp=2 does not divide the model's 9 attention heads" in found.stdout

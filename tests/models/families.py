@@ -1,0 +1,133 @@
+"""Every decoder family of transformers in miniature: random weights, windows and chunks of four tokens.
+
+The list of families is transformers' own mapping of `AutoModelForCausalLM`; what is left out of it stands in
+`EXCEPTIONS` with its reason. A config takes those sizes of `SMALL` that its class knows, and its own of `OWN`.
+"""
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "sliding_window": 4,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "attention_chunk_size": 4, "original_max_position_embeddings": 128, "layer_types": None,
+    "ffn_dim": 48, "word_embed_proj_dim": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
+    "n_inner": 48, "rotary_dim": 8, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_num_experts": 4, "moe_k": 2, "num_dense_layers": 1,
+    "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "index_topk": 3, "index_head_dim": 8, "index_n_heads": 2, "mlp_layer_types": None,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_head_dim": 8, "linear_num_heads": 4,
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1,
+    "mamba_d_ssm": 64, "mamba_dt_rank": 4, "state_size": 8, "chunk_size": 4, "n_groups": 1, "num_heads": 8,
+    "time_step_rank": 4, "expand": 2, "lru_width": 32, "attention_window_size": 4, "attention_hidden_size": 32,
+    "context_length": 128, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
+    "altup_num_inputs": 2, "laurel_rank": 8, "shared_intermediate_size": 16, "conv_dim": 32, "conv_dim_out": 32,
+    "block_ff_dim": 48,
+}  # fmt: skip
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SHARING: dict[str, Any] = {  # the last two layers take the keys of earlier ones
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostly kinds of layers
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note": {"num_key_value_heads": 4, "per_layer_config": {}},
+    "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
+    "gemma3n": _SHARING,
+    "gemma3n_text": _SHARING,
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 4, "attention_types": [[["global", "local"], 1]]},
+    "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
+    "modernbert-decoder": {"local_attention": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "zamba": {
+        "num_hidden_layers": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3],
+        "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_headdim": 8,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+_ENCODER = "an encoder with a causal mask, of before decoders; its checkpoints do not generate"
+_PART = "the decoder half of an encoder-decoder, which generates nothing without the other half"
+_NO_TEXT = "of sounds or images: it has no text side that can be made alone"
+EXCEPTIONS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+            "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+            "xlm-roberta-xl", "xmod",
+        ),
+        _ENCODER,
+    ),
+    **dict.fromkeys(
+        (
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+            "prophetnet", "trocr", "whisper",
+        ),
+        _PART,
+    ),
+    **dict.fromkeys(("emu3", "git", "mllama", "moshi", "musicgen", "musicgen_melody", "phi4_multimodal"), _NO_TEXT),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "drafts tokens from another model's states"),
+    "blt": "predicts bytes in patches, whose ends a second model chooses",
+    "reformer": "hashes with random numbers: a logprob is not a function of the tokens",
+}  # fmt: skip
+SAMPLE = {  # characteristic families, and the way in which the trainer computes them on a CPU
+    "llama": "trees",
+    "gpt2": "trees",
+    "mixtral": "trees",
+    "mistral": "trees",
+    "gemma2": "trees",
+    "gpt_oss": "trees",
+    "llama4_text": "trees",
+    "cohere": "trees",
+    "phi": "trees",
+    "mamba2": "padded",
+    "qwen3_next": "padded",
+    "jamba": "padded",
+    "bloom": "padded",
+}
+REFUSED: dict[str, str] = {}  # families that cannot be trained, and the reason that is given
+UNSERVED: dict[str, str] = {}  # families that the embedded engine cannot serve, and the reason that is given
+FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
+
+
+def small_config(name: str) -> Any:
+    """Makes the miniature config of a family: the text part of a composite one."""
+    kind = type(AutoConfig.for_model(name).get_text_config(decoder=True))
+    known = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
+    sizes = {key: value for key, value in SMALL.items() if key in known and key not in kind.attribute_map}
+    if "kv_lora_rank" in known:  # latent attention has as many key heads as query heads
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    sizes |= OWN.get(name, {})
+    return kind(**{key: value for key, value in sizes.items() if value is not None})
+
+
+def small_model(name: str, seed: int = 0) -> Any:
+    """Makes a family's miniature model in float32, in evaluation mode; each parameter is random, biases too."""
+    config = small_config(name)
+    for key in ("initializer_range", "init_std"):
+        if hasattr(config, key):
+            setattr(config, key, 0.2)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model.eval()
