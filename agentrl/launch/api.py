@@ -131,8 +131,9 @@ def evaluate(
     ends = {"until_ci": until_ci, "max_cost": max_cost, "max_total_tokens": max_total_tokens}
     found += [(f"eval.{name}", value) for name, value in ends.items() if value is not None]
     asked = {"what": str(what), "recipe": recipe, "settings": [*found, *given]}
-    folder = Path(output) if output is not None else unfinished(asked, console) or _own_folder(what)
-    resume = resume or is_unfinished(folder)
+    begun = Path(output) if output is not None else unfinished(asked, console)
+    folder = begun or _own_folder(what)
+    resume = resume or (begun is not None and is_unfinished(begun))  # a new name may be taken: it gets a number
     found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     loaded = _load(recipe, [*found, *given])
     if loaded.trainer.type is not None:

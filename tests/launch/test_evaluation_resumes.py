@@ -15,6 +15,7 @@ import agentrl
 from agentrl.config.errors import UserError
 from agentrl.evaluate.judged import is_unfinished
 from agentrl.evaluate.stored import StoredEpisodes
+from agentrl.launch import api as launch_api
 from tests.launch.test_evaluation_api import Api, answer, evaluated, refusal
 
 LIMITS = ("eval.tasks=10", "eval.samples=2", "rollout.max_concurrent=4")
@@ -68,6 +69,7 @@ async def test_a_damaged_line_and_one_of_an_older_version_do_not_end_a_resume(tm
 
 async def test_the_same_call_goes_on_and_another_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch_api, "_own_folder", lambda what: Path("runs/eval-now"))  # all begin in one second
     api, out = Api(), io.StringIO()
     async with api.serving() as url:
 
