@@ -69,7 +69,8 @@ async def test_a_damaged_line_and_one_of_an_older_version_do_not_end_a_resume(tm
 
 async def test_the_same_call_goes_on_and_another_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch_api, "_own_folder", lambda what: Path("runs/eval-now"))  # all begin in one second
+    seconds = iter("122")  # the last two that begin anew do so in the same second
+    monkeypatch.setattr(launch_api, "_own_folder", lambda what: Path(f"runs/eval-{next(seconds)}"))
     api, out = Api(), io.StringIO()
     async with api.serving() as url:
 
