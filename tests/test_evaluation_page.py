@@ -50,7 +50,7 @@ async def test_the_commands_run_as_shown(
     assert all(max(map(len, out.splitlines())) <= 200 for out in said.values())
     for part in (
         "all evaluations",
-        "eval.until_ci=0.1 is reached after",
+        "eval.until_ci=0.15 is reached after",
         "B against A",
         "tasks better in B",
         "| NAME |",

@@ -97,7 +97,7 @@ def evaluate(
 
     options = {
         **{"base_url": base_url, "tasks": n, "samples": k, "concurrency": concurrency, "resume": resume},
-        **{"until_ci": until_ci, "max_cost": max_cost, "max_tokens": max_tokens},
+        **{"until_ci": until_ci, "max_cost": max_cost, "max_total_tokens": max_tokens},
     }
     models = model or [None]
     if len(names) * len(models) > 1:

@@ -125,8 +125,19 @@ def load_recipe(
 
 
 def recipe_of_run(run_dir: Path) -> Recipe:
-    """Loads the resolved recipe of a run from the run's folder."""
-    return Recipe.model_validate_json((run_dir / "config.json").read_text())
+    """Loads the resolved recipe of a run from the run's folder.
+
+    Raises:
+        ConfigError: The folder is of another version of agentrl, or damaged; the message lists what does not fit.
+    """
+    text = (run_dir / "config.json").read_text()
+    try:
+        return Recipe.model_validate_json(text)
+    except ValidationError:
+        try:
+            return validate(json.loads(text))
+        except (ConfigError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{run_dir / 'config.json'} is of another version, or damaged: {error}") from error
 
 
 def without_foreign_kwargs(data: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

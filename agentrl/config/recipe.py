@@ -196,7 +196,7 @@ class EvalConfig(Section):
         "however often it is looked at. Only of an evaluation without a trainer, as the next three.",
     )
     max_cost: float | None = Field(default=None, gt=0, description="Cost at which no further episode begins.")
-    max_tokens: Positive | None = Field(
+    max_total_tokens: Positive | None = Field(
         default=None, description="Tokens, read and sampled together, at which no further episode begins."
     )
     price: dict[str, float] | None = Field(
@@ -412,7 +412,7 @@ class Recipe(Section):
             )
         for problem in (*contradictions(self), *machine_contradictions(self)):
             raise ValueError(problem)
-        for key in ("until_ci", "max_cost", "max_tokens"):
+        for key in ("until_ci", "max_cost", "max_total_tokens"):
             if self.trainer.type is not None and getattr(self.eval, key) is not None:
                 raise ValueError(f"eval.{key} is for evaluations without a trainer: the tasks of a run stay the same")
         if self.trainer.type is None or self.trainer.type in SUPERVISED:

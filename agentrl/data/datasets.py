@@ -63,7 +63,9 @@ class TableTasks(Sequence[Task]):
         return Task(id=f"{self._split}/{row}", data=dict(self._rows[row]))
 
 
-def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None = None) -> LoadedTasks:
+def load_tasks(
+    config: DatasetConfig, *, seed: int, env: ComponentConfig | None = None, for_env: bool = True
+) -> LoadedTasks:
     """Load the tasks of a dataset section.
 
     Args:
@@ -73,6 +75,7 @@ def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None 
             are loaded by :mod:`agentrl.data.tables`.
         seed: Seed of the training tasks' order; every other split has a fixed order.
         env: Recipe section of the environment.
+        for_env: Whether the environment reads the tasks; examples to learn from have other columns.
 
     Raises:
         DataError: The dataset is unknown, not found, empty, lacks a column, or its loader does not take these
@@ -84,7 +87,7 @@ def load_tasks(config: DatasetConfig, *, seed: int, env: ComponentConfig | None 
     if not len(lines):
         raise DataError(f"dataset {config.name!r}, split {config.split!r}, has no tasks ({source})")
     section = "train_dataset" if not isinstance(config, ValidDatasetConfig) else "valid_dataset"
-    needed = _needed(env) if config.name != "env" else ()
+    needed = _needed(env) if for_env and config.name != "env" else ()
     check_columns(lines, config.columns, needed, section)
     texts = needed if isinstance(lines, LazyRows) else ()
     rows = Mapped(lines, config.columns, texts) if config.columns or texts else lines

@@ -26,7 +26,7 @@ class Ends:
     """The rules of one evaluation, and what they looked at.
 
     Args:
-        config: Section ``eval``; ``until_ci``, ``max_cost`` and ``max_tokens`` are the rules.
+        config: Section ``eval``; ``until_ci``, ``max_cost`` and ``max_total_tokens`` are the rules.
         tasks: Number of tasks.
 
     Attributes:
@@ -61,7 +61,10 @@ class Ends:
         known = "prompt_tokens" in measures and "answer_tokens" in measures
         self.tokens += measures["prompt_tokens"] + measures["answer_tokens"] if known else 0.0
         self.cost += measures.get("cost", 0.0)
-        limits = (("max_tokens", self._config.max_tokens, self.tokens), ("max_cost", self._config.max_cost, self.cost))
+        limits = (
+            ("max_total_tokens", self._config.max_total_tokens, self.tokens),
+            ("max_cost", self._config.max_cost, self.cost),
+        )
         for name, most, spent in limits:
             if most is None or self.reason:
                 continue

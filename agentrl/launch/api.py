@@ -85,7 +85,7 @@ def evaluate(
     resume: bool = False,
     until_ci: float | None = None,
     max_cost: float | None = None,
-    max_tokens: int | None = None,
+    max_total_tokens: int | None = None,
     console: Console | None = None,
     **sections: Any,
 ) -> EvalResult:
@@ -106,7 +106,7 @@ def evaluate(
             is gone on with in any case.
         until_ci: Half width of the accuracy's 95% interval at which no further task begins, ``eval.until_ci``.
         max_cost: Cost at which no further episode begins, ``eval.max_cost``.
-        max_tokens: Number of tokens at which no further episode begins, ``eval.max_tokens``.
+        max_total_tokens: Number of tokens at which no further episode begins, ``eval.max_total_tokens``.
         console: Console to print to; by default that of the program, and in a notebook none.
         sections: Further settings by section, as in :func:`train`.
 
@@ -128,11 +128,12 @@ def evaluate(
     if model is not None and base_url is None:
         model = model_of_run(str(model), console)
     found += how(model, base_url, tasks, samples, concurrency, has_recipe=recipe is not None)
-    ends = {"until_ci": until_ci, "max_cost": max_cost, "max_tokens": max_tokens}
+    ends = {"until_ci": until_ci, "max_cost": max_cost, "max_total_tokens": max_total_tokens}
     found += [(f"eval.{name}", value) for name, value in ends.items() if value is not None]
     asked = {"what": str(what), "recipe": recipe, "settings": [*found, *given]}
-    folder = Path(output) if output is not None else unfinished(asked, console) or _own_folder(what)
-    resume = resume or is_unfinished(folder)
+    begun = Path(output) if output is not None else unfinished(asked, console)
+    folder = begun or _own_folder(what)
+    resume = resume or (begun is not None and is_unfinished(begun))  # a new name may be taken: it gets a number
     found += [("trainer.type", None), ("launch.run_dir", str(folder.parent)), ("name", folder.name)]
     loaded = _load(recipe, [*found, *given])
     if loaded.trainer.type is not None:

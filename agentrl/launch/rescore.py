@@ -124,7 +124,7 @@ def _recipe(run_dir: Path, settings: Sequence[str]) -> Recipe:
     data = json.loads((run_dir / "config.json").read_bytes())
     for setting in settings:
         data = set_key(data, *parse_override(setting))
-    for name in ("until_ci", "max_cost", "max_tokens"):
+    for name in ("until_ci", "max_cost", "max_total_tokens"):
         data.get("eval", {}).pop(name, None)  # all transcripts are judged
     return validate(data)
 

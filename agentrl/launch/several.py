@@ -1,7 +1,8 @@
 """Evaluates several models on several environments, one after the other.
 
-Guarantees: each pair has a folder of its own, ``<environment>--<model>``, which is an evaluation like any other; a pair
-that fails does not keep the others from being evaluated, and the code at the end is that of the worst.
+Guarantees: each pair has a folder of its own, ``<environment>--<model>``, which is an evaluation like any other and is
+gone on with where it is there; a pair that fails does not keep the others from being evaluated, and the code at the end
+is that of the worst.
 """
 
 import re
@@ -55,7 +56,8 @@ def evaluate_several(
             folder = base / f"{_short(name)}--{_short(label)}"
             console.rule(escape(f"{name}, {label}"))
             try:
-                result = evaluate(name, settings, model=model, output=folder, console=console, **options)
+                own = {**options, "resume": folder.is_dir()}  # also a finished one: it asks for nothing
+                result = evaluate(name, settings, model=model, output=folder, console=console, **own)
             except RunStopped:
                 return STOP_SIGNAL_CODE
             except (RunFailed, UserError) as error:

@@ -16,6 +16,7 @@ from agentrl.config.supervised import SUPERVISED
 from agentrl.core.episode import FAILURES
 from agentrl.core.packed_episodes import earlier_parts, part_lines
 from agentrl.observe.diagnosis import diagnose, is_step
+from agentrl.observe.examine_evaluation import examine_evaluation, is_evaluation
 from agentrl.observe.finding import Finding
 from agentrl.observe.starved_server import failures_of, starved
 
@@ -29,6 +30,8 @@ def examine(run_dir: Path) -> tuple[list[Finding], list[str]]:
     Raises:
         UserError: ``run_dir`` is not the folder of a run.
     """
+    if not (run_dir / METRICS).is_file() and is_evaluation(run_dir):
+        return examine_evaluation(run_dir)
     if not (run_dir / METRICS).is_file():
         raise UserError(f"{run_dir} is no run: it has no {METRICS}")
     records = list(lines(run_dir / METRICS))

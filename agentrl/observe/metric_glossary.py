@@ -278,6 +278,8 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("eval/examples", "examples", "held-out examples (supervised)", "the evaluation"),
     Metric("eval/*_low", "", "lower bound of the 95% interval", "as the metric"),
     Metric("eval/*_high", "", "upper bound of the 95% interval", "as the metric"),
+    Metric("eval/*_if_wrong", "", "the metric if all invalid episodes were wrong", "all episodes"),
+    Metric("eval/*_if_right", "", "the metric if all invalid episodes were right", "all episodes"),
     Metric("eval/*_tasks", "tasks", "tasks with at least k valid samples", "the evaluation"),
     Metric("eval/*_episodes", "episodes", "episodes that have the metric", "the evaluation"),
     Metric("eval/*", "", "mean of a metric on held-out tasks, each task with equal weight", "the judged episodes"),

@@ -101,7 +101,7 @@ def load_examples(recipe: Recipe, section: DatasetConfig) -> LoadedExamples:
     Raises:
         DataError: The dataset is not found, or an example lacks a text that is needed.
     """
-    loaded = load_tasks(named(section), seed=recipe.seed, env=recipe.env)
+    loaded = load_tasks(named(section), seed=recipe.seed, env=recipe.env, for_env=False)
     pairs = recipe.trainer.type != "sft"
     env = None if recipe.env.id == NO_ENV else make(recipe.env.id, **recipe.env.kwargs)
     try:

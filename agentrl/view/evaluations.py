@@ -30,7 +30,7 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 def _report(file: Path, report: dict[str, Any]) -> dict[str, Any]:
     numbers = {name.removeprefix("eval/"): value for name, value in report.items() if _is_number(name, value)}
-    bounds = ("_low", "_high")
+    bounds = ("_low", "_high", "_if_wrong", "_if_right", "_episodes")
     counts = {"n", "invalid", "abandoned", "version_min", "version_max"}
     names = sorted(n for n in numbers if not n.endswith(bounds) and n not in counts and not n.endswith("_tasks"))
     metrics = {n: {"mean": numbers[n], "low": numbers.get(f"{n}_low"), "high": numbers.get(f"{n}_high")} for n in names}

@@ -102,7 +102,7 @@ def row(**measures: float) -> Row:
 
 
 def test_a_budget_ends_before_it_is_passed_by_what_runs() -> None:
-    ends = Ends(EvalConfig(max_tokens=1000), 100)
+    ends = Ends(EvalConfig(max_total_tokens=1000), 100)
     for _ in range(4):
         ends.begins()
     for number in range(8):
@@ -110,11 +110,11 @@ def test_a_budget_ends_before_it_is_passed_by_what_runs() -> None:
         ends.episode(row(turns=1.0, prompt_tokens=60.0, answer_tokens=40.0))
         assert bool(ends.reason) == (number >= 6), "3 run, of 100 tokens each"
         ends.begins()
-    assert ends.reason == "eval.max_tokens=1000 is used up" and ends.as_json()["spent"] == {"tokens": 800.0}
+    assert ends.reason == "eval.max_total_tokens=1000 is used up" and ends.as_json()["spent"] == {"tokens": 800.0}
 
 
 def test_a_budget_that_cannot_be_kept_is_said() -> None:
-    ends = Ends(EvalConfig(max_tokens=1000), 100)
+    ends = Ends(EvalConfig(max_total_tokens=1000), 100)
     ends.episode(row(turns=0.0))
     assert not ends.reason
     ends.episode(row(turns=1.0))

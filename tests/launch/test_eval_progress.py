@@ -77,6 +77,8 @@ async def test_several_environments_and_models_are_evaluated_in_one_go(tmp_path:
             )  # fmt: skip
 
         code = await asyncio.to_thread(work)
+        asked = len(api.requests)
+        assert await asyncio.to_thread(work) == code and len(api.requests) == asked, "the same again asks for nothing"
     assert code == 1 and out.getvalue().count("failed") >= 2, "the environment that does not exist"
     found = sorted(path.parent.name for path in (tmp_path / "all").glob("*/result.json"))
     assert found == ["arithmetic--m-one", "arithmetic--two", "retry--m-one", "retry--two"]

@@ -15,6 +15,7 @@ import agentrl
 from agentrl.config.errors import UserError
 from agentrl.evaluate.judged import is_unfinished
 from agentrl.evaluate.stored import StoredEpisodes
+from agentrl.launch import api as launch_api
 from tests.launch.test_evaluation_api import Api, answer, evaluated, refusal
 
 LIMITS = ("eval.tasks=10", "eval.samples=2", "rollout.max_concurrent=4")
@@ -68,6 +69,8 @@ async def test_a_damaged_line_and_one_of_an_older_version_do_not_end_a_resume(tm
 
 async def test_the_same_call_goes_on_and_another_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    seconds = iter("122")  # the last two that begin anew do so in the same second
+    monkeypatch.setattr(launch_api, "_own_folder", lambda what: Path(f"runs/eval-{next(seconds)}"))
     api, out = Api(), io.StringIO()
     async with api.serving() as url:
 
@@ -124,13 +127,13 @@ async def test_a_budget_ends_the_evaluation_and_a_resume_counts_what_was_spent(t
     assert result["spent"] == {"tokens": 500, "cost": pytest.approx(2.3)} and result["eval/n"] == 10
     assert result["eval/cost"] == pytest.approx(0.23) and result["eval/answer_tokens"] == 20
     more = Api(reply)
-    _, text, result = await evaluated(more, tmp_path, *settings, price, "eval.max_tokens=750", resume=True)
+    _, text, result = await evaluated(more, tmp_path, *settings, price, "eval.max_total_tokens=750", resume=True)
     assert len(more.requests) == 5 and result["spent"]["tokens"] == 750 and "15 of 40 episodes" in text
 
 
 async def test_a_budget_of_tokens_that_an_api_does_not_tell_is_said(tmp_path: Path) -> None:
     api = Api()
-    settings = ("eval.tasks=40", "rollout.max_concurrent=2", "eval.max_tokens=1000")
+    settings = ("eval.tasks=40", "rollout.max_concurrent=2", "eval.max_total_tokens=1000")
     _, text, _ = await evaluated(api, tmp_path, *settings)
     assert "the server tells no numbers of tokens" in text and len(api.requests) <= 4
     with pytest.raises(UserError, match="needs the price of m"):
