@@ -22,6 +22,9 @@ WORKS = [
     ["recipe", "show", "arithmetic_grpo"],
     ["recipe", "show", "gsm8k_sft"],
     ["plan", "gsm8k_grpo", "--gpus", "64", "model.name=Qwen/Qwen3-8B"],
+    ["view", "healthy", "--html", "copy.html"],
+    ["view", "healthy", "--tui"],
+    ["plot", "healthy", "--list"],
     ["env", "list"],
     ["env", "new", "other_shop"],
     ["env", "check", "arithmetic"],
@@ -39,6 +42,7 @@ NEEDS = {
     "serve --model some-model": (TRAIN, "agentrl serve needs torch"),
     "bench logprobs": (TRAIN, "agentrl bench logprobs needs torch"),
     "plan gsm8k_grpo --gpu cpu --gpus 1 --probe 10": (TRAIN, "agentrl plan --probe needs torch"),
+    "plot healthy": (TRAIN, "matplotlib"),
     "bench client": (TRAIN, "agentrl bench client needs torch"),
 }
 

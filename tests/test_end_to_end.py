@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.core.weight_manifest import SHM, SHM_PREFIX
 from agentrl.launch.supervisor import Supervisor
+from agentrl.observe.metric_glossary import entry_of
 from tests.end_to_end import SECONDS, command, environment, metrics, overrides, processes_of, run
 
 
@@ -70,6 +71,9 @@ def test_three_updates_leave_all_outputs(one_rank: Path) -> None:
     records = metrics(one_rank)
     assert [r["step"] for r in records] == [0, 1, 2, 3]
     assert "eval/accuracy" in records[0] and "eval/accuracy" in records[3]
+    names = {name for record in records for name in record} - {"step", "time"}
+    assert sorted(name for name in names if entry_of(name) is None) == [], "not in the glossary"
+    assert json.loads((one_rank / "about.json").read_text())["starts"][0]["command"]
     assert len((one_rank / "episodes.jsonl").read_text().splitlines()) >= 3 * 4 * 4
 
 

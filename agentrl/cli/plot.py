@@ -28,11 +28,11 @@ def plot(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="Folder of all runs.")] = Path("runs"),
 ) -> None:
     """Draw curves of runs as PNG and SVG; runs that differ in their seed only become one curve with a band."""
-    from agentrl.launch.run_folders import find_run
     from agentrl.observe.metric_glossary import described
     from agentrl.observe.run_plot import chosen, draw, metric_names
+    from agentrl.view.shown_runs import find_folder
 
-    curves = curves_of([find_run(name, run_dir) for name in runs])
+    curves = curves_of([find_folder(name, run_dir) for name in runs])
     if names:
         for name in metric_names(curves):
             about = described(name)
@@ -51,7 +51,6 @@ def curves_of(folders: list[Path]) -> "list[Curve]":
         folders: Folders of runs.
     """
     from agentrl.config.errors import UserError
-    from agentrl.launch.run_folders import settings_that_differ
     from agentrl.observe.run_plot import Curve
     from agentrl.observe.sinks import METRICS_FILE, read_metrics
 
@@ -59,7 +58,7 @@ def curves_of(folders: list[Path]) -> "list[Curve]":
     for folder in dict.fromkeys(one.resolve() for one in folders):
         if not (folder / METRICS_FILE).is_file():
             raise UserError(f"{folder} has no {METRICS_FILE}: nothing was measured")
-        of_seeds = next((group for group in groups if set(settings_that_differ(group[0], folder)) == {"seed"}), None)
+        of_seeds = next((group for group in groups if differ_in_seed(group[0], folder)), None)
         if of_seeds is None:
             groups.append([folder])
         else:
@@ -74,3 +73,11 @@ def curves_of(folders: list[Path]) -> "list[Curve]":
         taken.add(name)
         curves.append(Curve(name, [read_metrics(folder / METRICS_FILE) for folder in group]))
     return curves
+
+
+def differ_in_seed(first: Path, second: Path) -> bool:
+    """Whether the recipes of two runs differ in their seed only; folders without a recipe are never such."""
+    from agentrl.launch.run_folders import CONFIG, settings_that_differ
+
+    both = (first / CONFIG).is_file() and (second / CONFIG).is_file()
+    return both and set(settings_that_differ(first, second)) == {"seed"}

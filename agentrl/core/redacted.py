@@ -2,7 +2,8 @@
 
 Guarantees: pure but for the environment's variables; the value of a key that names a secret, a password in a URL, what
 follows ``Bearer``, and the value of any environment variable with such a name are replaced by :data:`HIDDEN`, wherever
-in a text they stand. Names of variables (``api_key_env``) and counts of tokens (``max_new_tokens``) are no secrets.
+in a text they stand. Names of variables (``api_key_env``), counts of tokens
+(``max_new_tokens``) and special tokens (``eos_token``) are no secrets.
 """
 
 import os
@@ -16,6 +17,9 @@ _NAMES = re.compile(
     r"(?:^|[_.\-])(?:api[_-]?key|access[_-]?key|secret|password|passwd|credentials?|auth|token|private[_-]?key)$",
     re.IGNORECASE,
 )
+_SPECIAL = re.compile(
+    r"(?:bos|eos|pad|unk|sep|cls|mask|stop|end|start|begin|special|image|first|last|next)[_-]token$", re.IGNORECASE
+)
 _URL = re.compile(r"(?P<begin>[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
 _BEARER = re.compile(r"(?P<begin>bearer\s+)\S+", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?P<name>[\w.\-]+)(?P<sign>[=:]\s*)(?P<value>[^\s,;&\"']+)")
@@ -23,7 +27,7 @@ _ASSIGNED = re.compile(r"(?P<name>[\w.\-]+)(?P<sign>[=:]\s*)(?P<value>[^\s,;&\"'
 
 def names_secret(name: str) -> bool:
     """Whether a key's name says that its value is a secret."""
-    return _NAMES.search(name.lstrip("-")) is not None
+    return _NAMES.search(name.lstrip("-")) is not None and _SPECIAL.search(name) is None
 
 
 def redacted_text(text: str, environment: Mapping[str, str] | None = None) -> str:

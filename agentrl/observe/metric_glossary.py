@@ -89,6 +89,11 @@ GLOSSARY: tuple[Metric, ...] = (
         "below 0.5: else the tasks are too hard",
     ),
     Metric("rollout/truncated", "share", "episodes that were cut by a limit", _KEPT, "below 0.1"),
+    Metric("rollout/reward_truncated", "", "mean reward of the episodes that were cut", "the cut ones of " + _KEPT),
+    Metric("rollout/reward_finished", "", "mean reward of the episodes that were not cut", "the others of " + _KEPT),
+    Metric(
+        "rollout/controller_cpu", "share", "time in which the controller's process used a core", "the step", "below 0.8"
+    ),
     Metric("rollout/ended_*", "share", "episodes with this stop reason", _KEPT),
     Metric("rollout/episode_seconds", "s", "mean duration of an episode", _KEPT),
     Metric("rollout/failed", "episodes", "episodes that failed", _DRAWN, "0"),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.core.redacted import redacted
 from agentrl.observe.metric_glossary import described
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
@@ -58,7 +59,7 @@ class Answers:
             "run": run.summary(),
             "metrics": [{**described(name), "name": name, "latest": latest.get(name)} for name in names],
             "episodes": {kind: self._episodes(run, kind) for kind in KINDS},
-            "config": run.config(),
+            "config": redacted(run.config()),
         }
 
     def _episodes(self, run: ShownRun, kind: str) -> dict[str, Any]:

@@ -20,9 +20,10 @@ AT_ONCE = 20  # runs whose newest episodes are read before the page is there
 
 
 def read_newest(runs: Sequence[ShownRun]) -> None:
-    """Reads the newest episodes of the first runs."""
+    """Reads the newest episodes of the first runs, and what else their first pages need."""
     for run in runs[:AT_ONCE]:
         run.index.update(1)
+        run.summary()
 
 
 @contextmanager

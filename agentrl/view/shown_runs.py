@@ -81,7 +81,7 @@ def shown_runs(names: Sequence[str], runs: Path, cache: Path | None = None) -> l
     Raises:
         UserError: There is no such run, or no run at all.
     """
-    folders = [_folder(name, runs) for name in names] or sorted(
+    folders = [find_folder(name, runs) for name in names] or sorted(
         (one for one in runs.glob("*") if one.is_dir() and is_run(one)), key=_wrote, reverse=True
     )
     if not folders:
@@ -97,7 +97,12 @@ def shown_runs(names: Sequence[str], runs: Path, cache: Path | None = None) -> l
     return list(found.values())
 
 
-def _folder(name: str, runs: Path) -> Path:
+def find_folder(name: str, runs: Path) -> Path:
+    """Returns the folder of a run or an evaluation, given by name or by path; one of an older version as well.
+
+    Raises:
+        UserError: There is no such run.
+    """
     for folder in (Path(name), runs / name):
         if folder.is_dir() and is_run(folder):
             return folder

@@ -142,3 +142,23 @@ def test_a_part_that_was_packed_and_not_removed_is_read_once(tmp_path):
     assert len(list(all_lines(tmp_path / "episodes.jsonl"))) == 4
     pack_parts(tmp_path / "episodes.jsonl")
     assert not plain.exists()
+
+
+def test_the_page_in_docs_reads_a_part_without_our_code(tmp_path, monkeypatch):
+    import re
+    from pathlib import Path
+
+    lines = _lines(3)
+    (tmp_path / "runs" / "mine" / "episodes").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "episodes" / "000000.zip").write_bytes(pack(b"".join(lines)))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "viewing.md").read_text()
+    block = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "zipfile" in text)
+    found: dict = {}
+    exec(block, found)
+    nodes = [node for line in lines for node in json.loads(line)["trajectories"]["assistant"]["nodes"]]
+    sampled = [value for node in nodes for value, mask in zip(node["logprobs"], node["loss_mask"], strict=True) if mask]
+    assert found["ids"].tolist() == [one for node in nodes for one in node["token_ids"]]
+    assert found["mask"].tolist() == [one for node in nodes for one in node["loss_mask"]]
+    assert np.allclose(found["logprobs"], sampled, rtol=PRECISION)
+    assert len(found["records"]) == 3 and len(found["versions"]) == len(sampled)

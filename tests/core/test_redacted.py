@@ -24,7 +24,19 @@ def test_names_of_secrets(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key_env", "max_new_tokens", "tokens", "tokenizer", "author", "key", "monkey", "stop_token_ids", "passes"],
+    [
+        "api_key_env",
+        "max_new_tokens",
+        "tokens",
+        "tokenizer",
+        "author",
+        "key",
+        "monkey",
+        "eos_token",
+        "stop_token",
+        "stop_token_ids",
+        "passes",
+    ],
 )
 def test_names_that_are_none(name):
     assert not names_secret(name)

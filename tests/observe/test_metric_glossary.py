@@ -12,7 +12,7 @@ FAMILIES = (
     "reward", "metrics", "metrics_kept", "rollout", "tokens", "staleness", "dropped", "trained", "drift", "distill",
     "curriculum", "weights", "train", "critic", "mismatch", "time", "checkpoint", "eval",
 )  # fmt: skip
-WRITERS = ("rollout", "train", "weights", "evaluate", "supervised")
+WRITERS = ("rollout", "train", "weights", "evaluate", "supervised", "launch")
 NAME = re.compile(rf"(?:{'|'.join(FAMILIES)})/[a-z][a-z0-9_@+/]*")
 
 

@@ -242,7 +242,8 @@ def test_every_control_has_a_name_for_a_screen_reader(person):
         nameless = page.evaluate(
             """[...document.querySelectorAll('button, a[href], input, select')].filter(one => {
                 const label = one.closest('label') || (one.id && document.querySelector(`label[for="${one.id}"]`));
-                return !(one.getAttribute('aria-label') || one.textContent.trim() || (label && label.textContent.trim()));
+                const said = one.textContent.trim() || (label && label.textContent.trim());
+                return !(one.getAttribute('aria-label') || said);
             }).map(one => one.outerHTML)"""
         )
         assert nameless == []

@@ -53,3 +53,8 @@ def test_only_the_last_attempt_of_a_member_counts():
 def test_where_rewards_are_not_enough_there_are_none_and_the_reason_is_said(trainer):
     found, said = advantages(ROWS, _config(**trainer))
     assert found == [None] * 4 and said
+
+
+def test_an_attempt_whose_next_one_has_not_ended_counts_for_nothing():
+    rows = [_row(0, 1.0, retried=True), _row(1, 0.5), _row(2, 0.0)]
+    assert advantages(rows, _config())[0] == pytest.approx([None, 0.25, -0.25])

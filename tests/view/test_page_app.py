@@ -103,6 +103,13 @@ def test_the_overview_describes_each_metric(client):
     assert found["config"]["trainer"]["advantage"] == "group"
 
 
+def test_settings_are_shown_without_secrets(client, runs):
+    config = runs[0].config() | {"agent": {"kwargs": {"api_key": "sk-123", "api_key_env": "KEY"}}}
+    (runs[0].folder / "config.json").write_text(json.dumps(config))
+    shown = got(client, "/api/runs/first")["config"]["agent"]["kwargs"]
+    assert shown == {"api_key": "[redacted]", "api_key_env": "KEY"}
+
+
 def test_curves_are_columns_with_gaps(client):
     found = got(client, "/api/runs/first/curves", name=["reward/mean_drawn", "eval/reward", "no/such"])["columns"]
     assert found["step"] == [0.0, 1.0, 2.0]

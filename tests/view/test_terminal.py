@@ -74,3 +74,17 @@ def test_the_tokens_have_their_ids_and_logprobs(screen):
     screen.press("t")
     text = shown(screen, columns=120, rows=60)
     assert "logprob" in text and "sampled v" in text
+
+
+def test_outside_a_terminal_the_list_is_lines(runs_folder, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from agentrl.cli.main import app
+
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    command = ["view", "first", "--run-dir", str(runs_folder), "--tui", "--filter", "tag:hard"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0 and len(result.output.splitlines()) == 33
+    assert "tokens" in result.output.splitlines()[0] and "#### " in result.output
+    wrong = CliRunner().invoke(app, [*command[:-1], "rewad<1"])
+    assert "did you mean 'reward'" in str(wrong.exception)
