@@ -114,6 +114,11 @@ def test_what_a_setting_needs_and_the_model_lacks_is_refused(setting: str, tmp_p
         check_model(recipe_of(*chosen), folder_of(CONFIGS["gpt2"], tmp_path))
 
 
+def test_packed_rows_of_a_model_without_them_are_refused_with_the_reason(tmp_path: Path, mesh: DeviceMesh) -> None:
+    with pytest.raises(ModelRefused, match=r"linear_attention layers.*trainer\.attention=padded"):
+        check_model(recipe_of("trainer.attention=packed"), folder_of(MambaConfig(), tmp_path))
+
+
 @pytest.mark.parametrize(
     "settings", [["trainer.preset=ppo"], ["trainer.dtype=bfloat16", "trainer.compile=true"], ["trainer.lora_rank=4"]]
 )
