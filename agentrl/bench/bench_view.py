@@ -70,7 +70,7 @@ def viewed(names: Sequence[str], runs: Path, cache: Path) -> Iterator[tuple[str,
 
 def _measure(folder: Path, cache: Path, episodes: int) -> dict[str, float]:
     with (
-        viewed(folder, cache) as (link, command),
+        viewed([folder.name], folder.parent, cache) as (link, command),
         httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as client,
     ):
         base = link.split("/?")[0]

@@ -75,7 +75,7 @@ def host(device: str, clock: str) -> dict[str, Any]:
     place = Path("/dev/shm" if Path("/dev/shm").is_dir() else ".") / f"agentrl-probe-{os.getpid()}"
 
     def both() -> None:
-        place.write_bytes(memoryview(source.cpu().numpy()))
+        place.write_bytes(source.cpu().numpy().tobytes())
         target.copy_(torch.frombuffer(bytearray(place.read_bytes()), dtype=torch.uint8))
 
     try:
@@ -88,11 +88,11 @@ def update(task: dict[str, Any], folder: Path, device: str) -> dict[str, Any]:
     """Measures an update of the trainer with a model of the given config."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     from agentrl.config.recipe import Recipe
     from agentrl.train.__main__ import load_for, prepared
     from agentrl.train.learner import PolicyLearner
+    from agentrl.train.mesh import RankMesh
     from agentrl.train.policy import Policy
     from agentrl.train.row_attention import choose_attention
 
@@ -105,7 +105,7 @@ def update(task: dict[str, Any], folder: Path, device: str) -> dict[str, Any]:
     place = torch.device(device)
     choose_attention(model, recipe.trainer, place)
     policy = Policy(model, 1.0, recipe.trainer.logprob_chunk)
-    policy = prepared(policy, recipe.trainer, init_device_mesh(device, (1,)), place)
+    policy = prepared(policy, recipe.trainer, RankMesh.of_world(place), place)
     learner = PolicyLearner(policy, None, recipe.trainer, place)
     batch = batch_of(task)
     return {"seconds": _timed(lambda: learner.update(batch, 1e-6), device, task["clock"], task["seconds"])}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.completion import complete_evaluated_or_override
-from agentrl.cli.recipe import _end, finish
+from agentrl.cli.recipe import end, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,11 @@ def evaluate(
     console = Console(highlight=False)
     names = [one for one in what or () if not _SETTING.match(one)]
     settings = [one for one in what or () if _SETTING.match(one)]
+    if to is not None and names[:1] != [EXPORT]:
+        raise ConfigError("--to FORM is for `agentrl eval export RUN`")
     if compare is not None:
+        if what:
+            raise ConfigError(f"--compare RUN_A RUN_B evaluates nothing; what else is asked for: {' '.join(what)}")
         return _compare(*compare, console)
     if names[:1] == [EXPORT]:
         return _export(names[1:], to, output, console)
@@ -97,7 +101,7 @@ def evaluate(
     }
     models = model or [None]
     if len(names) * len(models) > 1:
-        _end(evaluate_several(names, models, settings, output=output, console=console, **options))
+        end(evaluate_several(names, models, settings, output=output, console=console, **options))
     from agentrl.launch.api import evaluate as evaluate_model
 
     finish(

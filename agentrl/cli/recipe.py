@@ -104,11 +104,11 @@ def run(
         from agentrl.launch.run import check_names
 
         check_names(recipe)
-        _end(run_on_ray(recipe, console, resume=resume))
+        end(run_on_ray(recipe, console, resume=resume))
     if recipe.launch.node_rank > 0:
         from agentrl.launch.joined_run import join_run
 
-        _end(join_run(recipe, console))
+        end(join_run(recipe, console))
     from agentrl.launch import api
 
     named = any(setting.startswith("name=") for setting in overrides or ())
@@ -121,10 +121,11 @@ def finish(console: "Console", work: "Callable[[], TrainResult | EvalResult]") -
     The code is 0 after success, 1 if a process failed or an episode could not be judged, 75 after SIGUSR1, 130 after
     Ctrl-C or SIGTERM.
     """
-    _end(exit_code(console, work))
+    end(exit_code(console, work))
 
 
-def _end(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
+    """End the command with an exit code, within seconds, whatever threads are left."""
     from agentrl.launch.bounded_run import END_SECONDS, end_within
 
     end_within(END_SECONDS, code)

@@ -361,6 +361,11 @@ class LoggingConfig(Section):
         description="Also send metrics, settings and sample episodes to these; each is an extra of the same name.",
     )
     episodes: bool = True
+    pack_after: Positive | None = Field(
+        default=64,
+        description="Size of episodes.jsonl in MB at which it becomes a packed part in episodes/, of a tenth, with "
+        "logprobs to 3%; null keeps all as JSON lines.",
+    )
     record: bool = Field(
         default=False,
         description="Keep all requests to the servers and their answers in traffic.jsonl, for agentrl replay.",

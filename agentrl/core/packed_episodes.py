@@ -4,7 +4,7 @@ Guarantees: a packed part holds every line, in order; unpacked, a line is the sa
 a relative precision of :data:`PRECISION`. It says how many bytes and episodes it was, and where each line began. A line
 that is no record, or whose tokens are not as :class:`~agentrl.core.episode.Node` says, is kept as it was.
 
-A part is a zip file with the method LZMA, which Python's ``zipfile`` and ``numpy.load`` read:
+A part is a zip file with the methods LZMA and bzip2, which Python's ``zipfile`` and ``numpy.load`` read:
 
 - ``episodes.jsonl``: the records, one a line. A node has ``tokens``, the number of its tokens, in the place of
   ``token_ids``, ``loss_mask``, ``logprobs``, ``versions`` and ``teacher_logprobs``, and ``teacher`` where it had these.
@@ -18,8 +18,10 @@ A part is a zip file with the method LZMA, which Python's ``zipfile`` and ``nump
 The zip's comment is JSON: ``bytes`` of the file, number of ``episodes``, and ``head``, its first bytes in hexadecimal.
 """
 
+import bz2
 import io
 import json
+import lzma
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 SUFFIX = ".zip"
 PRECISION = 2.0**-5  # of logprobs: four bits behind the first one, rounded
 HEAD = 200  # bytes that tell one file from another
+_TRIED = 1 << 20  # bytes with which the methods of packing are compared
 _SHIFT = 19  # bits of a float32 that are left out
 _COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions")
 
@@ -58,14 +61,20 @@ def pack(data: bytes) -> bytes:
     records = b"".join(packed.line(line) for line in lines)
     comment = {"bytes": len(data), "episodes": len(lines), "head": data[:HEAD].hex()}
     target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         archive.comment = json.dumps(comment).encode()
-        archive.writestr("episodes.jsonl", records)
+        archive.writestr("episodes.jsonl", records, _smaller(records))
         for name, values in (packed.arrays() | {"places": places}).items():
             buffer = io.BytesIO()
             np.save(buffer, values)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
+            archive.writestr(f"{name}.npy", buffer.getvalue(), _smaller(buffer.getvalue()))
     return target.getvalue()
+
+
+def _smaller(data: bytes) -> int:
+    """Returns the method that packs the beginning of some data best: numbers and texts differ in it."""
+    tried = data[:_TRIED]
+    return zipfile.ZIP_BZIP2 if len(bz2.compress(tried)) < len(lzma.compress(tried)) else zipfile.ZIP_LZMA
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -215,14 +224,24 @@ def earlier_parts(file: Path) -> list[Path]:
 
 
 def all_lines(file: Path) -> Iterator[bytes]:
-    """Yields the whole lines of an episodes file and of its earlier parts, the earliest first."""
-    for part in earlier_parts(file):
-        if part.suffix == SUFFIX:
-            yield from (line.data for line in unpack(part))
-        else:
-            yield from _whole_lines(part)
-    if file.is_file():
+    """Yields the whole lines of an episodes file and of its earlier parts, the earliest first.
+
+    Raises:
+        FileNotFoundError: There is neither.
+    """
+    parts = earlier_parts(file)
+    for part in parts:
+        yield from part_lines(part)
+    if file.is_file() or not parts:
         yield from _whole_lines(file)
+
+
+def part_lines(part: Path) -> Iterator[bytes]:
+    """Yields the lines of an earlier part, which may be packed meanwhile."""
+    if part.suffix != SUFFIX and part.is_file():
+        yield from _whole_lines(part)
+    else:
+        yield from (line.data for line in unpack(part.with_suffix(SUFFIX)))
 
 
 def _whole_lines(file: Path) -> Iterator[bytes]:

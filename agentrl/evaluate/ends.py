@@ -3,7 +3,8 @@
 Guarantees: a rule only keeps further attempts from beginning; those that run are finished, so that every task counts
 with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is that of a
 confidence sequence (:mod:`agentrl.evaluate.sequence`) over the tasks in their order, so it holds however often it is
-looked at. A budget is passed by no more than the episodes that run at a time cost.
+looked at. A budget is passed by no more than what the episodes that run at a time, and the other samples of a task,
+cost.
 """
 
 from dataclasses import replace

@@ -109,6 +109,11 @@ class Evaluator:
         """Notes about the requests, for a person."""
         return self._client.notes
 
+    @property
+    def ended_early(self) -> str:
+        """Why the evaluation ended before its last episode, a sentence; empty if it did not."""
+        return self.ends.reason if self.done < self.total else ""
+
     def summary(self) -> EvalSummary:
         """Returns the summary of the episodes so far."""
         return self.ends.adjusted(summary_of(self.tally.copy_closed(), self._per_task.values))
@@ -127,7 +132,7 @@ class Evaluator:
             "failures": dict(self.failures),
             "notes": self.notes,
             "tags": {tag: one.all_metrics() for tag, one in summary.tags.items()},
-            "ended": self.ends.reason,
+            "ended": self.ended_early,
             **self.ends.as_json(),
             **({"per_task": summary.per_task} if self._keep else {}),
         }
@@ -156,7 +161,7 @@ class Evaluator:
         for number, task in enumerate(self.tasks):
             self._numbers[task.id] = number
             for index in range(self._recipe.eval.samples):
-                if self.ends.reason:
+                if self.ends.reason and index == 0:  # a task that was begun gets all its samples
                     return
                 if self.wanted(number, index):
                     yield number, task, index
@@ -166,6 +171,7 @@ class Evaluator:
             known = self.judged.get(version, number, index) if self.judged is not None else None
             if known is not None:
                 self._ends(known, number)
+                await asyncio.sleep(0)  # a resume reads many: others may work in between
             else:
                 await self._attempt(version, number, task, index)
 

@@ -9,7 +9,6 @@ import json
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -36,7 +35,7 @@ class TaskFile:
 
     def add(self, task: TaskScores) -> None:
         """Writes the scores of a task."""
-        self._lines.add(json.dumps(asdict(task)).encode() + b"\n")
+        self._lines.add(json.dumps(vars(task)).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -109,7 +109,7 @@ class Counts:
     single: bool = True
     scores: dict[str, Moments] = field(default_factory=dict)
     measures: dict[str, Moments] = field(default_factory=dict)
-    bounds: dict[str, tuple[Moments, Moments]] = field(default_factory=dict)
+    bounds: dict[str, list[float]] = field(default_factory=dict)  # number of tasks, and sums of both bounds
 
     def add(self, rows: Sequence[Row], scores: Mapping[str, Sequence[float]], bounds: "Bounds") -> None:
         """Adds a task.
@@ -125,9 +125,10 @@ class Counts:
         for name, values in scores.items():
             self.scores.setdefault(name, Moments()).add(values)
         for name, (wrong, right) in bounds.items():
-            sums = self.bounds.setdefault(name, (Moments(), Moments()))
-            sums[0].add([wrong])
-            sums[1].add([right])
+            sums = self.bounds.setdefault(name, [0.0, 0.0, 0.0])
+            sums[0] += 1
+            sums[1] += wrong
+            sums[2] += right
         if valid:
             self._add_measures(valid)
 
@@ -150,9 +151,9 @@ class Counts:
         """Returns the estimates of the scores by name, sorted; subsets of samples by their size behind the others."""
         found = {}
         for name in sorted(self.scores, key=_place):
-            wrong, right = self.bounds.get(name, (None, None))
-            known = wrong is not None and right is not None and self.failed
-            found[name] = self.scores[name].estimate(*((wrong.mean, right.mean) if known else ()))  # type: ignore[union-attr]
+            tasks, wrong, right = self.bounds.get(name, (0.0, 0.0, 0.0))
+            known = tasks and self.failed
+            found[name] = self.scores[name].estimate(*((wrong / tasks, right / tasks) if known else ()))
         return found
 
 

@@ -14,7 +14,7 @@ import os
 import runpy
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 KEY_ENV = "AGENTRL_SERVER_KEY"  # the servers' key, in the environment of servers and of their clients
 Message = MutableMapping[str, Any]
@@ -61,7 +61,7 @@ def guard_uvicorn(key: str) -> None:
 
     def guarded(config: uvicorn.Config) -> None:
         load(config)
-        config.loaded_app = KeyGuard(config.loaded_app, key)
+        config.loaded_app = KeyGuard(cast(Any, config.loaded_app), key)
 
     uvicorn.Config.load = guarded  # type: ignore[method-assign]
 

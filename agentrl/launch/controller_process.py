@@ -92,7 +92,12 @@ async def serve(
     router = client.router
     if recipe.logging.record:
         client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
-    journal = Journal(run_dir, episodes=recipe.logging.episodes)
+    pack_after = recipe.logging.pack_after  # MB
+    journal = Journal(
+        run_dir,
+        episodes=recipe.logging.episodes,
+        pack_after=None if pack_after is None else pack_after * 1_000_000,
+    )
     journal.own()
     writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
     failed = FailedEpisodes(run_dir)

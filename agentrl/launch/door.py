@@ -103,7 +103,7 @@ class Door:
         nonce = secrets.token_hex(16)
         _send(held, {"nonce": nonce})
         said = _line(held)
-        rank, theirs = int(said["rank"]), str(said["nonce"])
+        rank, theirs = int(str(said["rank"])), str(said["nonce"])
         if not proven(said, self._secret, nonce, "machine", str(rank)):
             raise DoorError("wrong secret")
         _send(held, {"proof": proof(self._secret, theirs, "head")})

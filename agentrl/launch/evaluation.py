@@ -49,6 +49,7 @@ from agentrl.rollout.journal import Journal
 LOST = (
     "{} of {} episodes were lost: they count in no mean. To try them again: the same command with --output {} --resume"
 )
+SEQUENCE = "the accuracy's interval holds at all numbers of tasks (eval.until_ci), the others at this one alone"
 ABANDONED = (
     "{} abandoned: their teardown took longer than rollout.close_timeout; their `error` in the episodes names the line"
 )
@@ -117,9 +118,11 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         raise ChildFailed(
             f"{run_dir / RESULT} cannot be written: {error.strerror}; the score above is whole"
         ) from error
-    if evaluator.ends.reason:
+    if evaluator.ended_early:
         done = f"{evaluator.done} of {evaluator.total} episodes"
-        console.print(f"ended   {evaluator.ends.reason}; {done}", highlight=False, markup=False)
+        console.print(f"ended   {evaluator.ended_early}; {done}", highlight=False, markup=False)
+    if recipe.eval.until_ci is not None:
+        console.print(SEQUENCE, highlight=False)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     if summary.failed and recipe.logging.episodes:
@@ -134,7 +137,7 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         answers=found["answers"],
         notes=tuple(found["notes"]),
         data=evaluator.source,
-        ended=evaluator.ends.reason,
+        ended=evaluator.ended_early,
         seconds=time.monotonic() - started,
     )
 

@@ -40,6 +40,7 @@ from agentrl.launch.about import FILE as ABOUT
 from agentrl.launch.about import note_start
 from agentrl.launch.evaluation import evaluate_recipe
 from agentrl.launch.fleet import Fleet
+from agentrl.launch.live_watch import LiveWatch
 from agentrl.launch.machines import HEAD_FILE
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
@@ -191,7 +192,11 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     supervisor = Supervisor(run_dir / "logs")
     try:
         say = partial(console.print, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        with tracked(recipe.logging.trackers, run_dir, say), LiveView(recipe, run_dir, console) as view:
+        with (
+            tracked(recipe.logging.trackers, run_dir, say),
+            LiveWatch(run_dir, wanted=console.is_terminal and recipe.logging.live) as watch,
+            LiveView(recipe, run_dir, console, status=watch.latest) as view,
+        ):
             if recipe.trainer.type in SUPERVISED:
                 train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:

@@ -47,9 +47,10 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
     way, why = _limited_trees(model, config, limited, context) if limited else _plain_trees(model, context)
     if why is None:
         return way
-    if packed and (apart := wrong_rows(model, "packed")) is None:
-        return Way("packed", why=why)
-    elif packed:
+    if packed:
+        apart = wrong_rows(model, "packed")
+        if apart is None:
+            return Way("packed", why=why)
         why = f"{why}, nor in packed rows: {apart}"
     if wrong := wrong_rows(model, "padded"):
         raise Unfit(wrong)

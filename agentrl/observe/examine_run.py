@@ -3,6 +3,7 @@
 Guarantees: files are only read; a half-written last line is skipped; a check that cannot be made is reported as such.
 """
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 from agentrl.config.errors import UserError
 from agentrl.config.supervised import SUPERVISED
 from agentrl.core.episode import FAILURES
+from agentrl.core.packed_episodes import earlier_parts, part_lines
 from agentrl.observe.diagnosis import diagnose, is_step
 from agentrl.observe.finding import Finding
 from agentrl.observe.starved_server import failures_of, starved
@@ -109,9 +111,10 @@ def first_prompt(episode: dict[str, Any]) -> str:
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file, one per line; a line that is not complete JSON is skipped."""
+    """Yields the JSON objects of a file and of its earlier parts; a line that is not complete JSON is skipped."""
+    earlier = (line for part in earlier_parts(file) for line in part_lines(part))
     with file.open() as opened:
-        for line in opened:
+        for line in itertools.chain(earlier, opened):
             try:
                 value = json.loads(line)
             except json.JSONDecodeError:

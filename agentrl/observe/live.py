@@ -19,6 +19,7 @@ from rich.text import Text
 
 from agentrl.config.recipe import Recipe
 from agentrl.observe.diagnosis import diagnose
+from agentrl.observe.live_facts import last_answer, progress, speed, trend, waits
 from agentrl.observe.step_table import step_table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -37,15 +38,22 @@ class LiveView:
         run_dir: Folder of the run.
         console: Console to print to.
         clock: Returns monotonic seconds.
+        status: Returns the controller's state, see :func:`agentrl.observe.live_facts.waits`.
     """
 
     def __init__(
-        self, recipe: Recipe, run_dir: Path, console: Console, clock: Callable[[], float] = time.monotonic
+        self,
+        recipe: Recipe,
+        run_dir: Path,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        status: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._recipe = recipe
         self._run_dir = run_dir
         self._console = console
         self._clock = clock
+        self._status = status
         self._started = clock()
         self._is_open = True
         self._state = "starting"
@@ -130,11 +138,29 @@ class LiveView:
         if self._evaluation:
             head.append(Text(evaluation_line(self._evaluation)))
         height = self._console.height - 2 if self._is_open else _UNBOUNDED
+        least = self._lines([*self._rows(width, 1), *list(self._findings.values())[-1:]], width)
+        for fact in self._facts() if self._is_open else ():
+            if self._lines([*head, fact], width) <= min(height // 2, height - least):
+                head.append(fact)
         tail = self._shown_warnings(width, height - self._lines(head, width) - _LEAST)
         middle = self._rows(width, height - self._lines([*head, *tail], width))
         title = f"{escape(self._recipe.name)} · {escape(self._recipe.model.name)} · {self._elapsed()}"
         parts = [*head, *middle, *tail]
         return Panel(Group(*parts), title=title, subtitle=escape(str(self._run_dir)), title_align="left")
+
+    def _facts(self) -> list[Text]:
+        """Builds what is shown beside the table while there is room, the most important first."""
+        trainer, steps = self._recipe.trainer, self._steps
+        found = []
+        if steps:
+            acts = "reward/mean_drawn" in steps[-1]
+            found.append(progress(steps, trainer.total_steps, self._clock() - self._started, trainer.time_budget))
+            found.append(speed(steps[-1]))
+            found.append(trend(steps, *(("reward", "reward/mean_drawn") if acts else ("loss", "train/loss"))))
+        texts = [Text(text) for text in found if text]
+        texts += [Text(line, style="cyan") for line in waits(self._status())]
+        answer = last_answer(self._run_dir / "episodes.jsonl")
+        return [*texts, *([Text(answer, style="dim")] if answer else [])]
 
     def _shown_warnings(self, width: int, height: int) -> list[Any]:
         """Builds the warnings: all that fit, the newest at least; the others are shown when the run has ended."""

@@ -40,7 +40,7 @@ class Wandb:
     """Weights & Biases; offline, in ``wandb/`` of the run's folder, without ``WANDB_API_KEY`` or ``WANDB_MODE``."""
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports] - an extra
 
         offline = "WANDB_API_KEY" not in os.environ and "WANDB_MODE" not in os.environ
         self._wandb = wandb
@@ -71,7 +71,7 @@ class Trackio:
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports] - an extra
 
         self._trackio = trackio
         space = os.environ.get("TRACKIO_SPACE_ID")
@@ -102,7 +102,7 @@ class MLflow:
     LONGEST = 6000  # characters of a parameter's value
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        import mlflow
+        import mlflow  # pyright: ignore[reportMissingImports] - an extra
 
         self._mlflow = mlflow
         if "MLFLOW_TRACKING_URI" not in os.environ:
@@ -135,7 +135,7 @@ class SwanLab:
     """SwanLab; offline, in ``swanlab/`` of the run's folder, without ``SWANLAB_API_KEY`` or ``SWANLAB_MODE``."""
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        import swanlab
+        import swanlab  # pyright: ignore[reportMissingImports] - an extra
 
         self._swanlab = swanlab
         offline = "SWANLAB_API_KEY" not in os.environ and "SWANLAB_MODE" not in os.environ

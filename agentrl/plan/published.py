@@ -14,14 +14,14 @@ from agentrl.config.errors import ConfigError
 
 def _config(
     kind: str, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, longest: int, *,
-    tied: bool = False, **more: int,
+    tied: bool = False, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = {"model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
     sizes |= {"num_key_value_heads": kv_heads, "intermediate_size": inner, "vocab_size": vocab}
     return sizes | {"tie_word_embeddings": tied, "max_position_embeddings": longest} | more
 
 
-_EXPERTS = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
+_EXPERTS: dict[str, Any] = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": _config("llama", 576, 30, 9, 3, 1536, 49152, 8192, tied=True),
     "Qwen/Qwen2.5-0.5B-Instruct": _config("qwen2", 896, 24, 14, 2, 4864, 151936, 32768, tied=True),

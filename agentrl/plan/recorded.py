@@ -94,7 +94,7 @@ def _outside(episode: Any, nodes: Sequence[Any]) -> float:
 
 def common(sequences: Iterable[Sequence[int]]) -> int:
     """Returns the length of the longest beginning that all sequences have; 0 for a single one."""
-    every = list(sequences)
+    every = [list(sequence) for sequence in sequences]
     if len(every) < 2:
         return 0
     low, high = min(every), max(every)

@@ -25,8 +25,9 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import PydanticSerializationError
 
 from agentrl.core.episode import Episode, StopReason
+from agentrl.core.packed_episodes import all_lines
 from agentrl.core.sent_episode import SentEpisode
-from agentrl.core.whole_lines import WholeLines
+from agentrl.rollout.episode_log import EpisodeLog
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
 
@@ -43,12 +44,14 @@ class Journal:
     Args:
         run_dir: Folder of the run, ``runs/<name>``.
         episodes: Whether to also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
+        pack_after: Size in bytes at which these become packed parts; ``None`` for never.
     """
 
-    def __init__(self, run_dir: Path, *, episodes: bool) -> None:
+    def __init__(self, run_dir: Path, *, episodes: bool, pack_after: int | None = None) -> None:
         self._run_dir = run_dir
         self._with_episodes = episodes
-        self._episodes: dict[str, WholeLines] = {}
+        self._pack_after = pack_after
+        self._episodes: dict[str, EpisodeLog] = {}
         self._file: BinaryIO | None = None
         self._end = Position()
         self._refused = b""  # whole or begun lines that the disk had no room for
@@ -144,7 +147,7 @@ class Journal:
         extra = "" if evaluation_step is None else f'"eval_step":{evaluation_step},'
         name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
         if name not in self._episodes:
-            self._episodes[name] = WholeLines(self._run_dir / name)
+            self._episodes[name] = EpisodeLog(self._run_dir / name, self._pack_after)
         self._episodes[name].add(("{" + extra + line[1:] + "\n").encode())
         return episode
 
@@ -215,14 +218,12 @@ def _without_messages(episode: Episode, error: str) -> Episode:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Reads the episodes of a run or an evaluation, in the order in which they ended.
 
-    A line that was not written to its end is skipped.
+    Parts that were packed meanwhile come first. A line that was not written to its end is skipped.
 
     Args:
         path: ``episodes.jsonl`` or ``eval-episodes.jsonl`` of a run's folder.
     """
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                found = json.loads(line)
-                found.pop("eval_step", None)
-                yield Episode.model_validate(found)
+    for line in all_lines(path):
+        found = json.loads(line)
+        found.pop("eval_step", None)
+        yield Episode.model_validate(found)

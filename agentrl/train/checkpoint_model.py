@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.config.errors import UserError
@@ -59,14 +61,14 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
 
 def _read(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Reads the policy's parameters by their names in the model."""
-    reader = dcp.FileSystemReader(str(checkpoint))
+    reader = FileSystemReader(str(checkpoint))
     found = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Any] = {
         name: torch.empty(one.size, dtype=one.properties.dtype)
         for name, one in found.items()
-        if name.startswith(_PREFIX) and hasattr(one, "size")
+        if name.startswith(_PREFIX) and isinstance(one, TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    load(tensors, storage_reader=reader, no_dist=True)
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 

@@ -6,7 +6,7 @@ logprobs of a small group are compared with the model's own forward pass over ea
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -60,7 +60,8 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     how: dict[str, Any] = {"context": context, "packed": device.type == "cuda", "trust": trust}
     why = ""
-    for attention, trees in (("auto", True), ("padded", True), ("padded", False)):  # as a run falls back
+    tried: list[tuple[Literal["auto", "padded"], bool]] = [("auto", True), ("padded", True), ("padded", False)]
+    for attention, trees in tried:  # as a run falls back
         model = load_model(folder, **how)
         if not trees:
             set_form(model, replace(form_of(model), way=Way("padded", why=why)))
@@ -76,7 +77,7 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
             form, plan = form_of(model), getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
             return TrainerProbe(form.way, is_packed(model), form.head, gaps, linear_layers(model), bool(plan))
         why = f"its logprobs differ from the plain model's by {gaps['float32']:.2g} nats on average"
-    raise ModelRefused(f"{type(model).__name__} cannot be trained: {why}")
+    raise ModelRefused(f"the model in {folder} cannot be trained: {why}")
 
 
 def _gap(model: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype) -> float:

@@ -160,22 +160,9 @@ class EpisodeIndex:
             if first > at:
                 found.append((kind, at, first))
             at = max(at, end)
-        if size > at and self._whole_end(kind, at, size) > at:
-            found.append((kind, at, self._whole_end(kind, at, size)))
+        if size > at and (end := self._files[kind].whole_end(at, size)) > at:
+            found.append((kind, at, end))
         return found
-
-    def _whole_end(self, kind: str, first: int, size: int) -> int:
-        """Returns the end of the last whole line before ``size``; ``first`` if no line after ``first`` is whole."""
-        end = size
-        with self._files[kind].path.open("rb") as file:
-            while end > first:
-                start = max(first, end - CHUNK)
-                file.seek(start)
-                found = file.read(end - start).rfind(b"\n")
-                if found >= 0:
-                    return start + found + 1
-                end = start
-        return first
 
     def _read(self, db: sqlite3.Connection, kind: str, first: int, end: int) -> None:
         """Adds the episodes of a part of a file, and notes that it was read, in one transaction."""

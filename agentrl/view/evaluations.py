@@ -43,6 +43,7 @@ def _report(file: Path, report: dict[str, Any]) -> dict[str, Any]:
         "setup": report.get("setup") or {},
         "answers": report.get("answers") or {},
         "notes": report.get("notes") or [],
+        "failures": report.get("failures") or {},
         "per_task": sorted(report.get("per_task") or {}),
     }
 
@@ -51,57 +52,59 @@ def _is_number(name: str, value: Any) -> bool:
     return name.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value)
 
 
-def per_task(folder: Path, name: str) -> dict[str, dict[str, float]]:
-    """Returns a report's mean of each metric in each task.
+def report_file(folder: Path, name: str) -> Path:
+    """Returns where a report's scores of single tasks are: its file, or the folder of an ``agentrl eval``.
 
     Raises:
-        UserError: There is no such report, or it does not say.
+        UserError: There is no such report.
     """
-    known = {one["name"]: one for one in reports(folder)}
+    known = [one["name"] for one in reports(folder)]
     if name not in known:
         raise UserError(f"{folder.name} has no evaluation {name!r}; it has: {', '.join(known) or 'none'}")
-    found = (read_json(folder / f"{name}.json") or {}).get("per_task")
-    if not isinstance(found, dict) or not found:
-        raise UserError(f"{name} of {folder.name} says nothing of single tasks: there is nothing to pair")
-    return found
+    return folder if name == "result" else folder / f"{name}.json"
 
 
 def compared(first: tuple[Path, str], second: tuple[Path, str]) -> dict[str, Any]:
-    """Compares two evaluations of the same tasks.
+    """Compares two evaluations of the same tasks, as ``agentrl eval --compare`` does.
 
     Args:
         first: Folder of a run, and the name of its report.
         second: The same of the other evaluation.
 
     Returns:
-        ``metrics``: change with its 95% interval and number of tasks; ``tasks``: of each common task the values of
-        both, those that changed most first.
+        ``metrics``: change with its 95% interval, p-value and number of tasks; ``tasks``: of each common task the
+        values of both, those that changed most first; ``setups``: what was set differently.
 
     Raises:
-        UserError: They have no task in common.
+        UserError: One is no evaluation, or they judged no task together.
     """
-    from agentrl.evaluate.paired import changes
+    from agentrl.evaluate.compare import compare, read_scored
 
-    before, after = per_task(*first), per_task(*second)
-    found = changes(before, after)
-    if not found:
-        raise UserError("the two evaluations have no task in common")
+    files = report_file(*first), report_file(*second)
+    found = compare(*files)
     metrics = {
-        name: {"mean": one.mean, "low": _finite(one.low), "high": _finite(one.high), "tasks": one.tasks}
-        for name, one in sorted(found.items())
+        name: {
+            "mean": one.change.mean,
+            "low": _finite(one.change.low),
+            "high": _finite(one.change.high),
+            "p": _finite(one.p),
+            "tasks": one.change.tasks,
+        }
+        for name, one in sorted(found.differences.items())
     }
-    names = {task for name in found for task in before[name].keys() & after[name].keys()}
+    before, after = (read_scored(file).tasks for file in files)
     tasks = [
         {
             "task": task,
-            "first": {name: before[name].get(task) for name in found},
-            "second": {name: after[name].get(task) for name in found},
+            "first": {name: before[task].scores.get(name) for name in metrics},
+            "second": {name: after[task].scores.get(name) for name in metrics},
         }
-        for task in names
+        for task in before.keys() & after.keys()
+        if before[task].valid and after[task].valid
     ]
-    lead = "accuracy" if "accuracy" in found else "reward" if "reward" in found else min(found)
+    lead = next(name for name in ("accuracy", "reward", *metrics) if name in metrics)
     tasks.sort(key=lambda one: (-_moved(one, lead), one["task"]))
-    return {"metrics": metrics, "tasks": tasks, "lead": lead}
+    return {"metrics": metrics, "tasks": tasks, "lead": lead, "setups": list(found.setups), "changed": found.changed}
 
 
 def _moved(task: dict[str, Any], name: str) -> float:
@@ -109,5 +112,5 @@ def _moved(task: dict[str, Any], name: str) -> float:
     return -1.0 if first is None or second is None else abs(second - first)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

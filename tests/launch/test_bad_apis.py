@@ -1,5 +1,6 @@
 """Addresses, models, keys, rows and disks that cannot work are told in a line that says what to do."""
 
+import asyncio
 import errno
 import json
 import logging
@@ -136,3 +137,42 @@ async def test_cut_answers_thoughts_and_null_contents_are_judged(tmp_path: Path)
     code, _, result = await evaluated(api, tmp_path, "eval.tasks=3", "rollout.max_concurrent=1")
     assert code == 0 and result["eval/n"] == 3
     assert (result["answers"]["empty"], result["answers"]["cut"]) == (1, 1)
+
+
+OWN_END = ("BadRequestError", "UnprocessableEntityError", "APIStatusError")
+ENDS_ALL = ("AuthenticationError", "PermissionDeniedError", "NotFoundError")
+REPEATED = ("ConflictError", "RateLimitError", "InternalServerError", "APIConnectionError", "APITimeoutError")
+STATUS = {
+    **{"BadRequestError": 400, "UnprocessableEntityError": 422, "APIStatusError": 418},
+    **{"AuthenticationError": 401, "PermissionDeniedError": 403, "NotFoundError": 404},
+    **{"ConflictError": 409, "RateLimitError": 429, "InternalServerError": 502},
+}
+
+
+@pytest.mark.parametrize("kind", [*OWN_END, *ENDS_ALL, *REPEATED])
+async def test_each_error_of_the_client_has_its_end(kind: str, tmp_path: Path) -> None:
+    """The second request meets it: it fails one episode, or all, or is repeated; what happened is told by its name."""
+    api = Api()
+
+    async def reply(request: web.Request) -> web.Response:
+        api.requests.append(json.loads(await request.read()))
+        if len(api.requests) != 2:
+            return answer()
+        if kind == "APIConnectionError":
+            assert request.transport is not None
+            request.transport.abort()
+        if kind == "APITimeoutError":
+            await asyncio.sleep(3600)
+        return refusal(STATUS.get(kind, 500))
+
+    api.answer = reply  # type: ignore[method-assign]
+    settings = ("eval.tasks=4", "rollout.max_concurrent=1", "inference.request_timeout=1")
+    code, text, result = await evaluated(api, tmp_path, *settings)
+    text = " ".join(text.split())
+    if kind in ENDS_ALL:
+        assert code == 1 and not result and kind in text and "so far, 2 of 4 episodes" in text
+    elif kind in OWN_END:
+        assert (code, result["eval/n"], result["eval/invalid"], len(api.requests)) == (1, 3, 1, 4) and kind in text
+    else:
+        told = str(STATUS.get(kind, kind))
+        assert (code, result["eval/n"], len(api.requests)) == (0, 4, 5) and f"({told}: 1)" in text

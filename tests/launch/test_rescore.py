@@ -49,6 +49,26 @@ async def test_transcripts_are_judged_by_the_environment_as_it_is_now(tmp_path: 
         rescore(tmp_path, console=console)
 
 
+@pytest.mark.parametrize("env", ["retry", "calculator"])
+async def test_conversations_with_hints_and_tools_are_played_back(env: str, tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "1+1"}'}}
+
+    def act(number: int, body: dict[str, Any]) -> web.Response:
+        calls = env == "calculator" and number % 2
+        return answer("tool_calls", content=None, tool_calls=[call]) if calls else answer(content=str(number % 7))
+
+    own = (f"env.id={env}", "env.kwargs={}", "eval.samples=2", "rollout.max_concurrent=1", "eval.tasks=4")
+    data = "calculation" if env == "calculator" else "arithmetic"
+    folder = tmp_path / "a"
+    folder.mkdir()
+    _, _, first = await evaluated(Api(act), folder, *own, f"valid_dataset.name={data}")
+    found = rescore(folder, console=Console(quiet=True))
+    assert first["eval/turns"] > 1 and found.evaluation.n == first["eval/n"] == 8
+    again = json.loads((found.run_dir / "result.json").read_text())
+    names = [name for name in first if name.startswith("eval/") and "seconds" not in name]
+    assert {name: again[name] for name in names} == pytest.approx({name: first[name] for name in names})
+
+
 async def test_a_transcript_of_another_prompt_judges_nothing(tmp_path: Path) -> None:
     await run_once(tmp_path / "a")
     other = tmp_path / "other.py"

@@ -1,4 +1,4 @@
-"""The glossary: it knows every metric that the code writes, and the page in docs is this list."""
+"""The glossary knows every metric that the code writes; the page in docs is made from it."""
 
 import ast
 import json
@@ -8,8 +8,10 @@ from pathlib import Path
 from agentrl.observe.metric_glossary import GLOSSARY, described, entry_of, page
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = ("reward", "metrics", "metrics_kept", "rollout", "tokens", "staleness", "dropped", "trained", "drift",
-            "distill", "curriculum", "weights", "train", "critic", "mismatch", "time", "checkpoint", "eval")  # fmt: skip
+FAMILIES = (
+    "reward", "metrics", "metrics_kept", "rollout", "tokens", "staleness", "dropped", "trained", "drift", "distill",
+    "curriculum", "weights", "train", "critic", "mismatch", "time", "checkpoint", "eval",
+)  # fmt: skip
 WRITERS = ("rollout", "train", "weights", "evaluate", "supervised")
 NAME = re.compile(rf"(?:{'|'.join(FAMILIES)})/[a-z][a-z0-9_@+/]*")
 

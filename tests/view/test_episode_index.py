@@ -176,3 +176,34 @@ def test_an_index_of_another_format_is_built_anew(run, tmp_path):
     index.update()
     assert index.page().all == 65
     assert os.listdir(run.folder).count("cache") == 0
+
+
+def test_packing_changes_no_place_and_no_row(run, index, tmp_path):
+    from agentrl.core.packed_episodes import pack_parts
+
+    file = run.folder / "episodes.jsonl"
+    data = file.read_bytes()
+    cuts = [data.index(b'{"group_id":"g2"'), data.index(b'{"group_id":"g5"')]
+    before = index.page(limit=500, descending=False).rows
+    records = [episode_file(run.folder, "train").read(row["place"]) for row in before]
+    (run.folder / "episodes").mkdir()
+    for number, part in enumerate((data[: cuts[0]], data[cuts[0] : cuts[1]])):
+        (run.folder / "episodes" / f"{number:06d}.jsonl").write_bytes(part)
+    file.write_bytes(data[cuts[1] :])
+    for packed in (False, True):
+        if packed:
+            assert pack_parts(file) == 2
+        index.update()
+        assert index.page(limit=500, descending=False).rows == before
+        anew = EpisodeIndex(run.folder, tmp_path / f"anew-{packed}")
+        anew.update()
+        assert anew.page(limit=500, descending=False).rows == before
+        assert anew.page().unread == 0
+        for row, record in zip(before, records, strict=True):
+            found = episode_file(run.folder, "train").read(row["place"])
+            assert (found["task_id"], found["seed"]) == (record["task_id"], record["seed"])
+    with pytest.raises(UserError, match="no episode at byte 1"):
+        episode_file(run.folder, "train").read(1)
+    append(file, hostile_episode())
+    index.update()
+    assert index.page().all == 66

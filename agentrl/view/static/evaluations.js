@@ -38,6 +38,7 @@ export function Evaluations({ run, tick }) {
           return html`<td key=${one.name}>${found ? html`<b>${number(found.mean)}</b> <span class="quiet">${bracket(found)}</span><${Interval} ...${found} from=${bounds[name][0]} to=${bounds[name][1]} />` : html`<span class="quiet">not measured</span>`}</td>`;
         })}</tr>`)}
         ${reports.some((one) => Object.keys(one.answers).length) ? html`<tr><th scope="row">answers</th>${reports.map((one) => html`<td key=${one.name} class="small">${Object.entries(one.answers).map(([name, count]) => `${name} ${count}`).join(", ")}</td>`)}</tr>` : null}
+        ${reports.some((one) => Object.keys(one.failures).length) ? html`<tr><th scope="row">failures</th>${reports.map((one) => html`<td key=${one.name} class="small bad">${Object.entries(one.failures).map(([name, count]) => `${name} ${typeof count === "number" ? count : ""}`).join(", ")}</td>`)}</tr>` : null}
       </tbody></table></div>
     <p class="quiet small">Intervals are 95%, over tasks.</p>
     <h2>What was measured</h2>

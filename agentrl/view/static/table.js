@@ -6,7 +6,7 @@ import { href, Failure, Choice, Reward, Stop } from "./parts.js";
 
 const PAGE = 100;
 const ROW = 36;
-const TALL = 64;
+const TALL = 86;
 
 const COLUMNS = [
   { key: "reward", label: "reward", sort: "reward", width: "108px", title: "reward of the episode" },
@@ -162,7 +162,7 @@ function Grid({ run, found, asked, kind, metrics, go, sort, onSort }) {
       ${rows.map(([index, row]) => html`<a class=${classes("row", index === at && "at", row && row.failed && "failed")} role="row" aria-rowindex=${index + 1} key=${index} tabindex="-1"
         style=${{ gridTemplateColumns: template, transform: `translateY(${index * tall}px)`, height: `${tall}px` }}
         href=${row ? href(["run", run, "episode", kind, String(row.place)], { q: asked.q, sort: asked.sort, at: index }) : "#"}>
-        ${!row ? html`<div role="cell" class="ghost"></div>` : narrow ? html`<div role="cell" class="two"><div><${Reward} value=${row.reward} low=${bounds[0]} high=${bounds[1]} /> <${Stop} stop=${row.stop} failed=${row.failed} /> <span class="quiet">${number(row.tokens)} tokens</span></div><div class="text">${row.answer || row.error || row.question || row.task}</div></div>`
+        ${!row ? html`<div role="cell" class="ghost"></div>` : narrow ? html`<div role="cell" class="two"><div><${Reward} value=${row.reward} low=${bounds[0]} high=${bounds[1]} /> <${Stop} stop=${row.stop} failed=${row.failed} /> <span class="quiet">${number(row.tokens)} tokens</span></div><div class="text quiet">${row.question || row.task}</div><div class="text">${row.answer || row.error || "nothing"}</div></div>`
           : columns.map((one) => html`<div key=${one.key} role="cell" class=${classes(one.num && "num", "text")}>${cell(row, one, bounds)}</div>`)}</a>`)}
     </div>
     ${found.total === 0 ? html`<p class="empty">${asked.q ? "No episode fits the filter." : kind === "train" ? "This run has no training episodes (logging.episodes), or none has ended yet." : "This run has no evaluated episodes yet."}</p>` : null}
