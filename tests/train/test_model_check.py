@@ -10,6 +10,7 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
+    BertConfig,
     BloomConfig,
     CohereConfig,
     FalconConfig,
@@ -23,7 +24,6 @@ from transformers import (
     Qwen3NextConfig,
     SmolLM3Config,
     T5Config,
-    XLNetConfig,
 )
 
 from agentrl.config.load import load_recipe
@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         LlamaConfig(**LARGE, quantization_config={"quant_method": "gptq", "bits": 4}),
         r"quantised \(gptq\).*dequantize",
     ),
-    "not causal": (XLNetConfig(), "tokens of one sequence depend on another after it"),
+    "not causal": (BertConfig(), "tokens of one sequence depend on another after it"),
 }
 
 
