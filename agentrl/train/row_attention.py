@@ -36,7 +36,13 @@ def choose_attention(model: Any, config: TrainerConfig, device: torch.device) ->
     Raises:
         ModelRefused: ``trainer.attention=packed``, and the model's attention cannot be replaced.
     """
-    if form_of(model).way.rows != "trees":
+    way = form_of(model).way
+    if way.rows == "padded" and config.attention == "packed":
+        raise ModelRefused(
+            f"trainer.attention=packed: the rows of {type(model).__name__} cannot be packed, because {way.why}; set "
+            "trainer.attention=padded"
+        )
+    if way.rows != "trees":
         return
     can = device.type == "cuda" or (device.type == "cpu" and not config.compile)
     if config.attention == "packed" or (config.attention == "auto" and can):

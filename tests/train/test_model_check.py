@@ -10,6 +10,7 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoConfig,
+    BertConfig,
     BloomConfig,
     CohereConfig,
     FalconConfig,
@@ -23,7 +24,6 @@ from transformers import (
     Qwen3NextConfig,
     SmolLM3Config,
     T5Config,
-    XLNetConfig,
 )
 
 from agentrl.config.load import load_recipe
@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         LlamaConfig(**LARGE, quantization_config={"quant_method": "gptq", "bits": 4}),
         r"quantised \(gptq\).*dequantize",
     ),
-    "not causal": (XLNetConfig(), "tokens of one sequence depend on another after it"),
+    "not causal": (BertConfig(), "tokens of one sequence depend on another after it"),
 }
 
 
@@ -112,6 +112,11 @@ def test_what_a_setting_needs_and_the_model_lacks_is_refused(setting: str, tmp_p
     chosen = [setting, "trainer.lora_rank=2"] if "lora" in setting else [setting]
     with pytest.raises(ModelRefused, match="trainer.attention=padded" if "packed" in setting else "lora_targets"):
         check_model(recipe_of(*chosen), folder_of(CONFIGS["gpt2"], tmp_path))
+
+
+def test_packed_rows_of_a_model_without_them_are_refused_with_the_reason(tmp_path: Path, mesh: DeviceMesh) -> None:
+    with pytest.raises(ModelRefused, match=r"linear_attention layers.*trainer\.attention=padded"):
+        check_model(recipe_of("trainer.attention=packed"), folder_of(MambaConfig(), tmp_path))
 
 
 @pytest.mark.parametrize(
