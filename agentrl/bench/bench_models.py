@@ -59,7 +59,8 @@ def _ours(path: str, sequences: list[list[int]], dtype: str) -> Any:
 
     from agentrl.bench.made_batch import TrainSequence, made_tokens
     from agentrl.models.way import ModelForm, Way, set_form
-    from agentrl.train.layout import collate, layout_of
+    from agentrl.train.layout import collate
+    from agentrl.train.layout_choice import layout_of
     from agentrl.train.memory_saving import use_memory_saving_layers
     from agentrl.train.policy import Policy, compute_in, load_model
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate

@@ -19,13 +19,12 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach
-from agentrl.models.way import Way, form_of
+from agentrl.models.way import Way
 from agentrl.train.branches import Branch, TokenColumns
-from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch, trained_tokens
 from agentrl.train.microbatches import MicroBatches, plan_packed, plan_padded
-from agentrl.train.row_attention import BLOCK, block_mask, is_packed
-from agentrl.train.rows import Row, RowArrays, attention_span, build_rows, lay_out, lone_rows
+from agentrl.train.row_attention import BLOCK, block_mask
+from agentrl.train.rows import Row, RowArrays, build_rows, lay_out, lone_rows
 from agentrl.train.tree_attention import TreeTiles
 
 TREES = Way()
@@ -46,19 +45,6 @@ class Layout(Protocol):
     def tensors(self, rows: Sequence[RowArrays], tokens: TokenColumns, device: torch.device) -> MicroBatch:
         """Makes the micro-batch of the given rows."""
         ...
-
-
-def layout_of(model: Any, mesh: RankMesh | None = None) -> Layout:
-    """Returns the layout that a Hugging Face model was prepared for, see :mod:`agentrl.train.row_attention`."""
-    span = attention_span(model.config.get_text_config(decoder=True).hidden_size)
-    if mesh is not None and mesh.shape.context > 1:
-        from agentrl.train.context_parallel import SharedTokens
-
-        return SharedTokens(span, mesh)
-    way = form_of(model).way
-    if way.rows != "trees":
-        return PlainPacked(span) if way.rows == "packed" else PlainPadded(span)
-    return Packed(span, way) if is_packed(model) else Padded(span, way)
 
 
 class Padded:

@@ -21,7 +21,7 @@ from agentrl.train.batch_selection import Selection, needs_selection, select_tok
 from agentrl.train.branches import Branch, TokenColumns, trained_mask
 from agentrl.train.context_parallel import SharedBatch
 from agentrl.train.critic import ValueLearner
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.loss import (
     LossTokens,
     Objective,

@@ -16,7 +16,8 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.models.own_head import HeadForm
 from agentrl.models.probe import FAULTS
 from agentrl.models.way import Way, form_of, set_form
-from agentrl.train.layout import collate, layout_of
+from agentrl.train.layout import collate
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import ModelRefused, Policy, compute_in, load_model
 from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.trial_update import TOLERANCE, TrialBatch, trial_batch

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentrl.train.branches import Branch, TokenColumns
-from agentrl.train.layout import collate, layout_of
+from agentrl.train.layout import collate
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import Policy, accumulate, reshard
 

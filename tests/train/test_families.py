@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.bench.made_batch import TrainSequence
 from agentrl.models.way import form_of
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import ModelRefused, Policy, load_model
 from tests.models.families import FAMILIES, REFUSED, SAMPLE, small_model
 from tests.train.test_rows import collated

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentrl.models.way import ModelForm, Way, set_form
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import Policy, load_model
 from agentrl.train.router_balance import NoRouters
 from tests.models.families import small_model

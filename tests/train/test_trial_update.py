@@ -19,7 +19,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.launch.resolve import resolve
 from agentrl.train import row_attention
 from agentrl.train.__main__ import build_trainer, make_critic, make_policy
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from agentrl.train.row_attention import is_packed
 from tests.train.noisy_models import CONFIGS, write_model

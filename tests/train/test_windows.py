@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.config.recipe import TrainerConfig
 from agentrl.models.tree_mask import Reach, tree_mask
 from agentrl.models.way import Way, form_of, set_form
-from agentrl.train.layout import PlainPacked, layout_of
+from agentrl.train.layout import PlainPacked
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import Policy, load_model
 from agentrl.train.row_attention import BLOCK, block_mask, choose_attention, is_packed
 from agentrl.train.tree_attention import TreeTiles, tree_attention

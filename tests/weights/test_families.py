@@ -14,7 +14,7 @@ from agentrl.core.weight_manifest import mismatches
 from agentrl.engine.weight_store import digests, load_weights
 from agentrl.launch.resolve import resolve
 from agentrl.train.__main__ import make_policy, make_publisher
-from agentrl.train.layout import layout_of
+from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from tests.engine.test_families import load
 from tests.models.families import FAMILIES, REFUSED, UNSERVED
