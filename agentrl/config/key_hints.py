@@ -28,8 +28,8 @@ SYNONYMS = {  # last part of a key, as TRL, verl, OpenRLHF, prime-rl and others 
     "trainer.replicas": "dp_replicate dp_replicate_size data_parallel_replicate_degree hsdp num_replicas",
     "trainer.context_parallel": "cp cp_size context_parallel_size context_parallel_degree "
     "ulysses_sequence_parallel_size sequence_parallel sequence_parallel_size",
-    "trainer.tensor_parallel": "tp tp_size tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
-    "trainer.expert_parallel": "ep ep_size expert_parallel_size expert_parallel_degree expert_model_parallel_size",
+    "trainer.tensor_parallel": "tp tensor_parallel_degree",
+    "trainer.expert_parallel": "ep expert_parallel_degree expert_model_parallel_size",
     "trainer.kl_coef": "kl kl_beta kl_loss_coef init_kl_coef kl_penalty kl_coeff",
     "trainer.clip_eps": "clip clip_range cliprange epsilon clip_ratio eps_clip clip_ratio_low clip_eps_low",
     "trainer.clip_eps_high": "epsilon_high clip_ratio_high",

@@ -80,6 +80,7 @@ def load_sharded(
 
     def distribute(model: Any, config: DistributedConfig, manager: TransformersDeviceMesh) -> Any:
         experts = _split(model, config, manager)
+        model.tie_weights()  # before FSDP2 sees two weights, of which it would keep two padded shards
         made.append(wrap(model))
         _shard_experts(experts, mesh, dtype)
         shard(made[0])

@@ -19,6 +19,16 @@ def recipe(*settings: str) -> Recipe:
     return load_recipe("arithmetic_grpo", ["launch.device=cpu", *settings])
 
 
+NEAR = """
+from agentrl.inference.kinds.kind import ServerKind
+
+class Near(ServerKind):
+    def command(self, start):
+        return [start.python]
+
+    def backend(self, url, timeout):
+        raise NotImplementedError
+"""
 APART = ("launch.head=h", "trainer.nodes=2", "inference.nodes=2", "inference.servers=5")
 
 
@@ -109,13 +119,18 @@ def test_settings_that_contradict_one_another(settings: list[str], words: str) -
         (["inference.tp=2"], "inference.tp=2: inference.engine=embedded has no such size"),
         (["inference.engine=sglang", "inference.tp=2", "inference.ep=4"], "inference.ep=4"),
         (["inference.engine=sglang", "inference.tp=2", "inference.urls=[http://a:1]"], "whose servers run already"),
-        (["inference.engine=tests/acme_server.py:Acme", *APART], "cannot stand on other machines"),
     ],
 )
 def test_what_a_kind_of_server_cannot_do_is_refused(settings: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         for problem in server_problems(recipe(*settings)):
             raise UserError(problem)
+
+
+def test_a_kind_that_says_nothing_of_other_machines_stands_on_the_head_alone(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text(NEAR)
+    (found,) = server_problems(recipe(f"inference.engine={tmp_path}/near.py:Near", *APART))
+    assert "cannot stand on other machines" in found
 
 
 def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path: Path) -> None:
