@@ -188,6 +188,8 @@ class ServerHttp:
                 ssl=self._access.trust,
             ) as response:
                 status, payload = response.status, await response.read()
+        except aiohttp.ClientSSLError as error:  # some of these are a ValueError, too
+            raise ServerUnreachable(f"{where}: {error}", never_sent=True) from error
         except (ValueError, aiohttp.NonHttpUrlClientError) as error:
             raise InferenceError(f"{where} is no valid URL; want http://HOST:PORT") from error
         except TimeoutError as error:

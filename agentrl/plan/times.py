@@ -250,7 +250,7 @@ def push_seconds(case: Case, layout: Layout) -> float:
     gather = nbytes * (mesh.owners - 1) / mesh.owners / _between(known, mesh.owners) if mesh.owners > 1 else 0.0
     far = layout.cards > known["gpus_per_machine"]
     way = nbytes / (known["network_gbs"] * GB * known["link_share"]) if far else nbytes / host
-    packed = case.recipe.inference.engine == "embedded" and case.recipe.launch.device == "cpu"
+    packed = case.recipe.launch.device == "cpu"  # as the embedded engine does
     return gather + way + nbytes * (2 if packed else 1) / layout.server_cards / host  # into a second layout, too
 
 

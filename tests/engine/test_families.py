@@ -22,7 +22,7 @@ EXACT = 1e-4  # largest difference of a logprob in nats, in float32
 SAMPLE = {  # characteristic families, and how the engine keeps their past
     "llama": "slots",
     "gpt2": "slots",
-    "mixtral": "slots",
+    "mixtral": "caches",
     "mistral": "caches",
     "gemma2": "caches",
     "gpt_oss": "caches",

@@ -48,7 +48,8 @@ def test_nothing_stays_open_but_what_the_models_class_decides() -> None:
         "weights.transport": "shm",
     }
     text = json.dumps(resolved.model_dump(mode="json"))
-    assert text.count('"auto"') == 1 and '"attention": "auto"' in text
+    left = {name for name, value in json.loads(text)["trainer"].items() if value == "auto"}
+    assert text.count('"auto"') == 2 and left == {"attention", "reshard_after_forward"}  # and what fits its memory
     assert resolve(resolved, SHAPE) == resolved and decided(resolved, resolved) == {}
 
 

@@ -51,7 +51,9 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 4, "attention_types": [[["global", "local"], 1]]},
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "modernbert-decoder": {"local_attention": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
     "zamba": {
         "num_hidden_layers": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
