@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from transformers.distributed import mixin
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -103,7 +104,23 @@ def load_sharded(
     finally:
         logging.set_verbosity(before)
     del model.config.distributed_config  # saving a model looks at it
+    own_storages(model)
     return made[0]
+
+
+def own_storages(model: nn.Module) -> None:
+    """Gives each sharded parameter memory of its own: it was loaded as a part of the whole one's.
+
+    The whole one would stay in memory, and DCP cannot save a part that begins behind the start of its storage.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                if id(parameter) not in made:
+                    local = DTensor(parameter.to_local().clone(), parameter._spec, requires_grad=False)
+                    made[id(parameter)] = nn.Parameter(local, requires_grad=parameter.requires_grad)
+                setattr(module, name, made[id(parameter)])
 
 
 def _split(model: Any, config: DistributedConfig, manager: TransformersDeviceMesh) -> list[nn.Module]:
