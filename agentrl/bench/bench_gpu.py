@@ -125,7 +125,7 @@ def _update(size: Size, device: torch.device, repeats: int, prefix: str, **choic
 def _plain_update(size: Size, device: torch.device) -> Figures:
     """Peak memory of an update with all logits of a micro-batch at once, to compare with ``checkpointed_peak_gib``."""
     batch, engine = make_batch(size), make_engine(size, device, checkpointed=True)
-    with mock.patch("agentrl.train.policy.chunked_loss", plain_loss):
+    with mock.patch("agentrl.train.head.chunked_loss", plain_loss):
         engine.update(batch, 1e-6)
         with measured(device) as found:
             engine.update(batch, 1e-6)

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 HYBRID: dict[str, Any] = {
     "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 FIT = {
     "llama": LlamaConfig(**SMALL),
@@ -82,7 +82,7 @@ def test_trainer_and_engine_take_them_in_a_slower_way_and_say_why(name: str, tmp
     make(UNFIT[name]).save_pretrained(tmp_path)
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(tmp_path)
-    why = "linear_attention layers" if name == "linear attention" else "depend on another"
+    why = "linear_attention layers" if name == "linear attention" else "does not accept an attention mask"
     way = form_of(load_model(tmp_path)).way
     assert way.rows == "padded" and why in way.why
     loaded = load_engine_model(str(tmp_path), "float32", "cpu")
@@ -104,4 +104,4 @@ def test_a_window_that_a_model_applies_to_places_in_a_row_is_found(tmp_path: Pat
     make(config).save_pretrained(tmp_path)
     assert form_of(load_model(tmp_path, context=32)).way.rows == "trees"
     way = form_of(load_model(tmp_path, context=33)).way
-    assert way.rows == "padded" and "window_size" in way.why
+    assert way.rows == "padded" and "depend on another" in way.why

@@ -137,9 +137,11 @@ def test_a_cache_holds_what_the_weights_leave() -> None:
 def test_the_largest_context_names_what_sets_it() -> None:
     case = case_for(LLAMA_8B)
     mesh = Mesh(shards=64)
-    assert largest_context(case.recipe, case.decoder, mesh, 1, case.known) == (
+    roomy = known_for(case, memory_gb=1000)
+    assert largest_context(case.recipe, case.decoder, mesh, 1, roomy) == (
         131072, "max_position_embeddings of the model",
     )  # fmt: skip
+    assert "micro-batch" in largest_context(case.recipe, case.decoder, mesh, 1, case.known)[1]
     tight = known_for(case, memory_gb=24)
     tokens, why = largest_context(case.recipe, case.decoder, mesh, 1, tight)
     assert tokens == cache_tokens(case.recipe, case.decoder, 1, tight) or "trainer" in why

@@ -180,7 +180,7 @@ ERRORS = (
         "reference is the policy", "train", "reference, _ = self.reference(batch)", "reference, _ = self.policy(batch)"
     ),
     Planted("sign of the teacher", "train", "advantages - config.distill_coef", "advantages + config.distill_coef"),
-    Planted("temperature", "train", '"temperature": self.temperature', '"temperature": 1.0'),
+    Planted("temperature", "train", '"temperature": self._temperature / form.scale', '"temperature": 1.0'),
     Planted("smaller error of the critic", "train", "torch.maximum(error,", "torch.minimum(error,"),
     Planted("critic's target is whitened", "train", '(sampled["values"] + plain)', '(sampled["values"] + advantages)'),
     Planted("factor of several updates", "train", "(updates * ranks)", "(ranks)"),
