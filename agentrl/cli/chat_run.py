@@ -35,7 +35,7 @@ from agentrl.inference.template import TemplateError
 from agentrl.inference.tool_parsers import PARSERS, parser_for
 from agentrl.launch.needed_packages import SERVING, TOKENIZING, require_packages
 from agentrl.launch.resolve import resolve
-from agentrl.launch.run import check_names
+from agentrl.launch.run_checks import check_names
 from agentrl.launch.servers import find_model, server_python, start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.observe.shown_text import plain

@@ -87,7 +87,7 @@ def run(
 
     recipe = _load(name, overrides, config)
     if dry_run:
-        from agentrl.launch.run import check_names
+        from agentrl.launch.run_checks import check_names
 
         check_names(recipe)
         _check_heads(recipe)
@@ -101,7 +101,7 @@ def run(
     console = Console(highlight=False)
     if recipe.launch.type == "ray":
         from agentrl.launch.ray_run import run_on_ray
-        from agentrl.launch.run import check_names
+        from agentrl.launch.run_checks import check_names
 
         check_names(recipe)
         end(run_on_ray(recipe, console, resume=resume))
@@ -184,7 +184,7 @@ def _print_job(recipe: "Recipe") -> None:
 def _submit(recipe: "Recipe", *, resume: bool) -> None:
     """Submits a run as a Slurm job."""
     from agentrl.config.errors import UserError
-    from agentrl.launch.run import check_names
+    from agentrl.launch.run_checks import check_names
     from agentrl.launch.slurm import submit
 
     if resume:

@@ -29,7 +29,7 @@ from agentrl.inference.transcript import TranscriptClient
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.compared import print_comparison
 from agentrl.launch.results import EvalResult, Evaluation
-from agentrl.launch.run import check_names
+from agentrl.launch.run_checks import check_names
 from agentrl.launch.score import print_score
 from agentrl.rollout.assemble import make_workflow
 from agentrl.rollout.deadline import Limits

@@ -7,10 +7,8 @@ Guarantees: recipe errors that can be detected early are reported before a proce
 import contextlib
 import itertools
 import json
-import os
 import secrets
 import shutil
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -23,9 +21,7 @@ from rich.console import Console
 from agentrl.config.hints import hints
 from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
-from agentrl.config.supervised import NO_ENV, SUPERVISED
-from agentrl.config.teacher import as_teacher
-from agentrl.core.registry import nearest, require
+from agentrl.config.supervised import SUPERVISED
 from agentrl.core.weight_manifest import sweep_stale
 from agentrl.evaluate.judged import ASKED
 from agentrl.evaluate.stored import TASKS
@@ -33,8 +29,7 @@ from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
-from agentrl.inference.template_source import built_in_templates, template_text
-from agentrl.inference.tool_parsers import PARSERS
+from agentrl.inference.template_source import template_text
 from agentrl.launch import commands
 from agentrl.launch.about import FILE as ABOUT
 from agentrl.launch.about import note_start
@@ -44,9 +39,8 @@ from agentrl.launch.live_watch import LiveWatch
 from agentrl.launch.machines import HEAD_FILE
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
-from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.paused_servers import resume_paused
-from agentrl.launch.placement import machines, placed, server_problems
+from agentrl.launch.placement import machines, placed
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import (
     EvalResult,
@@ -58,11 +52,11 @@ from agentrl.launch.results import (
     read_training,
 )
 from agentrl.launch.resume import RunError, check_resumable
+from agentrl.launch.run_checks import check_components, check_disk
 from agentrl.launch.run_owner import FILE as OWNER
 from agentrl.launch.run_owner import RunOwner
 from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
-from agentrl.launch.server_checks import check_servers
-from agentrl.launch.servers import find_model, server_python, start_servers
+from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 from agentrl.launch.teacher_servers import find_teacher, teacher_urls
@@ -72,7 +66,6 @@ from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
 from agentrl.observe.sinks import MetricsTail
 from agentrl.observe.summary import summary_table
-from agentrl.rollout.assemble import make_workflow
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
 from agentrl.train.controller_client import SECRET_ENV
 
@@ -243,98 +236,6 @@ def claim_run_dir(recipe: Recipe, *, resume: bool, numbered: bool) -> tuple[Reci
             ) from error
         return recipe.model_copy(update={"name": name}), runs / name
     raise AssertionError
-
-
-def check_components(recipe: Recipe) -> None:
-    """Run :func:`check_names`, and find the interpreters of the servers that the run starts.
-
-    Raises:
-        UserError: A component or an interpreter is missing.
-    """
-    check_names(recipe)
-    if not recipe.inference.urls:
-        server_python(recipe.inference)
-    if recipe.teacher.model is not None and not recipe.teacher.urls:
-        server_python(as_teacher(recipe).inference, "teacher")
-
-
-def check_names(recipe: Recipe) -> None:
-    """Import the recipe's components, make one environment, and check the capabilities of its servers.
-
-    Raises:
-        UserError: A name is unknown, a file cannot be imported, arguments do not fit, or a kind of server lacks a
-            capability.
-    """
-    check_servers(recipe)
-    for problem in server_problems(recipe):
-        raise RunError(problem)
-    check_tls(recipe)
-    require_packages(needed_packages(recipe))
-    try:
-        if recipe.env.id != NO_ENV:
-            make_workflow(recipe)
-        if recipe.trainer.type is not None:  # only looked up here, because importing them may need torch
-            require("trainer", recipe.trainer.type)
-            require("advantage", recipe.trainer.advantage)
-            require("objective", recipe.trainer.objective)
-    except (LookupError, ImportError, SyntaxError, TypeError, ValueError, TimeoutError) as error:
-        raise RunError(str(error)) from error
-    if recipe.trainer.compile and recipe.launch.device == "cpu" and not _has_compiler():
-        raise RunError("trainer.compile needs a C++ compiler (g++, clang++ or $CXX) on a CPU, and none was found")
-    parser, template = recipe.inference.tool_parser, recipe.model.chat_template
-    if parser is not None and parser not in PARSERS:
-        hint = nearest(parser, list(PARSERS))
-        raise RunError(f"inference.tool_parser={parser}: unknown{hint}; known: {', '.join(PARSERS)}")
-    ours = list(built_in_templates())
-    if template not in (None, "training", *ours) and not Path(str(template)).is_file():
-        raise RunError(
-            f"model.chat_template={template}: no such file{nearest(str(template), ours)} (a Jinja file, training for "
-            f"TRL's, or one of ours: {', '.join(ours)})"
-        )
-
-
-def check_tls(recipe: Recipe) -> None:
-    """Refuse TLS files that are not there or do not belong together, on the machine of the command.
-
-    Raises:
-        RunError: A file cannot be read, or the key is not the certificate's.
-    """
-    tls = recipe.launch.tls
-    try:
-        if tls.certificate is not None and tls.key is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
-        if tls.ca is not None:
-            ssl.create_default_context(cafile=tls.ca)
-    except OSError as error:
-        raise RunError(
-            f"launch.tls.certificate={tls.certificate} with launch.tls.key={tls.key} and launch.tls.ca={tls.ca} cannot "
-            f"be used: {error}"
-        ) from error
-
-
-def _has_compiler() -> bool:
-    return bool(os.environ.get("CXX")) or any(map(shutil.which, ("g++", "clang++", "c++")))
-
-
-def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
-    """Refuse a run if the disk has too little space for its checkpoints.
-
-    Raises:
-        RunError: The disk has too little free space.
-    """
-    parameters = sum(f.stat().st_size for f in model.glob("*.safetensors"))
-    checkpoints = (
-        3 * parameters * (recipe.trainer.keep_checkpoints + 1)
-    )  # parameters and two moments; one more while writing
-    if recipe.trainer.lora_rank is not None and recipe.trainer.advantage != "gae":
-        checkpoints = 0  # adapters are small; a critic (gae) is not
-    needed = checkpoints + parameters
-    free = shutil.disk_usage(run_dir).free
-    if free < needed:
-        raise RunError(
-            f"{run_dir} has {free / 1e9:.1f} GB free, checkpoints and the exported model need up to "
-            f"{needed / 1e9:.1f} GB: free some space, or choose another place with launch.run_dir=DIR"
-        )
 
 
 def _train(

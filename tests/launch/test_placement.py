@@ -11,7 +11,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.launch import placement
 from agentrl.launch.placement import Node, gpus, lines, most_machines, node, nodes, server_problems
 from agentrl.launch.resolve import resolve
-from agentrl.launch.run import check_names
+from agentrl.launch.run_checks import check_names
 from tests.end_to_end import run
 
 

@@ -22,7 +22,8 @@ from agentrl.launch import commands
 from agentrl.launch import run as run_module
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
-from agentrl.launch.run import RunError, check_components, check_disk, claim_run_dir
+from agentrl.launch.run import RunError, claim_run_dir
+from agentrl.launch.run_checks import check_components, check_disk
 from agentrl.launch.run_owner import RunOwned
 from agentrl.launch.supervisor import ChildRefused, Supervisor
 from tests.train.noisy_models import write_model
@@ -203,7 +204,7 @@ def test_wrong_components_are_refused_before_the_run_folder_exists(
             "agentrl.launch.needed_packages.find_spec",
             r"trainer\.lora_rank needs peft, not installed: pip install -e '\.\[lora\]'",
         ),
-        ("trainer.compile=true", "agentrl.launch.run._has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
+        ("trainer.compile=true", "agentrl.launch.run_checks._has_compiler", r"trainer\.compile needs a C\+\+ compiler"),
     ],
 )
 def test_what_a_choice_needs_and_is_not_there_is_told_before_the_run(

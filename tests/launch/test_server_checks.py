@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
-from agentrl.launch.run import check_names
+from agentrl.launch.run_checks import check_names
 from tests.end_to_end import run
 
 URL = "inference.urls=[http://h/v1]"
