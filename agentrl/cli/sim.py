@@ -1,5 +1,6 @@
 """``agentrl sim``: predicts the speed of a recipe before it runs."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ BOUNDS = (0, 1, 2, 4)
 
 
 def sim(
+    context: typer.Context,
     name: Name,
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -57,7 +59,9 @@ def sim(
     from agentrl.sim.simulation import Devices
 
     require_packages({"numpy": "agentrl sim", "safetensors": "agentrl sim"})
-    logging.getLogger("agentrl").setLevel(logging.ERROR)
+    log = logging.getLogger("agentrl")
+    context.call_on_close(partial(log.setLevel, log.level))
+    log.setLevel(logging.ERROR)
     recipe = load_recipe(name, overrides or (), str(config) if config is not None else None)
     head, data = [], {}
     if run is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -135,12 +136,14 @@ def test_a_folder_without_records_and_a_file_without_numbers_are_refused_in_one_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "words.txt").write_text("100\nmany\n")
+    level = logging.getLogger("agentrl").level
     for arguments, said in (
         (["--from", str(tmp_path)], "no metrics.jsonl"),
         (["--lengths", str(tmp_path / "none.txt")], "no such file"),
         (["--lengths", str(tmp_path / "words.txt")], "'many'"),
     ):
         assert main_exits(["sim", "arithmetic_grpo", *arguments]) == 2
+        assert logging.getLogger("agentrl").level == level, "what a command silences speaks again after it"
         assert said in capsys.readouterr().err
 
 
