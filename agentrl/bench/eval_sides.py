@@ -1,4 +1,4 @@
-"""What ``agentrl bench eval`` measures with: tasks that are made when they are asked for, and evaluations of them.
+"""Sides of ``agentrl bench eval``: tasks that are made when they are asked for, and evaluations of them.
 
 Guarantees: the tasks take no memory, so that what grows with their number is the evaluation's own. ``python -m
 agentrl.bench.eval_sides TASKS`` evaluates so many tasks without a network and prints its largest resident memory.

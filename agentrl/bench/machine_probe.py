@@ -35,7 +35,7 @@ LEAST = 1e-6
 
 @dataclass
 class Found:
-    """What was measured, as values of assumptions with their sources."""
+    """Measurements, as values of assumptions with their sources."""
 
     values: dict[str, float]
     sources: dict[str, str]
@@ -59,7 +59,7 @@ def measured(
 
     Args:
         recipe: Recipe with resolved dtypes and device.
-        decoder: Its model.
+        decoder: Sizes of the model.
         config: The model's ``config.json``.
         known: Assumptions; their lengths say what is tried.
         seconds: Most seconds.

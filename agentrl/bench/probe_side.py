@@ -24,7 +24,7 @@ def _timed(work: Callable[[], Any], device: str, clock: str, seconds: float = SE
     """Returns the least seconds of ``work``, which other processes disturb least; once more to warm up.
 
     Args:
-        work: What is timed.
+        work: Function that is timed.
         device: ``cpu`` or ``cuda``.
         clock: ``wall``, or ``cpu`` for this process's CPU time over its threads: what the wall clock would show if no
             other process took the cores.

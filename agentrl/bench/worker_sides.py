@@ -1,4 +1,4 @@
-"""What ``agentrl bench workers`` compares: episodes in the controller's process, and in a worker process.
+"""Sides of ``agentrl bench workers``: episodes in the controller's process, and in a worker process.
 
 Guarantees: both sides run the same environment with real sessions on the same server, another process that answers at
 once; both journal each episode and make its columns. A worker is a real one: its process, its HTTP calls.

@@ -22,9 +22,10 @@ import bz2
 import io
 import json
 import lzma
+import re
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,28 @@ PRECISION = 2.0**-5  # of logprobs: four bits behind the first one, rounded
 HEAD = 200  # bytes that tell one file from another
 _TRIED = 1 << 20  # bytes with which the methods of packing are compared
 _SHIFT = 19  # bits of a float32 that are left out
+_LONG_INTEGER = re.compile(rb"(?<![.0-9])[0-9]{20}")
 _COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions")
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line; ``None`` for one that is kept as it is: no object, or with longer integers.
+
+    orjson reads integers beyond 64 bits as floats, and such a task would come back as another.
+    """
+    if _LONG_INTEGER.search(line):
+        return None
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _nodes(record: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the nodes of an episode's record, role by role."""
+    for trajectory in (record.get("trajectories") or {}).values():
+        yield from trajectory.get("nodes") or ()
 
 
 @dataclass(frozen=True)
@@ -93,16 +115,12 @@ class _Columns:
 
     def line(self, line: bytes) -> bytes:
         """Returns a line without the tokens of its nodes, which are added to the columns."""
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
+        record = _record(line)
+        if record is None:
             return line
-        if not isinstance(record, dict):
-            return line
-        for trajectory in (record.get("trajectories") or {}).values():
-            for node in trajectory.get("nodes") or ():
-                if _fits(node):
-                    self._take(node)
+        for node in _nodes(record):
+            if _fits(node):
+                self._take(node)
         return orjson.dumps(record) + b"\n"
 
     def _take(self, node: dict[str, Any]) -> None:
@@ -184,16 +202,12 @@ class _Unpacked:
 
     def line(self, line: bytes) -> bytes:
         """Returns a line with its tokens."""
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
+        record = _record(line)
+        if record is None:
             return line
-        if not isinstance(record, dict):
-            return line
-        for trajectory in (record.get("trajectories") or {}).values():
-            for node in trajectory.get("nodes") or ():
-                if isinstance(node, dict) and "tokens" in node and "token_ids" not in node:
-                    self._give(node)
+        for node in _nodes(record):
+            if isinstance(node, dict) and "tokens" in node and "token_ids" not in node:
+                self._give(node)
         return orjson.dumps(record) + b"\n"
 
     def _give(self, node: dict[str, Any]) -> None:

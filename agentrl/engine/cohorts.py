@@ -63,7 +63,7 @@ class CohortRunner:
 
     @property
     def cache(self) -> "CohortRunner":
-        """Itself, which knows the bytes of its caches."""
+        """This runner, which knows the bytes of its caches."""
         return self
 
     @property

@@ -58,7 +58,7 @@ class Comparison:
 
     Attributes:
         differences: Differences by metric.
-        setups: What the set-ups differ in, as texts.
+        setups: Differences of the set-ups, as texts.
         tasks: Number of tasks that both judged.
         only: Numbers of tasks that only the first, and only the second judged.
         changed: Number of tasks of the same id whose contents differ; they are not compared.

@@ -58,7 +58,7 @@ class EvalSummary:
         The counts are ``eval/n``, ``eval/invalid`` and ``eval/abandoned``. Where episodes are invalid, a metric that
         has bounds is also there as ``_if_wrong`` and ``_if_right``: with all of them wrong, and right.
 
-        What is of subsets of k samples has the number of tasks with at least k valid samples beside it,
+        Metrics of subsets of k samples have the number of tasks with at least k valid samples beside them,
         ``eval/pass@k_tasks``. A metric that only some episodes have, because they report it or because they were cut,
         has their number beside it, ``eval/<metric>_episodes``.
         """

@@ -32,9 +32,9 @@ class Row:
         tag: Tag of the task.
         failed: Whether it counts as invalid.
         cut: Whether a limit cut it.
-        stop: Its stop reason.
+        stop: Reason for the end of the episode.
         scores: Reward, own rewards of roles, the environment's metrics.
-        measures: Its effort, see :mod:`agentrl.evaluate.measures`.
+        measures: Effort of the episode, see :mod:`agentrl.evaluate.measures`.
         answer: The answer that the environment found.
         abandoned: Whether its teardown was given up.
     """
@@ -115,9 +115,9 @@ class Counts:
         """Adds a task.
 
         Args:
-            rows: Its episodes.
+            rows: Episodes of the task.
             scores: Values of its valid samples by name; one value for what is of subsets of samples.
-            bounds: What the scores would be if its invalid episodes were wrong, and if they were right.
+            bounds: Scores that the task would have if its invalid episodes were wrong, and if they were right.
         """
         valid = [row for row in rows if not row.failed]
         self.failed += len(rows) - len(valid)

@@ -183,7 +183,7 @@ def run(
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken.
         console: Console to print to.
         resume: Whether to continue the run of this name.
-        asked: What an evaluation was asked for, by which the same call finds it again if it was cut.
+        asked: Request for an evaluation, by which the same call finds it again if it was cut.
     """
     where = recipe.launch
     if where.type != "local" or where.node_rank > 0:

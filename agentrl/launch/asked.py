@@ -22,7 +22,7 @@ def unfinished(asked: Mapping[str, Any], console: Console | None = None) -> Path
     """Returns the folder of the newest evaluation that was cut in the same call; ``None`` without one.
 
     Args:
-        asked: What the call asks for, as plain data.
+        asked: Request of the call, as plain data.
         console: Console to say it on.
     """
     wanted = json.loads(json.dumps(asked, default=str))

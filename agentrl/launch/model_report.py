@@ -36,8 +36,8 @@ class Line:
     Attributes:
         part: Part of agentrl, or of the model, that was tried.
         verdict: ``ok``, ``slower`` (works, in a slower way) or ``refused``.
-        text: What was found.
-        remedy: What to do; empty if nothing needs to be done.
+        text: Result of the check.
+        remedy: Advice; empty if nothing needs to be done.
         data: Values for the JSON object.
     """
 

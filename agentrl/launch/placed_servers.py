@@ -48,7 +48,7 @@ class NodeServers:
         model: Folder of the model on this machine.
         run_dir: Folder of the run.
         supervisor: Starts the processes.
-        one: What this machine does.
+        one: Part of this machine in the run.
         address: Address of this machine in the run's network.
         secret: Secret of the run, the servers' key.
         env: More environment for the servers.

@@ -21,7 +21,7 @@ class Node:
     """One machine of a run.
 
     Attributes:
-        rank: Its number, ``launch.node_rank``.
+        rank: Number of the machine, ``launch.node_rank``.
         trains: Whether it runs trainer ranks.
         servers: Numbers of the inference servers that it runs beside nothing else; empty on machines that train.
     """
@@ -127,7 +127,7 @@ def head_problems(recipe: Recipe, heads: int, key_heads: int) -> Iterator[str]:
     Args:
         recipe: Recipe.
         heads: Attention heads of the model.
-        key_heads: Its key heads.
+        key_heads: Number of the model's key heads.
     """
     size = recipe.inference.tp
     if heads % size:

@@ -65,7 +65,7 @@ class Placed:
 
     Attributes:
         rank: Number of the machine.
-        actor: Its actor.
+        actor: Ray actor on the node.
         group: Ray's placement group of its node.
         bundle: Number of the node in the group.
         asked: Answer of the actor that is awaited: its address before it starts, the exit code afterwards.

@@ -88,7 +88,7 @@ def run_recipe(
         resume: Whether to continue the run of this name.
         console: Console to print to.
         numbered: Whether ``-2``, ``-3``, ... is appended to a name that is taken (the user chose no name).
-        asked: What an evaluation was asked for, which is kept in its folder.
+        asked: Request for an evaluation, which is kept in its folder.
 
     Raises:
         RunError: The run cannot start, or one of its processes cannot do what the recipe asks for.

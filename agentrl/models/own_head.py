@@ -44,7 +44,7 @@ class HeadForm:
 
 
 class _States:
-    """What a decoder returns: hidden states, and nothing else of what a head may ask for."""
+    """Output of a decoder: hidden states, and nothing else of what a head may ask for."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
 UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
-"""What a class raises for a config whose sizes it does not accept."""
+"""Exceptions of a class for a config whose sizes it does not accept."""
 
 SHORT = 4  # tokens of a window or a chunk that is cut
 _INNER, _HEAD, _ROTATED, _MOST_EXPERTS, _LAYERS = 64, 16, 8, 4, 2

@@ -43,7 +43,7 @@ class Way:
 
 @dataclass(frozen=True)
 class ModelForm:
-    """What trying a model told of it.
+    """Form of a model, found by trying it.
 
     Attributes:
         way: How it computes several sequences.

@@ -1,4 +1,4 @@
-"""What the live view says beside the table: progress, trend, speed, waits, and the last answer.
+"""Lines of the live view beside its table: progress, trend, speed, waits, and the last answer.
 
 Guarantees: pure but for :func:`last_answer`, which reads the end of a file; a sentence is absent where its numbers are.
 An interval is Student's at 95%, over steps; it is absent where there are fewer than :data:`FEWEST` of them.

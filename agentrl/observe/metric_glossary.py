@@ -23,8 +23,8 @@ class Metric:
     Attributes:
         name: Name, or a family of names with ``*`` for its free part.
         unit: Unit; empty for a pure number.
-        meaning: What it says.
-        over: What it is a mean, sum or share of.
+        meaning: Explanation of the metric.
+        over: Elements that it is a mean, sum or share of.
         good: Range of a healthy run; empty where there is none in general.
     """
 

@@ -94,7 +94,7 @@ def draw(
     """Draws the picture into each file, PNG or SVG by its name.
 
     Args:
-        curves: What to draw, each with a colour of its own.
+        curves: Curves to draw, each with a colour of its own.
         metrics: Metrics, one row of panels each.
         files: Files to write.
         smooth: Steps of the moving average.

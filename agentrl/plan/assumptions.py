@@ -20,8 +20,8 @@ class Assumption:
     Attributes:
         name: Name in ``--assume name=value``.
         value: The number.
-        unit: Its unit.
-        meaning: What it is, in a few words.
+        unit: Unit of the value.
+        meaning: Explanation in a few words.
         source: Where it comes from.
     """
 

@@ -28,7 +28,7 @@ class Compared:
     """A part of a step, predicted and measured.
 
     Attributes:
-        name: Its name.
+        name: Name of the part.
         predicted: Predicted seconds; ``None`` where nothing predicts it.
         measured: Measured seconds; ``None`` where it was not measured.
         metric: Metrics that it is measured by.
@@ -58,8 +58,8 @@ class Account:
         step: Seconds of a step, both sides.
         steps: Number of steps.
         bottleneck: Name of the part that sets the step.
-        advice: What to change next.
-        assumptions: What was assumed.
+        advice: Change to make next.
+        assumptions: Assumptions of the prediction.
     """
 
     work: Work
@@ -77,7 +77,7 @@ def account(recipe: Recipe, decoder: Decoder, known: Assumptions, steps: Sequenc
 
     Args:
         recipe: The run's resolved recipe.
-        decoder: Its model.
+        decoder: Sizes of the model.
         known: Assumptions, with the lengths of the run's episodes.
         steps: Records of its steps.
     """

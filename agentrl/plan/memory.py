@@ -23,8 +23,8 @@ class Item:
     """Line of a memory estimate.
 
     Attributes:
-        what: What takes the memory, and who shares it.
-        dtype: Its dtype; empty for a mixture.
+        what: Name of the part, and who shares it.
+        dtype: Dtype of the values; empty for a mixture.
         nbytes: Bytes of one rank or one card.
         host: Whether it stands in the host's memory.
     """
@@ -48,7 +48,7 @@ def trainer_memory(
     Args:
         recipe: Recipe with resolved dtypes.
         decoder: The model.
-        mesh: How ranks share it.
+        mesh: Mesh of the ranks that share it.
         known: Assumptions.
         tokens: Tokens of a micro-batch; by default the recipe's.
         updates: Micro-batches of an update on a rank; with more than one, gradients are summed before they are reduced.
@@ -123,7 +123,7 @@ def largest_microbatch(
     Args:
         recipe: Recipe with resolved dtypes.
         decoder: The model.
-        mesh: How ranks share it.
+        mesh: Mesh of the ranks that share it.
         known: Assumptions.
         beside: Bytes that a server takes on the same card.
         updates: Micro-batches of an update on a rank.

@@ -11,7 +11,7 @@ from agentrl.plan.decoder import Decoder
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the trainer's ranks share the work.
+    """Shares of the trainer's ranks in the work.
 
     Attributes:
         replicas: Groups of ranks that each hold all shards (HSDP); each takes other rows of the batch.

@@ -23,7 +23,7 @@ def lines(
     """Returns the plan as lines of text.
 
     Args:
-        case: What it is about.
+        case: Case that was planned.
         chosen: The best split.
         tried: All splits.
         model: Sentence that says where the model's sizes are from.

@@ -99,7 +99,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What goes from one process to another.
+    """Messages from one process to another.
 
     Attributes:
         name: From and to.
@@ -116,12 +116,12 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Busy:
-    """How busy a process or a link is.
+    """Share of its time that a process or a link is busy.
 
     Attributes:
-        name: Its name.
+        name: Name of the process or link.
         share: Seconds of work in a second: above 1 it is saturated.
-        how: What the share follows from.
+        how: Arithmetic that the share follows from.
     """
 
     name: str
@@ -138,8 +138,8 @@ class Scaled:
         servers: Number of servers.
         tokens_s: Sampled tokens a second.
         step_s: Seconds of a step.
-        arrows: What goes between its processes.
-        busy: How busy they are, the busiest first.
+        arrows: Messages between the processes.
+        busy: Shares of time of processes and links, the busiest first.
         held_gb: Memory of the controller for the episodes in flight.
         workers: Rollout processes that would share the controller's work per call, none above 70%.
     """

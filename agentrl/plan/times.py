@@ -44,7 +44,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """What a prediction is about."""
+    """Case that a prediction is made for."""
 
     recipe: Recipe
     decoder: Decoder
@@ -57,8 +57,8 @@ class Part:
     """Part of a step.
 
     Attributes:
-        name: Its name.
-        seconds: Its seconds.
+        name: Name of the part.
+        seconds: Seconds that the part takes.
         side: ``serve`` or ``train``: who is busy with it.
         how: The figures that it follows from.
     """

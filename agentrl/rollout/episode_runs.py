@@ -149,7 +149,7 @@ class InProcess:
 
 
 class _Sampling:
-    """What a running episode samples: a client that notes the model access which it gives the episode."""
+    """Sampling of a running episode: a client that notes the model access which it gives the episode."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -38,7 +38,7 @@ class _Member:
         job: Task of the episode.
         order: Order of its latest attempt.
         oldest: Version of its oldest token, as far as it is known.
-        found: Its record, from its end until its age is asked for.
+        found: Record of the episode, from its end until its age is asked for.
         ended: Whether it has ended.
         usable: Whether its end leaves anything to train on.
         good: Whether it has ended without a failure.
@@ -108,7 +108,7 @@ class InFlight:
                 for one in left:
                     cancelled(one)
                 raise  # the task was also cancelled by someone else
-            found = _stale(left[-1] if left else without_sampling(order, StopReason.STALE, ""), member.cancelled)
+            found = _stale(left[-1] if left else without_sampling(member.order, StopReason.STALE, ""), member.cancelled)
         finally:
             member.ended, member.usable = True, False
         member.good = not found.failed

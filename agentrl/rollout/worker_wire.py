@@ -28,7 +28,7 @@ _MORE = ("started", "sampling")  # fields that travel beside the record; the con
 
 @dataclass(frozen=True)
 class Ended:
-    """How an order ended in a worker.
+    """End of an order in a worker.
 
     Attributes:
         number: Number of the order.
@@ -46,8 +46,8 @@ class Packed:
     """An episode, ready to be sent.
 
     Attributes:
-        columns: Its columns.
-        line: Its line of ``episodes.jsonl``.
+        columns: Columns of the episode.
+        line: Line of the episode in ``episodes.jsonl``.
         more: The other fields that the controller needs, as JSON.
     """
 

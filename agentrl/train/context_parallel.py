@@ -78,7 +78,7 @@ def deal(parts: Sequence[range], costs: Sequence[float], ranks: int, unit: int) 
 
 @dataclass(frozen=True)
 class Sequences:
-    """How a micro-batch's logprobs are exchanged so that a rank has all of some sequences.
+    """Exchange of a micro-batch's logprobs, after which a rank has all of some sequences.
 
     Attributes:
         batch: The micro-batch with the trained tokens of this rank's sequences; only its tokens, no mask.

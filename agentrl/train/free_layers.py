@@ -28,7 +28,7 @@ class Choice:
 
     Attributes:
         frees: Whether layers are freed after each use.
-        said: What was chosen and why.
+        said: Sentence that says the choice and its reason.
     """
 
     frees: bool

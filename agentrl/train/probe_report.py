@@ -28,10 +28,10 @@ CHUNK = 64  # tokens whose logits exist at one time
 
 @dataclass(frozen=True)
 class TrainerProbe:
-    """What the trainer makes of a model.
+    """Verdict of the trainer on a model.
 
     Attributes:
-        way: How it computes several sequences.
+        way: Way in which the model computes several sequences.
         end_to_end: Whether the rows of prefix trees lie end to end, with sparse attention.
         head: Form of the output head.
         gaps: Mean difference of a logprob from the model's own forward pass in float32, in nats, by compute dtype.

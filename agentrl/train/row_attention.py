@@ -86,7 +86,7 @@ def block_mask(
         ends: int64 ``[length]`` index after each node's last descendant; ``length`` is a multiple of :data:`BLOCK`.
         own: int64 ``[blocks]`` numbers of the blocks whose queries are computed; ``None``: all.
         positions: int64 ``[length]`` depth of each node; needed for a limited reach.
-        reach: How far tokens see along their branch; ``None`` for all of it, which is the only one with ``own``.
+        reach: Reach of tokens along their branch; ``None`` for all of it, which is the only one with ``own``.
     """
     blocks = len(ends) // BLOCK
     number = torch.arange(blocks, device=ends.device)

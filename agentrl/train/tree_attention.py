@@ -73,7 +73,7 @@ class TreeTiles(BlockMask):
         ends: int64 ``[length]`` index after each node's last descendant, see
             :class:`~agentrl.models.prefix_tree.PrefixTree`.
         positions: int64 ``[length]`` depth of each node; needed for a limited reach.
-        reach: How far tokens see along their branch; ``None`` for all of it.
+        reach: Reach of tokens along their branch; ``None`` for all of it.
     """
 
     def __init__(self, ends: Tensor, positions: Tensor | None = None, reach: Reach | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the page asks of the shown runs, answered as plain data.
+"""Answers to the page's questions about the shown runs, as plain data.
 
 Guarantees: one function for each question, used by the server and by static copies alike; a text longer than
 :data:`MOST_TEXT` characters comes in part, with its length, and whole only when it is asked for.

@@ -1,4 +1,4 @@
-"""What ``agentrl doctor`` says of a run, with links to the episodes that show it.
+"""Findings of ``agentrl doctor`` on a run, with links to the episodes that show it.
 
 Guarantees: the run is examined in a process of its own, because that reads all of its episodes; it is examined anew
 only when its files have grown.

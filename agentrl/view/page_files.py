@@ -58,7 +58,7 @@ def whole_document(title: str, data: str) -> str:
 
     Args:
         title: Title, as HTML.
-        data: What its requests would be answered, as JSON; it is text for the browser, whatever it holds.
+        data: Answers to the page's requests, as JSON; it is text for the browser, whatever it holds.
     """
     safe = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     code = script().replace("</", "<\\/")

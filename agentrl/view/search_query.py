@@ -71,7 +71,7 @@ def parse(query: str, metrics: Collection[str] = ()) -> Condition:
     """Reads a query.
 
     Args:
-        query: What was typed.
+        query: Text that was typed.
         metrics: Names of the environment's metrics, which are numeric fields as well.
 
     Raises:

@@ -28,8 +28,8 @@ class ShownRun:
     Attributes:
         key: Name in links, unique among the shown runs.
         folder: Folder of the run.
-        history: Its metrics.
-        index: Its episodes.
+        history: Metrics of the run.
+        index: Index of the run's episodes.
     """
 
     key: str

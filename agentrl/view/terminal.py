@@ -28,7 +28,7 @@ PLAIN_ROWS = 200  # lines printed where the output is no terminal
 
 @dataclass
 class Screen:
-    """What is on the screen, and what a key changes.
+    """State of the screen, and the changes that keys make.
 
     Attributes:
         runs: The shown runs.
@@ -39,7 +39,7 @@ class Screen:
         top: Index of the first row, or line, on the screen.
         opened: Record of the opened episode; ``None`` for the list.
         tokens: Whether an opened episode is shown as tokens.
-        typing: What is typed of a filter; ``None`` if none is.
+        typing: Typed part of a filter; ``None`` if none is.
         said: Message in the last line.
     """
 

@@ -27,7 +27,7 @@ class Tokenizers:
 
         Args:
             folder: Folder of the run.
-            config: Its resolved recipe.
+            config: Resolved recipe of the run.
         """
         key = str(folder)
         if key not in self._found:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Pause:
-    """One paused server: the time of the answer to its pause, and the time up to which its lease is renewed."""
+    """A paused server: the time of the answer to its pause, and the time up to which its lease is renewed."""
 
     backend: Backend
     since: float

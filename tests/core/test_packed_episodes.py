@@ -79,6 +79,16 @@ def test_odd_texts_and_line_ends_stay_as_they_are(tmp_path):
     _compare(orjson.loads(line.data), record)
 
 
+def test_a_task_with_a_long_integer_stays_exact(tmp_path):
+    record = json.loads(_lines(1)[0]) | {"task": {"answer": 2**64 + 1}}
+    record["trajectories"]["assistant"]["nodes"][1]["logprobs"][0] = -0.00012345678901234567
+    line = json.dumps(record).encode() + b"\n"
+    assert [one.data for one in unpack(_packed(tmp_path, [line]))] == [line]
+    short = json.dumps(record | {"task": {"answer": 1}}).encode() + b"\n"
+    with zipfile.ZipFile(_packed(tmp_path, [short])) as part:
+        assert b"token_ids" not in part.read("episodes.jsonl"), "the digits of a fraction are no integer"
+
+
 def test_a_part_says_what_it_was_and_numpy_reads_it(tmp_path):
     lines = _lines(5)
     file = _packed(tmp_path, lines)

@@ -37,7 +37,7 @@ REFUSED = "refusal"  # finish reason of an answer that the API calls a refusal
 
 
 class Calls(Protocol):
-    """What answers a session's calls: an API, or a transcript.
+    """Source of the answers to a session's calls: an API, or a transcript.
 
     Attributes:
         url: URL for messages.
