@@ -25,7 +25,7 @@ def doctor(
 
     from agentrl.observe.examine_run import examine
 
-    folder = run if run.is_dir() else Path("runs") / run
+    folder = next((one for one in (run, Path("runs") / run) if one.is_dir()), run)
     found, unjudged = examine(folder)
     console = Console(highlight=False)
     whole = not console.is_terminal  # in a file a finding's sentence is one line; a terminal folds it at a word

@@ -194,7 +194,8 @@ class ApiCalls:
         if isinstance(error, APIError):
             without_key(error, self._client.api_key)
         if not self._repeated:
-            log.warning("%s: %s; it is asked again until inference.retry_seconds", self.url, error)
+            limit = "for up to inference.retry_seconds" if self._answered else "a few times"  # see _is_over
+            log.warning("%s: %s; it is asked again %s", self.url, str(error).rstrip("."), limit)
         status = status_of(error) if isinstance(error, APIError) else 0
         self._repeated[str(status) if status else type(error).__name__] += 1
 

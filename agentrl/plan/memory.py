@@ -103,7 +103,7 @@ def _gathered(recipe: Recipe, decoder: Decoder, mesh: Mesh, updates: float) -> l
         return [Item("gathered parameters of two layers and the embeddings", trainer.dtype, held * width)]
     items = [Item("all parameters, gathered for compute", trainer.dtype, models * whole * width)]
     if not alone and updates > 1 and trainer.lora_rank is None:
-        items.append(Item("gradients summed over micro-batches before they are reduced", "float32", 4 * whole))
+        items.append(Item("gradients summed over micro-batches, not yet reduced", "float32", 4 * whole))
     return items
 
 

@@ -66,9 +66,9 @@ def _items(name: str, items: Sequence[Item], room: float) -> list[str]:
     text = [f"{name}"]
     for item in items:
         where = ", in the host's memory" if item.host else ""
-        text.append(f"  {item.what + where:<66.66} {item.dtype:<9}{_size(item.nbytes):>12}")
+        text.append(f"  {item.what + where:<57.57} {item.dtype:<8}{_size(item.nbytes):>11}")
     full = total(items)
-    return [*text, f"  {'sum, of ' + _size(room):<76}{_size(full):>12}" + " TOO MUCH" * (full > room)]
+    return [*text, f"  {'sum, of ' + _size(room):<66}{_size(full):>11}" + " TOO MUCH" * (full > room)]
 
 
 def _memory(case: Case, chosen: Prediction) -> list[str]:
@@ -108,11 +108,11 @@ def _splits(chosen: Prediction, tried: Sequence[Prediction]) -> list[str]:
     ordered = sorted(tried, key=lambda one: (not one.fits, one.seconds))[:SHOWN]
     if chosen not in ordered:
         ordered.append(chosen)
-    text = [f"  {'split':<52}{'step':>10}{'servers':>11}{'trainer':>11}  fits"]
+    text = [f"  {'split':<42}{'step':>10}{'servers':>10}{'trainer':>10}  fits"]
     for one in ordered:
         mark = "*" if one is chosen else " "
-        numbers = f"{one.seconds:>8,.3g} s{one.side('serve'):>9,.3g} s{one.side('train'):>9,.3g} s"
-        text.append(f"{mark} {split_text(one):<52}{numbers}  {'yes' if one.fits else 'no'}")
+        numbers = f"{one.seconds:>8,.3g} s{one.side('serve'):>8,.3g} s{one.side('train'):>8,.3g} s"
+        text.append(f"{mark} {split_text(one):<42}{numbers}  {'yes' if one.fits else 'no'}")
     return text
 
 

@@ -394,3 +394,12 @@ def test_failed_episodes_are_named_with_their_most_frequent_kinds(tmp_path: Path
     (tmp_path / "failed-episodes.jsonl").write_text("".join(json.dumps({"kind": kind}) + "\n" for kind in kinds))
     (found,) = [one for one in examine(tmp_path)[0] if one.kind == "failed"]
     assert f"{kinds[0]} (2 times); {kinds[2]} (1 times)" in found.remedy
+
+
+def test_the_folder_that_was_named_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from agentrl.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "runs/nothing"])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("agentrl: runs/nothing is no run")
