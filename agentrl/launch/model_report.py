@@ -215,8 +215,11 @@ def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]
         return
     gaps = ", ".join(f"{gap:.2g} in {dtype}" for dtype, gap in probe.gaps.items())
     text = f"{probe.way}; logprobs differ from its own forward pass by {gaps} (nats, tried on {of})"
+    if probe.fault:
+        text += f"; its code does not compute in bfloat16, so set trainer.dtype=float32 ({probe.fault})"
     data = {"train": probe.way.rows, "logprob_gap": probe.gaps, "head": str(probe.head)}
-    yield Line("trainer", "ok" if probe.way.rows == "trees" else "slower", text, data=data)
+    fine = probe.way.rows == "trees" and not probe.fault
+    yield Line("trainer", "ok" if fine else "slower", text, data=data)
     yield Line("head", "slower" if probe.head.own else "ok", str(probe.head))
     found = ", ".join(probe.lora_targets)
     yield Line("LoRA targets", "ok" if found else "refused", found or "no linear layers", data={"lora": found})

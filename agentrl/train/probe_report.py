@@ -4,7 +4,6 @@ Guarantees: the way, the head and the layout are those of a run with ``trainer.a
 logprobs of a small group are compared with the model's own forward pass over each sequence alone, in float32.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +34,7 @@ class TrainerProbe:
         end_to_end: Whether the rows of prefix trees lie end to end, with sparse attention.
         head: Form of the output head.
         gaps: Mean difference of a logprob from the model's own forward pass in float32, in nats, by compute dtype.
+        fault: Error of its code in bfloat16, for which ``gaps`` has no number then; empty if there is none.
         lora_targets: Names of the linear layers that can get adapters.
         tensor_parallel: Whether the class has a plan for tensor parallelism.
     """
@@ -43,6 +43,7 @@ class TrainerProbe:
     end_to_end: bool
     head: HeadForm
     gaps: dict[str, float]
+    fault: str
     lora_targets: tuple[str, ...]
     tensor_parallel: bool
 
@@ -75,10 +76,13 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
             why = f"its rows cannot be computed ({type(error).__name__}: {error})"
             continue
         if gaps["float32"] <= TOLERANCE[torch.float32]:
-            with suppress(*FAULTS):  # code that mixes dtypes runs in float32 alone
+            fault = ""
+            try:
                 gaps["bfloat16"] = _gap(model, trial, device, torch.bfloat16)
+            except FAULTS as error:  # code that mixes dtypes
+                fault = f"{type(error).__name__}: {error}"
             form, plan = form_of(model), getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
-            return TrainerProbe(form.way, is_packed(model), form.head, gaps, linear_layers(model), bool(plan))
+            return TrainerProbe(form.way, is_packed(model), form.head, gaps, fault, linear_layers(model), bool(plan))
         why = f"its logprobs differ from the plain model's by {gaps['float32']:.2g} nats on average"
     raise ModelRefused(f"the model in {folder} cannot be trained: {why}")
 

@@ -52,6 +52,7 @@ def test_a_state_space_model_is_slower_and_says_why(tiny_model: Path, tmp_path: 
     assert (trainer.verdict, engine.verdict) == ("slower", "slower")
     assert "padded" in trainer.text and "because" in trainer.text and "caches" in engine.text and engine.remedy
     assert (trainer.data["train"], engine.data["engine"]) == ("padded", "padded")
+    assert list(trainer.data["logprob_gap"]) == ["float32"] and "does not compute in bfloat16" in trainer.text
     vocabulary = said(lines, "vocabulary")
     assert vocabulary.verdict == "refused" and "resize_token_embeddings" in vocabulary.remedy
 
