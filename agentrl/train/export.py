@@ -121,7 +121,9 @@ def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start:
     """Writes, on rank 0, the config, the tokenizer and the weights in ``state``."""
     if rank:
         return
+    dtype = getattr(model.config, "dtype", None)
     model.save_pretrained(partial, state_dict=state)
+    model.config.dtype = dtype  # transformers leaves its name there, a string, which the next export would take
     tokenizer = AutoTokenizer.from_pretrained(str(start))
     template = target.with_name(CHAT_TEMPLATE)
     if template.is_file():  # the recipe's template, which the model was trained with

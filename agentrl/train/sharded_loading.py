@@ -118,7 +118,7 @@ def own_storages(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, DTensor):
                 if id(parameter) not in made:
-                    local = DTensor(parameter.to_local().clone(), parameter._spec, requires_grad=False)
+                    local = DTensor(parameter.to_local().detach().clone(), parameter._spec, requires_grad=False)
                     made[id(parameter)] = nn.Parameter(local, requires_grad=parameter.requires_grad)
                 setattr(module, name, made[id(parameter)])
 

@@ -151,11 +151,13 @@ def written(engine: PolicyLearner, folder: Path, start: Path) -> None:
     dist.barrier()
     publisher.close()
     adapter = engine.config.lora_rank is not None
-    export_model(engine.policy, exported(engine), folder / "model", 3, start, mesh, adapter=adapter)
-    if first:
-        state = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-        assert all(torch.equal(state[name], tensor) for name, tensor in whole.items()), "another export"
-        assert "distributed_config" not in (folder / "model" / "config.json").read_text()
+    for gather in (True, False):  # the second export of a process writes what the first did
+        export_model(engine.policy, exported(engine), folder / "model", 3, start, mesh, adapter=adapter, gather=gather)
+        if first:
+            state = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+            assert all(torch.equal(state[name], tensor) for name, tensor in whole.items()), "another export"
+            assert "distributed_config" not in (folder / "model" / "config.json").read_text()
+        dist.barrier()
 
 
 def exported(engine: PolicyLearner) -> list[tuple[str, Weight]]:
