@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from agentrl.cli.completion import complete_override, complete_recipe
+from agentrl.cli.folded import folded, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,12 +63,13 @@ def show(name: Name, overrides: Overrides = None, config: ConfigFile = None) -> 
 
     recipe = _load(name, overrides, config)
     check_servers(recipe)
-    typer.echo(render(recipe), nl=False)
+    width = terminal_width()
+    typer.echo(render(recipe, width=width), nl=False)
     lines = objective(recipe) if recipe.trainer.type in SUPERVISED else formula(recipe.trainer)
     if recipe.trainer.type is not None:
         typer.echo("\n".join(["", "# what is minimised", *(f"#   {line}" for line in lines)]))
     if found := hints(recipe):
-        typer.echo("\n".join(["", *(f"# hint: {one}" for one in found)]))
+        typer.echo("\n".join(["", *folded([f"# hint: {one}" for one in found], "#   ")]))
 
 
 @app.command()
@@ -207,12 +209,12 @@ def _print_plan(recipe: "Recipe") -> None:
     else:
         config, model = find_config(recipe.model.name)
     resolved, lines = plan(recipe, config, model)
-    typer.echo(render(resolved))
-    typer.echo("\n".join(lines))
+    typer.echo(render(resolved, width=terminal_width()))
     if recipe.trainer.type in SUPERVISED:
-        typer.echo("\n".join(_example_lines(resolved)))
+        lines += _example_lines(resolved)
+    typer.echo("\n".join(folded(lines, " " * 11)))
     if not in_text and recipe.env.id != NO_ENV:
-        typer.echo("\n".join(_prompt_lines(resolved)))
+        typer.echo("\n".join(folded(_prompt_lines(resolved), " " * 11)))
 
 
 def _prompt_lines(recipe: "Recipe") -> list[str]:

@@ -15,10 +15,10 @@ FLIPS = 0.2  # share of the tasks that two runs judge differently, where nothing
 
 def half_width(tasks: int) -> float:
     """Computes the largest half width that the accuracy's 95% interval has after so many tasks."""
-    return _z((1 + CONFIDENCE) / 2) * 0.5 / math.sqrt(tasks)
+    return min(0.5, _z((1 + CONFIDENCE) / 2) * 0.5 / math.sqrt(tasks))
 
 
-def detectable(tasks: int, flips: float = FLIPS, power: float = POWER) -> float:
+def detectable(tasks: int, flips: float = FLIPS, power: float = POWER) -> float | None:
     """Computes the difference of two runs that a paired comparison finds.
 
     Args:
@@ -27,11 +27,13 @@ def detectable(tasks: int, flips: float = FLIPS, power: float = POWER) -> float:
         power: Chance to find the difference at the 5% level.
 
     Returns:
-        The smallest difference of the accuracies, at most ``flips``: the runs differ in no other task.
+        The smallest difference of the accuracies; ``None`` if it would have to exceed ``flips``, which it cannot: the
+        runs differ in no other task.
     """
     factor = (_z((1 + CONFIDENCE) / 2) + _z(power)) ** 2 / tasks
     # The variance of a task's difference d is flips - d^2, so d^2 = factor * (flips - d^2).
-    return math.sqrt(factor * flips / (1 + factor))
+    difference = math.sqrt(factor * flips / (1 + factor))
+    return difference if difference <= flips else None
 
 
 def tasks_for(difference: float, flips: float = FLIPS, power: float = POWER) -> int:
@@ -42,10 +44,12 @@ def tasks_for(difference: float, flips: float = FLIPS, power: float = POWER) -> 
 
 def power_line(tasks: int) -> str:
     """Returns the figures as a sentence."""
-    return (
-        f"{tasks} tasks: accuracy within {100 * half_width(tasks):.1f} points; two runs on them are told apart from "
-        f"{100 * detectable(tasks):.1f} points on, if {FLIPS:.0%} of the tasks flip (power {POWER:.0%})"
-    )
+    within = f"{tasks} task{'s' * (tasks != 1)}: accuracy within {100 * half_width(tasks):.1f} points"
+    assumed = f"if {FLIPS:.0%} of the tasks flip (power {POWER:.0%})"
+    difference = detectable(tasks)
+    if difference is None:
+        return f"{within}; too few to tell two runs apart, which takes at least {tasks_for(FLIPS)} {assumed}"
+    return f"{within}; two runs on them are told apart from {100 * difference:.1f} points on, {assumed}"
 
 
 def _z(share: float) -> float:

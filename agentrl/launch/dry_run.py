@@ -144,10 +144,10 @@ def _memory_lines(recipe: Recipe, shape: ModelShape | None, unknown: str) -> lis
     without = " without activations" if recipe.trainer.type in SUPERVISED else ""
     lines.append(f"memory     for {shape.parameters / 1e6:,.0f}M parameters, an estimate{without}:")
     items = memory(recipe, shape)
-    lines += [f"             {item.process + ',':<14} {item.what:<56} {_size(item.nbytes):>9}" for item in items]
+    lines += [f"  {item.process + ',':<14} {item.what:<52} {_size(item.nbytes):>9}" for item in items]
     for process in dict.fromkeys(item.process for item in items):
         total = sum(item.nbytes for item in items if item.process == process)
-        lines.append(f"             {process + ', sum':<71} {_size(total):>9}")
+        lines.append(f"  {process + ', sum':<67} {_size(total):>9}")
     return lines
 
 

@@ -40,6 +40,7 @@ from agentrl.launch.results import EvalResult, Evaluation
 from agentrl.launch.score import print_prompt, print_score
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervisor import ChildFailed, Supervisor
+from agentrl.observe.say import say
 from agentrl.observe.summary import setup_line
 from agentrl.rollout.assemble import make_client, make_text_client, make_workflow
 from agentrl.rollout.deadline import Limits
@@ -127,7 +128,7 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     if summary.failed and recipe.logging.episodes:
         lost = LOST.format(summary.failed, evaluator.total, run_dir)
-        console.print(lost, style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, lost, "red")
     console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return EvalResult(
         run_dir=run_dir,

@@ -64,6 +64,7 @@ from agentrl.launch.tracked import tracked
 from agentrl.launch.worker_watch import WorkerWatch
 from agentrl.observe.curve import draw_curve
 from agentrl.observe.live import LiveView
+from agentrl.observe.say import say
 from agentrl.observe.sinks import MetricsTail
 from agentrl.observe.summary import summary_table
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint
@@ -114,7 +115,7 @@ def _run_owned(
 ) -> TrainResult | EvalResult:
     """Runs in a folder that no other process writes to."""
     for hint in hints(recipe):
-        console.print(f"hint    {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"hint    {hint}", "yellow")
     trains, started = recipe.trainer.type is not None, time.monotonic()
 
     def reached(reason: ExitReason, error: str | None = None) -> TrainResult | None:
@@ -184,9 +185,8 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     console.print(f"run     {run_dir}", highlight=False)
     supervisor = Supervisor(run_dir / "logs")
     try:
-        say = partial(console.print, style="yellow", markup=False, highlight=False, soft_wrap=True)
         with (
-            tracked(recipe.logging.trackers, run_dir, say),
+            tracked(recipe.logging.trackers, run_dir, lambda text: say(console, text, "yellow")),
             LiveWatch(run_dir, wanted=console.is_terminal and recipe.logging.live) as watch,
             LiveView(recipe, run_dir, console, status=watch.latest) as view,
         ):
@@ -197,7 +197,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     finally:
         supervisor.stop()
         for problem in resume_paused(recipe, run_dir):
-            console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
+            say(console, problem, "red")
         (run_dir / "processes" / HEAD_FILE).unlink(missing_ok=True)  # no other machine comes any more
         sweep_stale()
         _draw(recipe, run_dir, console)

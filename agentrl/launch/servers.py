@@ -23,6 +23,7 @@ from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
 from agentrl.launch.placement import sizes
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
+from agentrl.observe.say import say
 
 READY_POLL_SECONDS = 1.0
 LOOPBACK = "127.0.0.1"
@@ -30,9 +31,9 @@ LOOPBACK = "127.0.0.1"
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
     """Find the model by its name, check that it has a chat template, and print its source."""
-    model = resolve_model(recipe.model.name, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
+    model = resolve_model(recipe.model.name, say=lambda text: say(console, text))
     require_chat_template(model.path)
-    console.print(f"model   {model.source}", highlight=False, soft_wrap=True)
+    say(console, f"model   {model.source}")
     return model
 
 

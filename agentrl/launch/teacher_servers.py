@@ -15,6 +15,7 @@ from agentrl.data.models import find_file, resolve_model
 from agentrl.data.vocabulary import TOKENIZER, disagreements
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
+from agentrl.observe.say import say
 
 SHOWN = 3  # most differing tokens in the message
 
@@ -42,7 +43,7 @@ def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None
             raise UserError(f"teacher.model={name}: its {TOKENIZER} is needed to compare vocabularies ({source})")
         folder, teacher = None, file
     else:
-        model = resolve_model(name, lambda text: console.print(text, highlight=False, soft_wrap=True), "teacher.model")
+        model = resolve_model(name, lambda text: say(console, text), "teacher.model")
         folder, teacher, source = model.path, model.path / TOKENIZER, model.source
     wrong = disagreements(student / TOKENIZER, teacher)
     if wrong:
@@ -51,7 +52,7 @@ def find_teacher(recipe: Recipe, student: Path, console: Console) -> Path | None
             f"teacher.model={name} has another vocabulary than model.name={recipe.model.name}: {len(wrong)} tokens "
             f"differ ({shown}); a teacher can only score ids that stand for the same tokens in both models"
         )
-    console.print(f"teacher {source}", highlight=False, soft_wrap=True)
+    say(console, f"teacher {source}")
     return folder
 
 

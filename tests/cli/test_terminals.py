@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.yaml12 import read_yaml
 from tests.end_to_end import run
 from tests.terminal import on_terminal
 
@@ -36,3 +37,15 @@ def test_doctor_folds_its_findings(columns: int, tmp_path: Path) -> None:
     lines = on_terminal(["doctor", "sick"], columns, tmp_path)
     assert max(map(len, lines)) <= columns
     assert " ".join(" ".join(lines).split()) == whole
+
+
+def test_a_recipe_is_folded_between_words_and_can_still_be_read(tmp_path: Path) -> None:
+    """Only what is no comment may be wider: keys with their values, and the formula."""
+    whole = run("recipe", "show", "arithmetic_grpo", cwd=tmp_path).stdout
+    lines = on_terminal(["recipe", "show", "arithmetic_grpo"], 80, tmp_path)
+    wide = [line for line in lines if len(line) > 80]
+    assert all(line.startswith(("description:", "#   ")) for line in wide), wide
+    shown = read_yaml("\n".join(lines), "shown")
+    assert shown == read_yaml(whole, "whole")
+    words = " ".join(" ".join(line.partition("# ")[2] for line in lines if "# " in line).split())
+    assert "Local folder, Hugging Face id, or a model that an installed package ships." in words

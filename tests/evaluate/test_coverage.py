@@ -10,7 +10,7 @@ from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.intervals import proportion_interval
 from agentrl.evaluate.moments import Moments
 from agentrl.evaluate.paired import change
-from agentrl.evaluate.power import detectable, half_width, tasks_for
+from agentrl.evaluate.power import detectable, half_width, power_line, tasks_for
 
 DRAWS = 2000
 CLOSE = 0.01
@@ -66,6 +66,7 @@ def test_a_paired_difference_is_covered_and_found_as_often_as_foretold() -> None
     """A fifth of the tasks flip, with the difference that the power estimate names."""
     tasks = 300
     difference = detectable(tasks)
+    assert difference is not None
     rng = np.random.default_rng(7)
     covered = found = 0
     for _ in range(DRAWS):
@@ -96,6 +97,15 @@ def test_without_a_difference_a_small_p_value_is_seldom() -> None:
 def test_the_power_figures_are_their_formulas() -> None:
     assert half_width(200) == pytest.approx(norm.ppf(0.975) * math.sqrt(0.25 / 200))
     difference = detectable(500, flips=0.1)
+    assert difference is not None
     needed = (norm.ppf(0.975) + norm.ppf(0.8)) ** 2 * (0.1 - difference**2) / difference**2
     assert needed == pytest.approx(500)
     assert tasks_for(difference, flips=0.1) in (500, 501)
+
+
+def test_a_difference_cannot_be_larger_than_the_share_of_tasks_that_flip() -> None:
+    fewest = tasks_for(0.2)
+    assert detectable(fewest - 1) is None
+    assert detectable(fewest) == pytest.approx(0.2, abs=0.005)
+    assert power_line(1).startswith("1 task: accuracy within 50.0 points; too few to tell two runs apart")
+    assert f"at least {fewest} if 20% of the tasks flip" in power_line(8)
