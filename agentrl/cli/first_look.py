@@ -40,7 +40,7 @@ def look(env: str, kwargs: dict[str, Any], model: str, overrides: list[str], con
         recipe = look_recipe(env, kwargs, model, overrides, Path(folder))
         (Path(folder) / recipe.name).mkdir(exist_ok=True)
         try:
-            evaluate_recipe(recipe, Path(folder) / recipe.name, console)
+            evaluate_recipe(recipe, Path(folder) / recipe.name, console, stays=False)
         except ChildFailed as error:
             raise UserError(f"no first look with {model}: {error}") from error
         file = Path(folder) / recipe.name / EPISODES

@@ -56,7 +56,9 @@ ABANDONED = (
 )
 
 
-def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: bool = False) -> EvalResult:
+def evaluate_recipe(
+    recipe: Recipe, run_dir: Path, console: Console, *, resume: bool = False, stays: bool = True
+) -> EvalResult:
     """Run episodes of the validation tasks, print the result and return it.
 
     Args:
@@ -64,6 +66,7 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         run_dir: Folder for its files.
         console: Console to print to.
         resume: Whether to take the episodes that the folder holds, if they are of the same set-up.
+        stays: Whether the folder is there when this returns to the user; else no line names it.
 
     Raises:
         ChildFailed: A server failed, too many episodes were abandoned, or no further can succeed.
@@ -126,10 +129,11 @@ def evaluate_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: 
         console.print(SEQUENCE, highlight=False)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
-    if summary.failed and recipe.logging.episodes:
+    if summary.failed and recipe.logging.episodes and stays:
         lost = LOST.format(summary.failed, evaluator.total, run_dir)
         say(console, lost, "red")
-    console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
+    if stays:
+        console.print(f"episodes in {run_dir / EPISODES}", highlight=False)
     return EvalResult(
         run_dir=run_dir,
         evaluation=Evaluation.of(0, found, {**found, "per_task": TaskScoresByMetric(run_dir)}),
