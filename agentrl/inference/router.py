@@ -171,6 +171,17 @@ class Router:
                 task.cancel()
             self.changed()
 
+    async def ask(self, backend: Backend, call: Callable[[Backend], Awaitable[T]]) -> T:
+        """Call one of the servers; a call that still waits when its server is taken out ends then.
+
+        Raises:
+            ServerUnreachable: The server gave no answer, or was taken out.
+        """
+        server = self._servers[backend.url]
+        if server.gone.is_set():
+            raise ServerUnreachable(f"{backend.url} was taken out: {server.error}")
+        return await _while_it_lives(server, lambda one, _: call(one), "")
+
     def report(self, url: str, number: int, reason: str) -> None:
         """Take out a server that another process found dead, unless it was admitted anew since then."""
         server = self._servers.get(url)

@@ -3,8 +3,8 @@
 Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
 in both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`). A push, its resume and its
 roll-back end within ``weights.lease_seconds`` each, and the pauses are renewed until then: no server samples with a
-version that was rolled back. Nothing is committed that a server did not confirm. A server that dies or restarts
-meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves. When
+version that was rolled back. Nothing is committed that a server did not confirm. A server that dies, restarts or
+stands still meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves. When
 the last one is taken out, the push waits for one to join, for ``inference.patience`` at most; it gets the new version
 then.
 
@@ -92,7 +92,7 @@ class WeightTransaction:
         """
         async with self._lock:
             servers = self._router.backends
-            ranks = await asyncio.gather(*(backend.ranks() for backend in servers))
+            ranks = await asyncio.gather(*(self._router.ask(backend, lambda one: one.ranks()) for backend in servers))
             urls = [backend.url for backend in servers]
             by_file = self._joining > 0
             if not by_file:
@@ -262,7 +262,8 @@ class WeightTransaction:
             InferenceError: A server that lives refused, or did not answer in time.
             _NoneLeft: No server is left.
         """
-        outcomes = await asyncio.gather(*(call(backend) for backend in servers), return_exceptions=True)
+        asked = (self._router.ask(backend, call) for backend in servers)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
         answers: list[T] = []
         for backend, outcome in zip(list(servers), outcomes, strict=True):
             if not isinstance(outcome, BaseException):

@@ -76,6 +76,44 @@ async def test_a_server_that_dies_during_a_push_is_taken_out_and_the_others_get_
     assert backends[0].calls == [], "a server that is gone is not asked again"
 
 
+@pytest.mark.parametrize("name", ["pause", "load", "verify", "resume"])
+async def test_a_server_that_stands_still_in_a_push_is_left_behind_when_the_probes_find_it(name: str) -> None:
+    """It has the connection and answers nothing, as a stopped process does."""
+    transaction, backends = make()
+    asked = asyncio.Event()
+
+    async def never(*arguments: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    setattr(backends[0], name, never)
+    pushing = asyncio.create_task(transaction.push(MANIFEST))
+    await asked.wait()
+    transaction._router.take_out(backends[0], "no answer to 3 probes in a row")
+    await pushing
+    assert transaction.committed == Committed(3, "/new")
+    assert [call for call, _ in backends[1].calls] == ["pause", "load", "verify", "resume"]
+
+
+async def test_a_server_that_stands_still_does_not_keep_the_others_from_going_back() -> None:
+    transaction, backends = make(lease=0.05)
+    original = backends[1].load
+
+    async def load(path: str, version: int) -> None:
+        if path == "/new":
+            await asyncio.Event().wait()
+        await original(path, version)
+
+    async def still(path: str, version: int) -> None:
+        transaction._router.take_out(backends[0], "no answer to 3 probes in a row")
+        await asyncio.Event().wait()
+
+    backends[0].load, backends[1].load = still, load  # type: ignore[method-assign]
+    with pytest.raises(WeightPushError, match="lease_seconds"):
+        await transaction.push(MANIFEST)
+    assert backends[1].calls[-2:] == [("load", ("/old", 2)), ("resume", None)]
+
+
 @pytest.mark.parametrize("manifest", ["file", "broadcast"])
 async def test_a_push_without_any_server_left_says_what_became_of_each(manifest: str) -> None:
     """A version in a file waits for a server, as long as ``inference.patience``; a broadcast cannot wait."""
