@@ -45,7 +45,7 @@ def check_tags(tasks: Iterable[Task], baseline: Baseline) -> None:
     if baseline != "tag":
         return
     for task in tasks:
-        if not isinstance(task.data.get("tag"), str):
+        if tag_of(task.data) is None:
             raise DataError(missing_tag(task.id))
 
 

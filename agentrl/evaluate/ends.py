@@ -7,6 +7,7 @@ looked at. A budget is passed by no more than what the episodes that run at a ti
 cost.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentrl.config.recipe import EvalConfig
 from agentrl.core.ending import SUCCESS
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.evaluate.moments import Estimate
-from agentrl.evaluate.prices import table_path
+from agentrl.evaluate.prices import Price, table_path
 from agentrl.evaluate.sequence import prior_weight, sequence_interval
 from agentrl.evaluate.tally import Row, TaskScores
 
@@ -45,6 +46,16 @@ class Ends:
         self._early: dict[int, float | None] = {}  # by number, of tasks that were finished before an earlier one
         self._next = 0
         self.total, self.n = 0.0, 0  # of the accuracies of all tasks before self._next that have one
+
+    def spent_before(self, usage: Mapping[str, int], price: Price | None) -> None:
+        """Adds what episodes of an earlier call cost that are tried again.
+
+        Args:
+            usage: Numbers of their tokens.
+            price: Price of the model's tokens.
+        """
+        self.tokens += usage.get("prompt", 0) + usage.get("completion", 0)
+        self.cost += (price.of(usage) or 0.0) if price is not None else 0.0
 
     def begins(self) -> None:
         """Notes that an attempt begins."""

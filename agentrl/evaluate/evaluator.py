@@ -144,6 +144,8 @@ class Evaluator:
             RolloutError: Too many abandoned episodes still run, or no further episode can succeed.
         """
         self._begin()
+        if self.judged is not None:
+            self.ends.spent_before(self.judged.lost, self.price)
         attempts = self._attempts()
         places = min(self._recipe.rollout.max_concurrent, self.total)
         workers = [asyncio.create_task(self._work(attempts, version)) for _ in range(places)]

@@ -2,7 +2,7 @@
 
 Guarantees: ``eval-tasks.jsonl`` has one line for each task whose samples have ended, in the order in which they did;
 ``result.json`` holds the same scores by metric and task, and is there as a whole or not at all; neither is ever held in
-memory while an evaluation runs.
+memory while an evaluation runs. A damaged line of episodes is left out, and keys of other versions are.
 """
 
 import json
@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
 from agentrl.core.whole_lines import WholeLines
-from agentrl.evaluate.judged import EPISODES
+from agentrl.evaluate.judged import EPISODES, episode_of
 from agentrl.evaluate.tally import TaskScores
 
 TASKS = "eval-tasks.jsonl"
@@ -103,10 +104,10 @@ class StoredEpisodes(Sequence[Episode]):
             return array("q")
         with open(self._path, "rb") as lines:
             for line in lines:
-                if line.endswith(b"\n"):
-                    found = json.loads(line)
-                    last.pop((found["group_id"], found["index"]), None)
-                    last[found["group_id"], found["index"]] = place
+                attempt = _attempt(line)
+                if attempt is not None:
+                    last.pop(attempt, None)
+                    last[attempt] = place
                 place += len(line)
         return array("q", last.values())
 
@@ -125,9 +126,21 @@ class StoredEpisodes(Sequence[Episode]):
     def _read(self, place: int) -> Episode:
         with open(self._path, "rb") as file:
             file.seek(place)
-            found = json.loads(file.readline())
-        found.pop("eval_step", None)
-        return Episode.model_validate(found)
+            found = episode_of(file.readline())
+        if found is None:
+            raise UserError(f"{self._path}: the episode at byte {place} is of another version of agentrl, or damaged")
+        return found
+
+
+def _attempt(line: bytes) -> tuple[str, int] | None:
+    """Returns the group and the index of a line's episode; ``None`` for a line that is cut or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        found = json.loads(line)
+        return found["group_id"], found["index"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def write_result(path: Path, found: Mapping[str, Any]) -> None:

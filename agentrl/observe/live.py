@@ -21,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.observe.diagnosis import diagnose
 from agentrl.observe.live_facts import last_answer, progress, speed, trend, waits
 from agentrl.observe.step_table import step_table
+from agentrl.observe.summary import is_shown, metric_names
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
@@ -249,9 +250,9 @@ _MIXED = ("eval/version_min", "eval/version_max")  # where an evaluation is of s
 
 def evaluation_line(record: Mapping[str, float]) -> str:
     """Formats an evaluation as one line."""
-    names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high", "_tasks"))]
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/abandoned", "eval/examples", *_MIXED}):
+    names = metric_names(record)
+    for name in sorted(f"eval/{one}" for one in names if is_shown(one, names)):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"

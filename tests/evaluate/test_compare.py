@@ -89,3 +89,12 @@ def test_the_result_holds_the_scores_of_the_file_by_metric(tmp_path: Path) -> No
         "per_task": {"accuracy": {"t": 1.0, 'u"\n': 0.0}},
     }
     assert TaskScoresByMetric(run) == {"accuracy": {"t": 1.0, 'u"\n': 0.0}} and len(list(read_tasks(run))) == 3
+
+
+def test_samples_of_other_seeds_are_no_pairs(tmp_path: Path) -> None:
+    """With the same seeds, a sample that one side lost is left out of both; with others each side keeps all it has."""
+    first, second = [task("t", 1.0, 0.0)], [TaskScores("t", None, 1, 1, {"accuracy": 1.0}, {0: 1.0}, "d")]
+    a = folder(tmp_path / "a", first, samples=2, seed=0)
+    for seed, mean in ((0, 1.0), (1, 0.5)):
+        b = folder(tmp_path / f"b{seed}", second, samples=2, seed=seed)
+        assert compare(a, b).differences["accuracy"].first == mean

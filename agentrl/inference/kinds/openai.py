@@ -106,7 +106,7 @@ class OpenAISession(OpenAINames):
         usage = _usage(answer)
         for choice, is_refusal in zip(answer.choices, refused, strict=True):
             message = choice.message.model_dump(exclude_none=True)
-            finish = REFUSED if is_refusal else choice.finish_reason or "stop"  # some servers leave it out
+            finish = REFUSED if is_refusal else str(choice.finish_reason or "stop")  # some servers leave it out
             self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options), usage)
             usage = None  # the numbers are of the whole call
         if stream is True:
@@ -139,7 +139,10 @@ def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
         InferenceError: The answer holds what is not text.
     """
     try:
-        return ChatCompletionMessage.construct(**in_shape(message))
+        shaped = in_shape(message)
+        if isinstance(shaped.get("reasoning"), str):  # the newer name of it
+            shaped.setdefault("reasoning_content", shaped.pop("reasoning"))
+        return ChatCompletionMessage.construct(**shaped)
     except (MessageError, TypeError) as error:
         raise InferenceError(f"{url}: the answer cannot be read: {error}") from error
 
@@ -182,7 +185,7 @@ class OpenAIClient:
         client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
         self._client = client
         no_key = f"; ${api.api_key_env} holds no key" if not os.environ.get(api.api_key_env) else ""
-        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key)
+        self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key, api.defaults)
         self._model = api.model
         self._defaults = api.defaults
 
