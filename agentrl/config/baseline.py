@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from agentrl.config.errors import DataError
-from agentrl.core.episode import EpisodeBase, Task
+from agentrl.core.episode import EpisodeBase, Task, tag_of
 
 Baseline = Literal["role", "group", "tag"]
 

@@ -22,7 +22,8 @@ SETUP = "setup.json"  # of the folder's evaluation, written before its first epi
 EPISODES = "eval-episodes.jsonl"
 RESULT = "result.json"
 ASKED = "asked.json"  # what the call asked for
-BEFORE_SETUP = {ASKED, "about.json", "config.json", "owner.json", "eval-tasks.jsonl"}  # files that are there before SETUP
+BEFORE_SETUP = {ASKED, "about.json", "config.json", "owner.json", "eval-tasks.jsonl"}
+"""Files that are there before :data:`SETUP`."""
 
 
 class ResumeError(UserError):

@@ -4,8 +4,8 @@ Guarantees: refusals because of too many requests (429, 503), failures of the se
 time-outs are repeated, with growing random waits or as long as the API asks, until an episode has waited for
 ``patience`` seconds; an error that all other requests would meet (key, permission, model, address, quota) is not, and
 is kept in ``problem``, as is an API that never answered. An option that the model refuses is sent changed from then on.
-An error inside an answer with status 200 counts as the error that it is. The API's key is in no text of an error, nor in
-an answer that repeats it.
+An error inside an answer with status 200 counts as the error that it is. The API's key is in no error's text, nor in an
+answer that repeats it.
 """
 
 import asyncio

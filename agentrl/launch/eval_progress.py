@@ -2,8 +2,8 @@
 
 Guarantees: on a terminal one line, redrawn in place, that fits 80 columns; elsewhere a plain line each
 :data:`LINE_SECONDS`, so that a log stays readable. Episodes that were judged before a resume count as done, and not in
-the rate. The running score is of the tasks whose samples have all ended. While no episode ends, the line says since when
-(:meth:`EvalProgress.tick`).
+the rate. The running score is of the tasks whose samples have all ended. While no episode ends, the line says since
+when (:meth:`EvalProgress.tick`).
 """
 
 import math

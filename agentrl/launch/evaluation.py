@@ -21,7 +21,7 @@ from agentrl.data.models import ResolvedModel
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.judged import EPISODES, RESULT, SETUP, read_judged
 from agentrl.evaluate.metrics import EvalSummary
-from agentrl.evaluate.power import power_line
+from agentrl.evaluate.power import power_line, until_line
 from agentrl.evaluate.setup import shown_component
 from agentrl.evaluate.stored import StoredEpisodes, TaskFile, TaskScoresByMetric, write_result
 from agentrl.host.event_loop import EventLoop
@@ -221,6 +221,9 @@ async def _run(
         console.print(text, highlight=False)
     else:
         console.print(f"power   {power_line(len(evaluator.tasks))}", highlight=False, markup=False)
+        if recipe.eval.until_ci is not None:
+            text = f"until   {until_line(recipe.eval.until_ci, len(evaluator.tasks))}"
+            console.print(text, highlight=False, markup=False)
     write_json(run_dir / SETUP, setup)
     (run_dir / RESULT).unlink(missing_ok=True)  # of before a resume
     watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())

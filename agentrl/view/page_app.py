@@ -75,7 +75,9 @@ def application(runs: list[ShownRun], keys: Keys, poll_seconds: float = POLL_SEC
         on("/api/runs/{run}/evaluations", lambda request: answers.evaluations(request.path_params["run"])),
         on(
             "/api/runs/{run}/group",
-            lambda r: answers.group(r.path_params["run"], r.query_params.get("kind", "train"), r.query_params.get("id", "")),
+            lambda r: answers.group(
+                r.path_params["run"], r.query_params.get("kind", "train"), r.query_params.get("id", "")
+            ),
         ),
         on("/api/runs/{run}/{kind}/{place:int}", lambda request: answers.episode(*of(request))),
         on("/api/runs/{run}/{kind}/{place:int}/tokens", lambda request: answers.tokens(*of(request))),

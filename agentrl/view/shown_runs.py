@@ -112,7 +112,7 @@ def find_folders(name: str, runs: Path) -> list[Path]:
 
 
 def _runs_of(folder: Path) -> list[Path]:
-    """Returns a folder that is a run, or the runs in one that holds the evaluations of one call; empty for any other."""
+    """Returns a folder that is a run, or the runs in one of several evaluations; nothing of any other."""
     if not folder.is_dir() or is_run(folder):
         return [folder] if folder.is_dir() else []
     several = (folder / ASKED).is_file()
