@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Trajectory
@@ -26,7 +26,7 @@ from agentrl.inference.concurrency import Waits
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, TextApi
 from agentrl.inference.options import is_given
 from agentrl.inference.random_streams import stream_seed
-from agentrl.inference.sdk_client import OpenAINames
+from agentrl.inference.sdk_client import OpenAINames, httpx
 from agentrl.inference.text_record import TextRecord
 
 _SAMPLING = (
@@ -182,7 +182,12 @@ class OpenAIClient:
 
     def __init__(self, api: TextApi) -> None:
         key = os.environ.get(api.api_key_env) or "none"
-        client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0)
+        # openai's own keeps 100 connections; each request beyond would make one anew, with its TLS handshake.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=api.max_concurrent)
+        connections = DefaultAsyncHttpxClient(timeout=api.timeout, limits=limits)
+        client = AsyncOpenAI(
+            base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0, http_client=connections
+        )
         self._client = client
         no_key = f"; ${api.api_key_env} holds no key" if not os.environ.get(api.api_key_env) else ""
         self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key, api.defaults)
