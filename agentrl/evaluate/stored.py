@@ -20,6 +20,7 @@ from agentrl.evaluate.judged import EPISODES, episode_of
 from agentrl.evaluate.tally import TaskScores
 
 TASKS = "eval-tasks.jsonl"
+_BEFORE_TASKS = ', "per_task": {'  # in a result's file, behind its numbers
 
 
 class TaskFile:
@@ -143,6 +144,23 @@ def _attempt(line: bytes) -> tuple[str, int] | None:
         return None
 
 
+def result_numbers(path: Path) -> dict[str, Any]:
+    """Reads the result of an evaluation without the scores of its tasks, which may be long.
+
+    Args:
+        path: File that :func:`write_result` wrote.
+
+    Returns:
+        The result without ``per_task``; empty if the file is damaged.
+    """
+    text, tasks, _ = path.read_text(encoding="utf-8").partition(_BEFORE_TASKS)
+    try:
+        found = json.loads(f"{text}}}" if tasks else text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_result(path: Path, found: Mapping[str, Any]) -> None:
     """Writes the result of an evaluation, with the scores of its folder's tasks as ``per_task``.
 
@@ -156,7 +174,7 @@ def write_result(path: Path, found: Mapping[str, Any]) -> None:
         names.update(dict.fromkeys(task.scores))
     with open(partial, "w", encoding="utf-8") as file:
         file.write(json.dumps(found)[:-1])
-        file.write(', "per_task": {')
+        file.write(_BEFORE_TASKS)
         for number, name in enumerate(names):
             file.write(f"{', ' if number else ''}{json.dumps(name)}: {{")
             first = True

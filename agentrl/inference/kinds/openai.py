@@ -185,9 +185,7 @@ class OpenAIClient:
         # openai's own keeps 100 connections; each request beyond would make one anew, with its TLS handshake.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=api.max_concurrent)
         connections = DefaultAsyncHttpxClient(timeout=api.timeout, limits=limits)
-        client = AsyncOpenAI(
-            base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0, http_client=connections
-        )
+        client = AsyncOpenAI(base_url=api.url, api_key=key, timeout=api.timeout, max_retries=0, http_client=connections)
         self._client = client
         no_key = f"; ${api.api_key_env} holds no key" if not os.environ.get(api.api_key_env) else ""
         self._calls = ApiCalls(client, api.max_concurrent, api.retry_seconds, no_key, api.defaults)
