@@ -163,10 +163,8 @@ def test_an_evaluation_is_listed_as_running_and_with_its_result(tmp_path: Path, 
     finally:
         process.kill()
         process.communicate()
-    for text in (
-        '{"eval/accuracy": 0.5, "note": "a}", "per_task": {"accuracy": {"t": 1.0}}}\n',
-        '{"eval/accuracy": 0.5}',
-    ):
+    numbers = json.dumps({"eval/accuracy": 0.5, "note": 'a}, "per_task": {', "spent": {}})
+    for text in (f'{numbers[:-1]}, "per_task": {{"accuracy": {{"t": 1.0}}}}}}\n', numbers):
         (folder / "result.json").write_text(text)
         found = run_folders.run_info(folder)
         assert (found.metric, found.value, found.step) == ("eval/accuracy", 0.5, None)
