@@ -4,7 +4,7 @@ Guarantees: a rule only keeps further attempts from beginning; those that run ar
 with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is that of a
 confidence sequence (:mod:`agentrl.evaluate.sequence`) over the tasks in their order, so it holds however often it is
 looked at. A budget is passed by no more than what the episodes that run at a time, and the other samples of a task,
-cost.
+cost; an episode whose tokens the API does not tell, as it may not of a filtered prompt, counts as the others do.
 """
 
 from collections.abc import Mapping
@@ -42,6 +42,8 @@ class Ends:
         self._config = config
         self._tasks = tasks
         self._running = self._ended = 0
+        self._told = 0  # episodes whose tokens are known
+        self._before = (0.0, 0.0)  # tokens and cost of an earlier call
         self._weight = prior_weight(config.until_ci) if config.until_ci is not None else 0.0
         self._early: dict[int, float | None] = {}  # by number, of tasks that were finished before an earlier one
         self._next = 0
@@ -54,8 +56,11 @@ class Ends:
             usage: Numbers of their tokens.
             price: Price of the model's tokens.
         """
-        self.tokens += usage.get("prompt", 0) + usage.get("completion", 0)
-        self.cost += (price.of(usage) or 0.0) if price is not None else 0.0
+        self._before = (
+            float(usage.get("prompt", 0) + usage.get("completion", 0)),
+            (price.of(usage) or 0.0) if price is not None else 0.0,
+        )
+        self.tokens, self.cost = self.tokens + self._before[0], self.cost + self._before[1]
 
     def begins(self) -> None:
         """Notes that an attempt begins."""
@@ -70,18 +75,20 @@ class Ends:
         self._ended += 1
         measures = row.measures
         known = "prompt_tokens" in measures and "answer_tokens" in measures
+        self._told += known
         self.tokens += measures["prompt_tokens"] + measures["answer_tokens"] if known else 0.0
         self.cost += measures.get("cost", 0.0)
         limits = (
-            ("max_total_tokens", self._config.max_total_tokens, self.tokens),
-            ("max_cost", self._config.max_cost, self.cost),
+            ("max_total_tokens", self._config.max_total_tokens, self.tokens, self._before[0]),
+            ("max_cost", self._config.max_cost, self.cost, self._before[1]),
         )
-        for name, most, spent in limits:
+        for name, most, spent, before in limits:
             if most is None or self.reason:
                 continue
-            if not known and measures.get("turns"):
+            others = self._running + self._ended - self._told
+            if not self._told and measures.get("turns"):
                 self.reason = f"eval.{name}={most:g}: the server tells no numbers of tokens, so it cannot be kept"
-            elif spent + self._running * spent / self._ended >= most:
+            elif self._told and spent + others * (spent - before) / self._told >= most:
                 self.reason = f"eval.{name}={most:g} is used up"
 
     def task(self, number: int, task: TaskScores) -> None:
