@@ -178,7 +178,7 @@ def test_an_evaluation_is_read_from_its_findings_to_its_episodes(person):
     person.open("run/measured/episodes")
     rows(page).nth(1).wait_for()  # those of the evaluation: there are no others
     person.open("run/measured/evaluations")
-    page.get_by_text("20.0% invalid; all wrong 0.2, all right 0.4").first.wait_for()
+    page.get_by_text("20.0% invalid; all wrong 0.200, all right 0.400").first.wait_for()
     page.get_by_role("rowheader", name="hard").wait_for()
     person.keep("evaluation")
 
