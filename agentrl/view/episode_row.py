@@ -118,9 +118,9 @@ def row_of(record: Record) -> EpisodeRow | None:
 
 
 def is_episode(record: Record) -> bool:
-    """Whether a record has the shape of an episode: named, with messages by role that are objects where it has any."""
+    """Whether a record has the shape of an episode: a key of one, and messages by role that are objects."""
     by_role = record.get("trajectories") or {}
-    if "group_id" not in record and "task_id" not in record:
+    if not any(name in record for name in ("group_id", "task_id", "reward", "trajectories")):
         return False
     if not isinstance(by_role, Mapping) or not all(isinstance(one, Mapping) for one in by_role.values()):
         return False

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import norm, t
 
 from agentrl.config.recipe import EvalConfig
 from agentrl.core.episode import Episode, StopReason
@@ -236,11 +236,15 @@ def test_the_rule_ends_where_the_paths_end(bounds: tuple[np.ndarray, np.ndarray]
 
 def test_a_rule_that_looks_at_wilsons_interval_misses_more_often_than_it_says() -> None:
     """The test above can fail: ending when the usual interval happens to be narrow keeps no level."""
-    low, high = np.zeros((131, 131)), np.ones((131, 131))
-    for n in range(1, 131):
-        for right in range(n + 1):
-            low[n, right], high[n, right] = proportion_interval(right, n)
-    assert max(missed(mean, low, high, most=130)[0] for mean in (0.1, 0.25, 0.88, 0.96)) > 0.06
+    most, q = 130, norm.ppf(0.975)
+    n, right = np.meshgrid(np.arange(1, most + 1), np.arange(most + 1), indexing="ij")
+    share = np.minimum(right / n, 1.0)
+    middle = (share + q * q / (2 * n)) / (1 + q * q / n)
+    half = q / (1 + q * q / n) * np.sqrt(share * (1 - share) / n + q * q / (4 * n * n))
+    low, high = np.zeros((most + 1, most + 1)), np.ones((most + 1, most + 1))
+    low[1:], high[1:] = middle - half, middle + half
+    assert (low[40, 10], high[40, 10]) == pytest.approx(proportion_interval(10, 40), abs=1e-9)
+    assert missed(0.3, low, high, most)[0] > 0.08 and missed(0.5, low, high, most)[0] > 0.065
 
 
 def test_the_rule_holds_for_tasks_of_several_samples() -> None:
