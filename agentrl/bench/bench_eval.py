@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl.host.garbage import collect_rarely
+
 SECONDS = 1.0  # of an answer, as short as those of commercial APIs are
 TASKS = 1024  # of a measurement: four rounds of the requests at a time
 FEW, MANY = 1_000, 100_000
@@ -36,6 +38,7 @@ def run(repeats: int = 5, memory_repeats: int = 1, say: Callable[[str], None] | 
         1,000; ``rss_mb``: that of 100,000 tasks in megabytes.
     """
     say = say or _say
+    collect_rarely()  # as the command does; for both sides
     figures: dict[str, list[float]] = {
         **{"tasks_vs_gather": [], "instant_vs_gather": [], "tasks_per_s": [], "rss_growth": [], "rss_mb": []}
     }

@@ -43,8 +43,9 @@ def tasks_for(difference: float, flips: float = FLIPS, power: float = POWER) -> 
 
 def power_line(tasks: int) -> str:
     """Returns the figures as a sentence."""
+    count = f"{tasks} {'task' if tasks == 1 else 'tasks'}"
     return (
-        f"{tasks} tasks: accuracy within {100 * half_width(tasks):.1f} points; two runs on them are told apart from "
+        f"{count}: accuracy within {100 * half_width(tasks):.1f} points; two runs on them are told apart from "
         f"{100 * detectable(tasks):.1f} points on, if {FLIPS:.0%} of the tasks flip (power {POWER:.0%})"
     )
 

@@ -7,11 +7,14 @@ memory while an evaluation runs. A damaged line of episodes is left out, and key
 
 import json
 import os
+import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from tempfile import TemporaryFile
+from typing import Any, TextIO, overload
 
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
@@ -20,6 +23,7 @@ from agentrl.evaluate.judged import EPISODES, episode_of
 from agentrl.evaluate.tally import TaskScores
 
 TASKS = "eval-tasks.jsonl"
+COLUMNS = 200  # metrics whose scores are collected at a time, each in an open file
 _BEFORE_TASKS = ', "per_task": {'  # in a result's file, behind its numbers
 
 
@@ -169,19 +173,37 @@ def write_result(path: Path, found: Mapping[str, Any]) -> None:
         found: The result without ``per_task``.
     """
     partial = path.with_name(f"{path.name}.partial")
-    names: dict[str, None] = {}
-    for task in read_tasks(path.parent):
-        names.update(dict.fromkeys(task.scores))
+    done: set[str] = set()
     with open(partial, "w", encoding="utf-8") as file:
         file.write(json.dumps(found)[:-1])
         file.write(_BEFORE_TASKS)
-        for number, name in enumerate(names):
-            file.write(f"{', ' if number else ''}{json.dumps(name)}: {{")
-            first = True
-            for task in read_tasks(path.parent):
-                if name in task.scores:
-                    file.write(f"{'' if first else ', '}{json.dumps(task.task)}: {json.dumps(task.scores[name])}")
-                    first = False
-            file.write("}")
+        while more := _write_columns(path.parent, file, done):
+            done |= more
         file.write("}}\n")
     os.replace(partial, path)
+
+
+def _write_columns(run_dir: Path, file: TextIO, done: Collection[str]) -> set[str]:
+    """Writes the scores of some metrics by task, each on the disk until all of its are known; returns their names.
+
+    Args:
+        run_dir: Folder of the evaluation.
+        file: File to write to.
+        done: Metrics that are written already.
+    """
+    columns: dict[str, TextIO] = {}
+    with ExitStack() as opened:
+        for task in read_tasks(run_dir):
+            for name, value in task.scores.items():
+                begun = name in columns
+                if not begun and (name in done or len(columns) == COLUMNS):
+                    continue
+                if not begun:
+                    columns[name] = opened.enter_context(TemporaryFile("w+", encoding="utf-8", dir=run_dir))
+                columns[name].write(f"{', ' if begun else ''}{json.dumps(task.task)}: {json.dumps(value)}")
+        for number, (name, column) in enumerate(columns.items()):
+            file.write(f"{', ' if number or done else ''}{json.dumps(name)}: {{")
+            column.seek(0)
+            shutil.copyfileobj(column, file)
+            file.write("}")
+    return set(columns)

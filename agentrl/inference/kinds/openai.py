@@ -138,6 +138,8 @@ def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
     Raises:
         InferenceError: The answer holds what is not text.
     """
+    if _is_plain(message):
+        return message
     try:
         shaped = in_shape(message)
         if isinstance(shaped.get("reasoning"), str):  # the newer name of it
@@ -145,6 +147,18 @@ def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
         return ChatCompletionMessage.construct(**shaped)
     except (MessageError, TypeError) as error:
         raise InferenceError(f"{url}: the answer cannot be read: {error}") from error
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether an answer is a text and nothing else: it has the one shape already, and needs no copy."""
+    return (
+        type(message) is ChatCompletionMessage
+        and message.role == "assistant"
+        and isinstance(message.content, str)
+        and valid_data(message.content) is message.content
+        and not (message.tool_calls or message.function_call or message.refusal or message.audio)
+        and not message.model_extra
+    )
 
 
 def recorded(message: Any) -> Message:
