@@ -29,6 +29,7 @@ from agentrl.inference.api_errors import (
     is_filtered,
     is_overflow,
     is_transient,
+    lost_connection,
     mend_of,
     pause_of,
     refused_option,
@@ -179,7 +180,7 @@ class ApiCalls:
         with waits.waiting():
             epoch = await self._gate.enter(ticket)
         try:
-            answer = await self._client.chat.completions.create(**arguments)
+            answer = await self._created(arguments)
             failure = error_inside(answer, proven=self._valid)
             if failure is not None:
                 raise failure
@@ -196,6 +197,15 @@ class ApiCalls:
             raise
         finally:
             self._gate.leave()
+
+    async def _created(self, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._client.chat.completions.create(**arguments)
+        except APITimeoutError as error:
+            lost = lost_connection(error)
+            if lost is not None:
+                raise lost from error
+            raise
 
     def _changed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments without what the model refuses."""

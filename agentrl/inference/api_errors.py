@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from openai import APIConnectionError, APIError, APIStatusError
+import aiohttp
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 BUSY = frozenset({429, 503, 529})  # answers of an API that has too many requests; 529 is Anthropic's
 _REPEATED = frozenset({408, 409, 425, 429})  # and all from 500 on
@@ -148,6 +149,18 @@ def refused_option(error: APIError, sent: Mapping[str, Any]) -> str | None:
     if named in (sent.get("extra_body") or {}):
         return f"extra_body.{named}"
     return named if named in sent and named not in ("messages", "model") else None
+
+
+def lost_connection(error: APITimeoutError) -> APIConnectionError | None:
+    """Returns the lost connection that ``openai`` calls a time-out; ``None`` for a time-out.
+
+    Its transport on aiohttp takes every loss of a connection after it was made for one.
+    """
+    transport = error.__cause__
+    cause = None if transport is None else transport.__cause__
+    if not isinstance(cause, aiohttp.ClientConnectionError) or isinstance(cause, TimeoutError):
+        return None
+    return APIConnectionError(message=f"Connection error: {cause}".rstrip(": "), request=error.request)
 
 
 def without_key(error: APIError, key: str) -> None:
