@@ -14,7 +14,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run, validate
 from agentrl.config.overrides import parse_override, set_key
 from agentrl.config.recipe import Recipe
-from agentrl.evaluate.judged import RESULT, SETUP
+from agentrl.evaluate.judged import ASKED, RESULT, SETUP
 from agentrl.evaluate.stored import result_numbers
 from agentrl.launch.resume import missing_outputs
 from agentrl.launch.run_owner import read_owner
@@ -79,8 +79,10 @@ def find_run(name: str, runs: Path) -> Path:
 
 
 def all_runs(runs: Path) -> list[RunInfo]:
-    """Reads all runs of a folder, the one that wrote last first."""
-    found = [run_info(file.parent) for file in runs.glob(f"*/{CONFIG}")]
+    """Reads all runs of a folder and the several evaluations of one call in it, the one that wrote last first."""
+    several = [file.parent for file in runs.glob(f"*/{ASKED}") if not (file.parent / CONFIG).is_file()]
+    files = [*runs.glob(f"*/{CONFIG}"), *(file for folder in several for file in folder.glob(f"*/{CONFIG}"))]
+    found = [run_info(file.parent) for file in files]
     return sorted(found, key=lambda run: run.age)
 
 

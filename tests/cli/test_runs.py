@@ -172,3 +172,7 @@ def test_an_evaluation_is_listed_as_running_and_with_its_result(tmp_path: Path, 
     assert "0.500" in capsys.readouterr().out
     (folder / "result.json").write_text('{"eval')
     assert run_folders.run_info(folder).metric is None
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several" / "asked.json").write_text("{}")
+    folder.rename(tmp_path / "several" / "measured")
+    assert [one.folder.parent.name for one in run_folders.all_runs(tmp_path)] == ["several"]
