@@ -177,7 +177,7 @@ def write_result(path: Path, found: Mapping[str, Any]) -> None:
     with open(partial, "w", encoding="utf-8") as file:
         file.write(json.dumps(found)[:-1])
         file.write(_BEFORE_TASKS)
-        while more := _write_columns(path.parent, file, done):
+        while len(more := _write_columns(path.parent, file, done)) == COLUMNS:
             done |= more
         file.write("}}\n")
     os.replace(partial, path)
