@@ -92,6 +92,15 @@ def test_the_panel_fits_with_all_of_it(tmp_path, width, height):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, record=True)
     recipe = load_recipe("gsm8k_grpo", device="cpu")
     view = LiveView(recipe, Path(tmp_path), console, clock=lambda: 0.0, status=lambda: status)
+    evaluated = {"step": 0.0, "eval/n": 36.0, "eval/invalid": 2.0}
+    for name in ("accuracy", "reward", "format", *(f"{kind}{k}" for kind in ("pass@", "maj@") for k in range(1, 9))):
+        evaluated |= {
+            f"eval/{name}": 0.5,
+            f"eval/{name}_low": 0.4,
+            f"eval/{name}_high": 0.6,
+            f"eval/{name}_if_wrong": 0.3,
+        }
+    view.update(evaluated)
     for record in _steps(30, **{"tokens/completion_total": 900.0, "metrics/accuracy": 0.5, "staleness/mean": 1.0}):
         view.update(record)
     lines = console.render_lines(view.render(), console.options)
@@ -107,5 +116,7 @@ def test_the_panel_fits_with_all_of_it(tmp_path, width, height):
             "age",
             "4 servers: serves, 48 sessions",
             "last answer",
+            "accuracy 0.500 [0.400, 0.600]",
+            "invalid 2",
         ):
             assert part in text, part
