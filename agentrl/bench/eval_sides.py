@@ -20,6 +20,7 @@ from agentrl.data.datasets import LoadedTasks, TableTasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.evaluate.stored import TaskFile, write_result
+from agentrl.host.garbage import collect_rarely
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM, EvaluationClient
 from agentrl.inference.concurrency import Waits
 from agentrl.inference.kinds.openai import OpenAISession
@@ -123,6 +124,7 @@ async def evaluate(recipe: Recipe, tasks: int, folder: Path, client: EvaluationC
 
 def main() -> None:
     """Evaluates so many tasks without a network and prints the largest resident memory, in KiB."""
+    collect_rarely()
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(evaluate(recipe_at("http://127.0.0.1:9"), int(sys.argv[1]), Path(folder), InstantClient()))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -93,7 +93,10 @@ def evaluate(
         return _rescore(names[1:], settings, output, console)
     if not names:
         raise ConfigError("name a recipe or an environment, e.g. agentrl eval gsm8k; or --compare RUN_A RUN_B")
+    from agentrl.host.garbage import collect_rarely
     from agentrl.launch.several import evaluate_several
+
+    collect_rarely()  # thousands of episodes that wait at a time are looked through again and again else
 
     options = {
         **{"base_url": base_url, "tasks": n, "samples": k, "concurrency": concurrency, "resume": resume},

@@ -50,7 +50,7 @@ def view(
     if tui:
         from agentrl.view.terminal import show
 
-        return show(found, "eval" if evaluation else "train", select, sort)
+        return show(found, "eval" if evaluation else None, select, sort)
     from agentrl.view.serve_page import serve
 
     serve(found, port, typer.echo, browser=browser)

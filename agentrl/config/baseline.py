@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from agentrl.config.errors import DataError
-from agentrl.core.episode import EpisodeBase, Task
+from agentrl.core.episode import EpisodeBase, Task, tag_of
 
 Baseline = Literal["role", "group", "tag"]
 
@@ -45,7 +45,7 @@ def check_tags(tasks: Iterable[Task], baseline: Baseline) -> None:
     if baseline != "tag":
         return
     for task in tasks:
-        if not isinstance(task.data.get("tag"), str):
+        if tag_of(task.data) is None:
             raise DataError(missing_tag(task.id))
 
 

@@ -169,7 +169,7 @@ def where(env: object, method: str) -> str:
     """Returns ``Class.method (file.py:12)`` for a method of the innermost environment."""
     owner = type(getattr(env, "unwrapped", env))
     function = getattr(owner, method, None)
-    return source_of(function) if inspect.isfunction(function) else f"{owner.__name__}.{method}"
+    return _bound_source(function) if inspect.isfunction(function) else f"{owner.__name__}.{method}"
 
 
 def _plain_number(value: Any) -> Any:

@@ -7,7 +7,7 @@ pair in a task or a record, which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -226,7 +226,7 @@ class EpisodeBase(Record):
             ``None`` if the episode failed or the reward is missing. An episode that ran out of context keeps what its
             steps earned, and the environment's judgement of it.
         role_rewards: Role -> its own reward, of the roles that have one: a game's sides, say.
-        tag: Kind of the task, the text ``tag`` of its row; ``None`` without one.
+        tag: Kind of the task, see :func:`tag_of`; ``None`` without one.
         metrics: Numbers that the environment reported (``accuracy``, ``format``), logged separately from the reward.
         drift: Distance of the stored ids from the ids that the chat template would render (``special``, ``text``);
             empty if it was not measured.
@@ -332,6 +332,18 @@ class Episode(EpisodeBase):
             raise KeyError(f"no role {role!r}; the episode's roles: {', '.join(self.trajectories) or 'none'}")
         trajectory = self.trajectories[role]
         return [trajectory.nodes[index].message for index in trajectory.path(len(trajectory.nodes) - 1)]
+
+
+def tag_of(row: Mapping[str, Any]) -> str | None:
+    """Returns the kind of a task: its row's ``tag``, a text or a whole number; ``None`` for any other.
+
+    Args:
+        row: The task's row.
+    """
+    tag = row.get("tag")
+    if isinstance(tag, int) and not isinstance(tag, bool):
+        return str(tag)
+    return tag if isinstance(tag, str) else None
 
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int | None:

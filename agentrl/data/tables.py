@@ -84,10 +84,17 @@ def load_rows(name: str, split: str, kwargs: Mapping[str, Any]) -> tuple[Rows, s
             return Rows(load_dataset(str(path), split=split, **kwargs)), f"{path.resolve()}"
         more = {"sep": "\t", **kwargs} if path.suffix.lower() == ".tsv" else dict(kwargs)
         table = load_dataset(FORMATS[path.suffix.lower()], data_files=str(path), split="train", **more)
-    except (OSError, ValueError, TypeError, DatasetsError) as error:
-        cause = error.__cause__ or error
-        raise DataError(f"dataset {name!r}: {str(cause).strip().splitlines()[0]}") from error
+    except (OSError, ValueError, TypeError, StopIteration, DatasetsError) as error:  # an empty file ends an iterator
+        raise DataError(f"dataset {name!r}: {_reason(error)}") from error
     return Rows(table), f"{path.resolve()}"
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a table cannot be read, in one line."""
+    text = str(error.__cause__ or error).strip()
+    if isinstance(error, StopIteration) or "corresponds to no data" in text:
+        return "it has no rows"
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 class Mapped(Sequence[dict[str, Any]]):

@@ -8,7 +8,7 @@ from collections import Counter
 from enum import StrEnum
 
 from agentrl.core.ending import CUT_ANSWERS
-from agentrl.core.episode import Episode, Node
+from agentrl.core.episode import Episode, Message
 
 
 class Kind(StrEnum):
@@ -27,17 +27,23 @@ def count_answers(episode: Episode, counts: Counter[str]) -> None:
             if node.finish_reason is None:
                 continue
             counts["all"] += 1
-            kind = _kind(node)
+            kind = kind_of(node.finish_reason, node.message)
             if kind is not None:
                 counts[kind.value] += 1
 
 
-def _kind(node: Node) -> Kind | None:
-    if node.finish_reason == "refusal":
+def kind_of(finish_reason: str, message: Message) -> Kind | None:
+    """Returns the kind of a sampled answer that says nothing; ``None`` for any other.
+
+    Args:
+        finish_reason: Finish reason, as it was recorded.
+        message: The answer.
+    """
+    if finish_reason == "refusal":
         return Kind.REFUSED
-    if node.finish_reason == "content_filter":
+    if finish_reason == "content_filter":
         return Kind.FILTERED
-    if node.finish_reason in CUT_ANSWERS:
+    if finish_reason in CUT_ANSWERS:
         return Kind.CUT
-    text = node.message.get("content")
-    return None if (isinstance(text, str) and text.strip()) or node.message.get("tool_calls") else Kind.EMPTY
+    text = message.get("content")
+    return None if (isinstance(text, str) and text.strip()) or message.get("tool_calls") else Kind.EMPTY

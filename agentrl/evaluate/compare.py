@@ -154,7 +154,7 @@ def _paired(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the scores of a task in both evaluations; the accuracy is of the samples that both judged."""
     scores = dict(one.scores), dict(other.scores)
-    seeded = all(setup.get(key) == other_setup.get(key) for key in ("samples",))
+    seeded = all(setup.get(key) == other_setup.get(key) for key in ("samples", "seed"))
     both = sorted(one.samples.keys() & other.samples.keys())
     if seeded and both and SUCCESS in scores[0] and SUCCESS in scores[1]:
         scores[0][SUCCESS] = fmean(one.samples[index] for index in both)

@@ -4,9 +4,10 @@ Guarantees: a rule only keeps further attempts from beginning; those that run ar
 with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is that of a
 confidence sequence (:mod:`agentrl.evaluate.sequence`) over the tasks in their order, so it holds however often it is
 looked at. A budget is passed by no more than what the episodes that run at a time, and the other samples of a task,
-cost.
+cost; an episode whose tokens the API does not tell, as it may not of a filtered prompt, counts as the others do.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentrl.config.recipe import EvalConfig
 from agentrl.core.ending import SUCCESS
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.evaluate.moments import Estimate
-from agentrl.evaluate.prices import table_path
+from agentrl.evaluate.prices import Price, table_path
 from agentrl.evaluate.sequence import prior_weight, sequence_interval
 from agentrl.evaluate.tally import Row, TaskScores
 
@@ -41,10 +42,25 @@ class Ends:
         self._config = config
         self._tasks = tasks
         self._running = self._ended = 0
+        self._told = 0  # episodes whose tokens are known
+        self._before = (0.0, 0.0)  # tokens and cost of an earlier call
         self._weight = prior_weight(config.until_ci) if config.until_ci is not None else 0.0
         self._early: dict[int, float | None] = {}  # by number, of tasks that were finished before an earlier one
         self._next = 0
         self.total, self.n = 0.0, 0  # of the accuracies of all tasks before self._next that have one
+
+    def spent_before(self, usage: Mapping[str, int], price: Price | None) -> None:
+        """Adds what episodes of an earlier call cost that are tried again.
+
+        Args:
+            usage: Numbers of their tokens.
+            price: Price of the model's tokens.
+        """
+        self._before = (
+            float(usage.get("prompt", 0) + usage.get("completion", 0)),
+            (price.of(usage) or 0.0) if price is not None else 0.0,
+        )
+        self.tokens, self.cost = self.tokens + self._before[0], self.cost + self._before[1]
 
     def begins(self) -> None:
         """Notes that an attempt begins."""
@@ -59,18 +75,20 @@ class Ends:
         self._ended += 1
         measures = row.measures
         known = "prompt_tokens" in measures and "answer_tokens" in measures
+        self._told += known
         self.tokens += measures["prompt_tokens"] + measures["answer_tokens"] if known else 0.0
         self.cost += measures.get("cost", 0.0)
         limits = (
-            ("max_total_tokens", self._config.max_total_tokens, self.tokens),
-            ("max_cost", self._config.max_cost, self.cost),
+            ("max_total_tokens", self._config.max_total_tokens, self.tokens, self._before[0]),
+            ("max_cost", self._config.max_cost, self.cost, self._before[1]),
         )
-        for name, most, spent in limits:
+        for name, most, spent, before in limits:
             if most is None or self.reason:
                 continue
-            if not known and measures.get("turns"):
+            others = self._running + self._ended - self._told
+            if not self._told and measures.get("turns"):
                 self.reason = f"eval.{name}={most:g}: the server tells no numbers of tokens, so it cannot be kept"
-            elif spent + self._running * spent / self._ended >= most:
+            elif self._told and spent + others * (spent - before) / self._told >= most:
                 self.reason = f"eval.{name}={most:g} is used up"
 
     def task(self, number: int, task: TaskScores) -> None:

@@ -96,7 +96,7 @@ class Evaluator:
         self.tally = Tally(self._recipe.eval.samples, self.price, self._task_ends)
         self.ends = Ends(self._recipe.eval, len(self.tasks))
         self._per_task = PerTask()
-        self._numbers: dict[str, int] = {}  # of the tasks that are running, by id
+        self._numbers: dict[str, tuple[int, str]] = {}  # and digests, of the tasks that are running, by id
         self._prompt: list[Message] = []
 
     @property
@@ -144,6 +144,8 @@ class Evaluator:
             RolloutError: Too many abandoned episodes still run, or no further episode can succeed.
         """
         self._begin()
+        if self.judged is not None:
+            self.ends.spent_before(self.judged.lost, self.price)
         attempts = self._attempts()
         places = min(self._recipe.rollout.max_concurrent, self.total)
         workers = [asyncio.create_task(self._work(attempts, version)) for _ in range(places)]
@@ -159,7 +161,7 @@ class Evaluator:
     def _attempts(self) -> Iterator[tuple[int, Task, int]]:
         """Yields number, task and index of each sample, until a rule ends the evaluation."""
         for number, task in enumerate(self.tasks):
-            self._numbers[task.id] = number
+            self._numbers[task.id] = number, digest([task])
             for index in range(self._recipe.eval.samples):
                 if self.ends.reason and index == 0:  # a task that was begun gets all its samples
                     return
@@ -212,8 +214,8 @@ class Evaluator:
         self.on_episode(episode)
 
     def _task_ends(self, task: TaskScores) -> None:
-        number = self._numbers.pop(task.task)
-        task = replace(task, digest=digest([self.tasks[number]]))
+        number, digits = self._numbers.pop(task.task)
+        task = replace(task, digest=digits)
         self.ends.task(number, task)
         if self._keep:
             self._per_task.add(task)

@@ -65,3 +65,29 @@ def student_half(variance: float, n: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * math.sqrt(variance / n)
+
+
+def share_interval(mean: float, variance: float, n: int, most: float = math.inf) -> tuple[float, float]:
+    """Computes Wilson's interval of a mean of shares, with the number of independent trials that has their spread.
+
+    Student's interval covers less than it says where the mean is near 0 or 1 (of 50 tasks of two samples with a mean
+    of 0.95: in 88 of 100), because few tasks then differ at all. This one does not leave 0 and 1 either.
+    Source: Franco, Little, Louis and Slud 2019 (J. Survey Statistics and Methodology 7(3)), "Wilson", with Student's
+    quantile as in Korn and Graubard 1998.
+
+    Args:
+        mean: Mean of the values, above 0 and below 1.
+        variance: Variance of the values, above 0, with ``n - 1`` in its denominator.
+        n: Number of values, at least 2, each within 0 and 1.
+        most: Number of trials that there are at most.
+
+    Returns:
+        Lower and upper bound.
+    """
+    from scipy.stats import t
+
+    trials = min(mean * (1 - mean) * n / variance, most)
+    square = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) ** 2 / trials
+    middle = (mean + square / 2) / (1 + square)
+    half = math.sqrt(square * mean * (1 - mean) + square**2 / 4) / (1 + square)
+    return middle - half, middle + half

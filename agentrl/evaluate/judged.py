@@ -2,24 +2,28 @@
 
 Guarantees: a folder is gone on with only by an evaluation of the same set-up, whose differences the error names; a line
 that was cut while it was written, or that cannot be read, counts as not judged; failed episodes are tried again, and of
-two records of an attempt the later one counts. An index is kept in memory, and no episode.
+two records of an attempt the later one counts. What failed episodes cost is known as well. An index is kept in memory,
+and no episode.
 """
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
+from agentrl.evaluate.measures import usage_of
 from agentrl.evaluate.setup import differences
 
 SETUP = "setup.json"  # of the folder's evaluation, written before its first episode
 EPISODES = "eval-episodes.jsonl"
 RESULT = "result.json"
 ASKED = "asked.json"  # what the call asked for
-BEFORE_SETUP = {ASKED, "config.json", "owner.json", "eval-tasks.jsonl"}  # files that are there before SETUP
+BEFORE_SETUP = {ASKED, "about.json", "config.json", "owner.json", "eval-tasks.jsonl"}
+"""Files that are there before :data:`SETUP`."""
 
 
 class ResumeError(UserError):
@@ -36,6 +40,8 @@ class Judged:
 
     Attributes:
         unread: Number of lines that could not be read.
+        lost: Numbers of tokens of the episodes that failed, which were paid for, see
+            :func:`~agentrl.evaluate.measures.usage_of`.
     """
 
     def __init__(self, path: Path, total: int, samples: int) -> None:
@@ -43,6 +49,7 @@ class Judged:
         self._samples = samples
         self._places = array("q", [-1]) * total
         self.unread = 0
+        self.lost: Counter[str] = Counter()
         if path.is_file():
             self._read()
 
@@ -53,10 +60,12 @@ class Judged:
         place = 0
         with open(self._path, "rb") as file:
             for line in file:
-                found = _loaded(line)
+                found = episode_of(line)
                 if found is None:
                     self.unread += line.endswith(b"\n")
-                elif not found.failed:
+                elif found.failed:
+                    self.lost.update(usage_of(found))
+                else:
                     number = _number(found)
                     if number is not None and number * self._samples + found.index < len(self._places):
                         self._places[number * self._samples + found.index] = place
@@ -75,10 +84,10 @@ class Judged:
             return None
         with open(self._path, "rb") as file:
             file.seek(place)
-            return _loaded(file.readline())
+            return episode_of(file.readline())
 
 
-def _loaded(line: bytes) -> Episode | None:
+def episode_of(line: bytes) -> Episode | None:
     """Returns the episode of a line; ``None`` for one that is cut or damaged. Keys of other versions are left out."""
     if not line.endswith(b"\n"):
         return None
@@ -98,7 +107,7 @@ def stored_episodes(path: Path) -> Iterator[Episode]:
     """Yields the episodes of a file in their order, without damaged lines; of an attempt, each record."""
     with open(path, "rb") as file:
         for line in file:
-            found = _loaded(line)
+            found = episode_of(line)
             if found is not None:
                 yield found
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from agentrl.evaluate.intervals import ROUNDING, proportion_interval, student_half
+from agentrl.evaluate.intervals import ROUNDING, proportion_interval, share_interval, student_half
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ class Moments:
             self._largest = max(self._largest, abs(value))
 
     def estimate(self, if_wrong: float = math.nan, if_right: float = math.nan) -> Estimate:
-        """Computes the mean over tasks, with Wilson's interval for a proportion and Student's otherwise.
+        """Computes the mean over tasks, with Wilson's interval for shares and Student's otherwise.
 
-        Without spread between tasks Student's interval has no width. Wilson's over tasks, which counts a task's
-        samples as one, is the cautious choice for values within 0 and 1.
+        Shares of several samples a task count as many independent tasks as have their spread, see
+        :func:`~agentrl.evaluate.intervals.share_interval`. Where the tasks do not differ, they count a task's samples
+        as one, which is the cautious choice; other values have no interval then.
         """
         within = self._share and self._flat[0] >= 0 and self._flat[1] <= 1
         equal = self.tasks < 2 or self._means[1] - self._means[0] <= ROUNDING * self._largest
@@ -109,9 +110,10 @@ class Moments:
             low, high = proportion_interval(round(self.mean * self.tasks), self.tasks)
         elif equal:
             low, high = math.nan, math.nan
+        elif within:
+            variance = self._squares / (self.tasks - 1)
+            low, high = share_interval(self.mean, variance, self.tasks, self.episodes if self._binary else math.inf)
         else:
             half = student_half(self._squares / (self.tasks - 1), self.tasks)
             low, high = self.mean - half, self.mean + half
-            if within:
-                low, high = max(low, 0.0), min(high, 1.0)
         return Estimate(self.mean, low, high, if_wrong, if_right)

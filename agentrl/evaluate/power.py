@@ -8,6 +8,7 @@ import math
 from statistics import NormalDist
 
 from agentrl.evaluate.intervals import CONFIDENCE
+from agentrl.evaluate.sequence import tasks_needed
 
 POWER = 0.8
 FLIPS = 0.2  # share of the tasks that two runs judge differently, where nothing is known of it
@@ -50,6 +51,20 @@ def power_line(tasks: int) -> str:
     if difference is None:
         return f"{within}; too few to tell two runs apart, which takes at least {tasks_for(FLIPS)} {assumed}"
     return f"{within}; two runs on them are told apart from {100 * difference:.1f} points on, {assumed}"
+
+
+def until_line(half_width: float, tasks: int) -> str:
+    """Says how many tasks ``eval.until_ci`` needs, and whether there are as many.
+
+    Args:
+        half_width: Half width of the interval at which the evaluation ends.
+        tasks: Number of tasks that there are.
+    """
+    most, high = tasks_needed(half_width), tasks_needed(half_width, 0.9)
+    needs = f"±{100 * half_width:g} points need about {most} tasks at an accuracy of 50%, {high} at 90%"
+    if tasks >= most:
+        return needs
+    return f"{needs}; there are {tasks}: it may not come to that"
 
 
 def _z(share: float) -> float:

@@ -1,7 +1,8 @@
 """Tells what an evaluation measures: model, environment, tasks and sampling, without the hardware that it runs on.
 
 Guarantees: two evaluations with equal set-ups measure the same thing, on whatever machine; batch sizes, dtypes, numbers
-of requests and addresses are no part of it.
+of requests and addresses are no part of it. Temperature and longest answer are those that are sent; ``None`` is the
+API's own.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from typing import Any
 from agentrl.config.recipe import ComponentConfig, Recipe
 from agentrl.core.episode import Episode, Message, Task
 from agentrl.inference.kinds.kind import server_kind
+from agentrl.rollout.assemble import request_options
 
 
 def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, Any]:
@@ -30,6 +32,9 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "history": inference.history,
         "tool_parser": inference.tool_parser,
     }
+    in_text = not server_kind(inference.engine).capabilities.token_logprobs
+    sent = request_options(recipe)
+    limit = sent.get("max_completion_tokens", sent.get("max_tokens"))
     return {
         "model": inference.model or recipe.model.name,
         "env": _component(recipe.env),
@@ -40,10 +45,10 @@ def setup_of(recipe: Recipe, tasks: Sequence[Task], source: str) -> dict[str, An
         "tasks": len(tasks),
         "tasks_digest": digest(tasks),
         "samples": recipe.eval.samples,
-        "temperature": sampling.eval_temperature,
-        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sent.get("temperature") if in_text else sampling.eval_temperature,
+        "max_new_tokens": limit if in_text else sampling.max_new_tokens,
         "seed": recipe.seed,
-        **(own if server_kind(inference.engine).capabilities.token_logprobs else {}),  # else it is the API's
+        **({} if in_text else own),  # there it is the API's
         **({"options": inference.options} if inference.options else {}),
     }
 

@@ -2,23 +2,29 @@
 
 Guarantees: ``eval-tasks.jsonl`` has one line for each task whose samples have ended, in the order in which they did;
 ``result.json`` holds the same scores by metric and task, and is there as a whole or not at all; neither is ever held in
-memory while an evaluation runs.
+memory while an evaluation runs. A damaged line of episodes is left out, and keys of other versions are.
 """
 
 import json
 import os
+import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from tempfile import TemporaryFile
+from typing import Any, TextIO, overload
 
+from agentrl.config.errors import UserError
 from agentrl.core.episode import Episode
 from agentrl.core.whole_lines import WholeLines
-from agentrl.evaluate.judged import EPISODES
+from agentrl.evaluate.judged import EPISODES, episode_of
 from agentrl.evaluate.tally import TaskScores
 
 TASKS = "eval-tasks.jsonl"
+COLUMNS = 200  # metrics whose scores are collected at a time, each in an open file
+_BEFORE_TASKS = ', "per_task": {'  # in a result's file, behind its numbers
 
 
 class TaskFile:
@@ -103,10 +109,10 @@ class StoredEpisodes(Sequence[Episode]):
             return array("q")
         with open(self._path, "rb") as lines:
             for line in lines:
-                if line.endswith(b"\n"):
-                    found = json.loads(line)
-                    last.pop((found["group_id"], found["index"]), None)
-                    last[found["group_id"], found["index"]] = place
+                attempt = _attempt(line)
+                if attempt is not None:
+                    last.pop(attempt, None)
+                    last[attempt] = place
                 place += len(line)
         return array("q", last.values())
 
@@ -125,9 +131,38 @@ class StoredEpisodes(Sequence[Episode]):
     def _read(self, place: int) -> Episode:
         with open(self._path, "rb") as file:
             file.seek(place)
-            found = json.loads(file.readline())
-        found.pop("eval_step", None)
-        return Episode.model_validate(found)
+            found = episode_of(file.readline())
+        if found is None:
+            raise UserError(f"{self._path}: the episode at byte {place} is of another version of agentrl, or damaged")
+        return found
+
+
+def _attempt(line: bytes) -> tuple[str, int] | None:
+    """Returns the group and the index of a line's episode; ``None`` for a line that is cut or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        found = json.loads(line)
+        return found["group_id"], found["index"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def result_numbers(path: Path) -> dict[str, Any]:
+    """Reads the result of an evaluation without the scores of its tasks, which may be long.
+
+    Args:
+        path: File that :func:`write_result` wrote.
+
+    Returns:
+        The result without ``per_task``; empty if the file is damaged.
+    """
+    text, tasks, _ = path.read_text(encoding="utf-8").partition(_BEFORE_TASKS)
+    try:
+        found = json.loads(f"{text}}}" if tasks else text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_result(path: Path, found: Mapping[str, Any]) -> None:
@@ -138,19 +173,37 @@ def write_result(path: Path, found: Mapping[str, Any]) -> None:
         found: The result without ``per_task``.
     """
     partial = path.with_name(f"{path.name}.partial")
-    names: dict[str, None] = {}
-    for task in read_tasks(path.parent):
-        names.update(dict.fromkeys(task.scores))
+    done: set[str] = set()
     with open(partial, "w", encoding="utf-8") as file:
         file.write(json.dumps(found)[:-1])
-        file.write(', "per_task": {')
-        for number, name in enumerate(names):
-            file.write(f"{', ' if number else ''}{json.dumps(name)}: {{")
-            first = True
-            for task in read_tasks(path.parent):
-                if name in task.scores:
-                    file.write(f"{'' if first else ', '}{json.dumps(task.task)}: {json.dumps(task.scores[name])}")
-                    first = False
-            file.write("}")
+        file.write(_BEFORE_TASKS)
+        while len(more := _write_columns(path.parent, file, done)) == COLUMNS:
+            done |= more
         file.write("}}\n")
     os.replace(partial, path)
+
+
+def _write_columns(run_dir: Path, file: TextIO, done: Collection[str]) -> set[str]:
+    """Writes the scores of some metrics by task, each on the disk until all of its are known; returns their names.
+
+    Args:
+        run_dir: Folder of the evaluation.
+        file: File to write to.
+        done: Metrics that are written already.
+    """
+    columns: dict[str, TextIO] = {}
+    with ExitStack() as opened:
+        for task in read_tasks(run_dir):
+            for name, value in task.scores.items():
+                begun = name in columns
+                if not begun and (name in done or len(columns) == COLUMNS):
+                    continue
+                if not begun:
+                    columns[name] = opened.enter_context(TemporaryFile("w+", encoding="utf-8", dir=run_dir))
+                columns[name].write(f"{', ' if begun else ''}{json.dumps(task.task)}: {json.dumps(value)}")
+        for number, (name, column) in enumerate(columns.items()):
+            file.write(f"{', ' if number or done else ''}{json.dumps(name)}: {{")
+            column.seek(0)
+            shutil.copyfileobj(column, file)
+            file.write("}")
+    return set(columns)

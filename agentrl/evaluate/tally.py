@@ -123,7 +123,9 @@ class Counts:
         self.failed += len(rows) - len(valid)
         self.abandoned += sum(row.abandoned for row in rows)
         for name, values in scores.items():
-            self.scores.setdefault(name, Moments()).add(values)
+            if name not in self.scores:
+                self.scores[name] = Moments()
+            self.scores[name].add(values)
         for name, (wrong, right) in bounds.items():
             sums = self.bounds.setdefault(name, [0.0, 0.0, 0.0])
             sums[0] += 1
@@ -135,7 +137,9 @@ class Counts:
     def _add_measures(self, valid: Sequence[Row]) -> None:
         for name in {name for row in valid for name in row.measures}:
             told = [row.measures[name] for row in valid if name in row.measures]
-            self.measures.setdefault(name, Moments(share=False)).add(told)
+            if name not in self.measures:
+                self.measures[name] = Moments(share=False)
+            self.measures[name].add(told)
         for stop in {row.stop for row in valid}:
             if f"{STOP}{stop}" not in self.measures:
                 moments = self.measures[f"{STOP}{stop}"] = Moments()

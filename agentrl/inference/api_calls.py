@@ -4,13 +4,15 @@ Guarantees: refusals because of too many requests (429, 503), failures of the se
 time-outs are repeated, with growing random waits or as long as the API asks, until an episode has waited for
 ``patience`` seconds; an error that all other requests would meet (key, permission, model, address, quota) is not, and
 is kept in ``problem``, as is an API that never answered. An option that the model refuses is sent changed from then on.
+An error inside an answer with status 200 counts as the error that it is. The API's key is in no error's text, nor in an
+answer that repeats it.
 """
 
 import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI
@@ -20,10 +22,14 @@ from agentrl.core.agent import ContextOverflow
 from agentrl.core.valid_text import printable
 from agentrl.inference.api_errors import (
     BUSY,
+    error_inside,
+    hidden,
+    hide_in_choices,
     is_fatal,
     is_filtered,
     is_overflow,
     is_transient,
+    lost_connection,
     mend_of,
     pause_of,
     refused_option,
@@ -52,14 +58,20 @@ class ApiCalls:
         most: Largest number of requests at a time.
         patience: Most seconds that an episode waits to repeat requests.
         no_key: Words about a missing key, for where the API asks for one.
+        own: Names of the options that each request has, whatever an agent sets.
 
     Attributes:
         problem: Why no request can succeed any more; empty while they can.
         url: URL that requests are sent to.
     """
 
-    def __init__(self, client: AsyncOpenAI, most: int, patience: float, no_key: str = "") -> None:
+    def __init__(
+        self, client: AsyncOpenAI, most: int, patience: float, no_key: str = "", own: Collection[str] = ()
+    ) -> None:
         self._client = client
+        self._own = frozenset(own)
+        self._refused = 0  # requests whose own option was refused before any answer
+        self._models: Counter[str] = Counter()  # names of other models than the one asked, in the answers
         self._no_key = no_key
         self._valid = False  # whether an answer was that of a chat
         self._unread = 0  # answers that were not
@@ -81,10 +93,14 @@ class ApiCalls:
             lowest, most = self._gate.state.lowest, self._gate.state.most
             fewer = f"; down to {lowest} of {most} requests at a time" if lowest < most else ""
             found.append(f"{self._repeated.total()} requests were repeated ({of}){fewer}")
-        for name, other in self._mends.items():
+        for name in self._mends:
+            other = self._instead(name)
             instead = f"{other} was sent" if other else "the API's own was used"
             key = f"inference.options.{other}=..." if other else f"inference.options.{name}=null"
             found.append(f"the model refuses the option {name}: {instead} ({key} asks so at once)")
+        if self._models:
+            named = ", ".join(f"{name}: {count}" for name, count in self._models.most_common())
+            found.append(f"the API says which model answered ({named})")
         return found
 
     async def ask(self, arguments: dict[str, Any], waits: Waits) -> Any:
@@ -111,7 +127,7 @@ class ApiCalls:
             reraise=True,
         )
         try:
-            return self._checked(await retrying(self._mended, arguments, waits, self._gate.ticket()))
+            return self._checked(await retrying(self._mended, arguments, waits, self._gate.ticket()), arguments)
         except APIError as error:
             without_key(error, self._client.api_key)
             if own and _timed_out(error):
@@ -120,21 +136,26 @@ class ApiCalls:
                 return self._filtered(arguments)
             raise await self._final(error, waits, arguments) from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            text = f"{self.url}: the answer is no JSON: {error}"
+            text = hidden(f"{self.url}: the answer is no JSON: {error}", self._client.api_key)
             self._is_no_api(text)
             raise InferenceError(text) from error
 
-    def _checked(self, answer: Any) -> Any:
-        """Returns an answer that holds choices.
+    def _checked(self, answer: Any, arguments: Mapping[str, Any]) -> Any:
+        """Returns an answer that holds choices, each with a message.
 
         Raises:
             InferenceError: It holds none.
         """
-        if not getattr(answer, "choices", None):
-            text = f"{self.url}: the answer holds no choices: {str(answer)[:200]}"
+        choices = getattr(answer, "choices", None)
+        if not choices or not isinstance(choices, list) or any(not hasattr(one, "message") for one in choices):
+            text = hidden(f"{self.url}: the answer holds no choices: {answer}", self._client.api_key)[:400]
             self._is_no_api(text)
             raise InferenceError(text)
         self._valid = True
+        hide_in_choices(answer, self._client.api_key)
+        model = getattr(answer, "model", None)
+        if isinstance(model, str) and model and model != arguments.get("model"):
+            self._models[printable(model)[:100]] += 1
         return answer
 
     def _is_no_api(self, text: str) -> None:
@@ -159,7 +180,10 @@ class ApiCalls:
         with waits.waiting():
             epoch = await self._gate.enter(ticket)
         try:
-            answer = await self._client.chat.completions.create(**arguments)
+            answer = await self._created(arguments)
+            failure = error_inside(answer, proven=self._valid)
+            if failure is not None:
+                raise failure
             self._gate.state.answered()
             self._answered = True
             return answer
@@ -174,13 +198,28 @@ class ApiCalls:
         finally:
             self._gate.leave()
 
+    async def _created(self, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._client.chat.completions.create(**arguments)
+        except APITimeoutError as error:
+            lost = lost_connection(error)
+            if lost is not None:
+                raise lost from error
+            raise
+
     def _changed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments without what the model refuses."""
         sent = {name: value for name, value in arguments.items() if name not in self._mends}
-        for name, other in self._mends.items():
+        for name in self._mends:
+            other = self._instead(name)
             if other is not None and name in arguments:
                 sent.setdefault(other, arguments[name])
         return sent
+
+    def _instead(self, name: str) -> str | None:
+        """Returns the option that takes the place of a refused one; ``None`` if that is refused as well."""
+        other = self._mends[name]
+        return None if other in self._mends else other
 
     def _is_over(self, state: RetryCallState, waits: Waits) -> bool:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -212,6 +251,10 @@ class ApiCalls:
                 if not self.problem:
                     more = await self._more(error)
                     self.problem = printable(" ".join(text.split()))[:600] + printable(more)
+        elif option is not None and option.partition(".")[0] in self._own and not self._valid:
+            self._refused += 1
+            if self._refused >= UNANSWERED:
+                self.problem = self.problem or printable(" ".join(text.split()))[:600]
         elif is_transient(error):
             text += (
                 f" (given up: {waits.repeating:.0f} s waited, the next wait would pass inference.retry_seconds="

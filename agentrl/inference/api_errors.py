@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from openai import APIConnectionError, APIError, APIStatusError
+import aiohttp
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 BUSY = frozenset({429, 503, 529})  # answers of an API that has too many requests; 529 is Anthropic's
 _REPEATED = frozenset({408, 409, 425, 429})  # and all from 500 on
+_BAD_GATEWAY = 502
 SHORTEST_KEY = 8
 HIDDEN = "[API key]"
 _FATAL = frozenset({401, 403, 404})
@@ -21,11 +23,51 @@ _NO_QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "insufficient c
 _FILTERED = ("content_filter", "content management policy", "input was flagged", "flagged_input", "moderation")
 _TOO_LONG = ("context_length_exceeded", "context length", "maximum model length", "prompt is too long")
 _NOT_TAKEN = ("unsupported", "not support", "unrecognized", "unknown", "not permitted", "deprecated", "not allowed")
-_MENDS = {"max_tokens": "max_completion_tokens", "temperature": None, "seed": None}  # option -> what to send instead
+_MENDS = {  # option -> what to send instead
+    "max_tokens": "max_completion_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": None,
+    "seed": None,
+}
+
+
+class AnsweredError(APIError):
+    """An error inside an answer with status 200, as an API sends it whose own provider failed after it had begun.
+
+    Attributes:
+        status: HTTP status that stands in it; 502 where it names none.
+    """
+
+    def __init__(self, message: str, body: object, status: int) -> None:
+        super().__init__(message, request=None, body=body)  # type: ignore[arg-type]
+        self.status = status
+
+
+def error_inside(answer: Any, *, proven: bool) -> AnsweredError | None:
+    """Returns the error that an answer with status 200 holds in the place of choices, or inside its first choice.
+
+    Args:
+        answer: What the client returned.
+        proven: Whether this address has answered as an API before; until then an error without a status may be the
+            answer of anything.
+    """
+    choices = getattr(answer, "choices", None)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    given = getattr(answer if first is None else first, "error", None)
+    if given is None and getattr(first, "finish_reason", None) != "error":
+        return None
+    code = str(given.get("code")) if isinstance(given, dict) else ""
+    if code.isdecimal() and 400 <= int(code) <= 599:
+        return AnsweredError(f"Error code: {code} - {given}", given, int(code))
+    if first is None and not proven:
+        return None
+    return AnsweredError(f"Error inside an answer: {given or 'no reason is told'}", given, _BAD_GATEWAY)
 
 
 def status_of(error: APIError) -> int:
     """Returns the HTTP status of an error, 0 if there was no answer."""
+    if isinstance(error, AnsweredError):
+        return error.status
     return error.status_code if isinstance(error, APIStatusError) else 0
 
 
@@ -109,19 +151,47 @@ def refused_option(error: APIError, sent: Mapping[str, Any]) -> str | None:
     return named if named in sent and named not in ("messages", "model") else None
 
 
+def lost_connection(error: APITimeoutError) -> APIConnectionError | None:
+    """Returns the lost connection that ``openai`` calls a time-out; ``None`` for a time-out.
+
+    Its transport on aiohttp takes every loss of a connection after it was made for one.
+    """
+    transport = error.__cause__
+    cause = None if transport is None else transport.__cause__
+    if not isinstance(cause, aiohttp.ClientConnectionError) or isinstance(cause, TimeoutError):
+        return None
+    return APIConnectionError(message=f"Connection error: {cause}".rstrip(": "), request=error.request)
+
+
 def without_key(error: APIError, key: str) -> None:
     """Replaces an API key in an error's texts, which some APIs repeat there; the error is changed.
 
     Args:
         error: The error.
+        key: The key, see :func:`hidden`.
+    """
+    error.message = hidden(error.message, key)
+    error.args = tuple(hidden(one, key) if isinstance(one, str) else one for one in error.args)
+    if error.body is not None:
+        error.body = json.loads(hidden(json.dumps(error.body, default=str), key))
+
+
+def hidden(text: str, key: str) -> str:
+    """Returns a text without an API key.
+
+    Args:
+        text: Any text.
         key: The key; one of fewer than :data:`SHORTEST_KEY` characters is a word, and none.
     """
-    if len(key) < SHORTEST_KEY:
-        return
-    error.message = error.message.replace(key, HIDDEN)
-    error.args = tuple(one.replace(key, HIDDEN) if isinstance(one, str) else one for one in error.args)
-    if error.body is not None:
-        error.body = json.loads(json.dumps(error.body, default=str).replace(key, HIDDEN))
+    return text if len(key) < SHORTEST_KEY else text.replace(key, HIDDEN)
+
+
+def hide_in_choices(answer: Any, key: str) -> None:
+    """Replaces an API key in the messages of an answer, where an API that repeats its request puts it."""
+    for choice in answer.choices if len(key) >= SHORTEST_KEY else ():
+        if key in repr(choice.message) and hasattr(choice.message, "model_dump"):
+            data = hidden(json.dumps(choice.message.model_dump(warnings=False), default=str), key)
+            choice.message = type(choice.message).construct(**json.loads(data))
 
 
 def _says(error: APIError, words: tuple[str, ...]) -> bool:

@@ -20,7 +20,7 @@ class TextRecord:
     """A trajectory of text, found by its messages."""
 
     def __init__(self) -> None:
-        self.trajectory = Trajectory()
+        self.trajectory = Trajectory.of_checked({"nodes": [], "tools": []})
         self._children: dict[tuple[int, str], int] = {}
 
     def add_prompt(self, messages: Sequence[Message], tools: Any) -> int | None:
@@ -62,9 +62,20 @@ class TextRecord:
     def _add(self, parent: int, message: Message, key: str) -> int:
         nodes = self.trajectory.nodes
         above = None if parent == _ROOT else parent
-        nodes.append(Node(parent=above, message=message, at=time.time(), tools=self.trajectory.toolset(key)))
+        nodes.append(_node(above, message, self.trajectory.toolset(key)))
         self._children.setdefault((parent, key + _key(message)), len(nodes) - 1)
         return len(nodes) - 1
+
+
+def _node(parent: int | None, message: Message, tools: int | None) -> Node:
+    """Makes a message's node without validating what was checked before: an evaluation makes two for each task."""
+    return Node.of_checked(
+        {
+            **{"parent": parent, "message": message, "at": time.time(), "tools": tools},
+            **{"token_ids": [], "loss_mask": [], "logprobs": [], "versions": [], "teacher_logprobs": []},
+            **{"finish_reason": None, "reward": None, "follows": None, "sampling": None, "usage": None},
+        }
+    )
 
 
 def _key(message: Message) -> str:

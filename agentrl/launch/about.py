@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def start_record() -> dict[str, Any]:
     }
 
 
+@cache
 def packages() -> dict[str, str]:
     """Returns the versions of all installed packages, by name."""
     found = {}

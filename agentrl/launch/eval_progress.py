@@ -2,7 +2,8 @@
 
 Guarantees: on a terminal one line, redrawn in place, that fits 80 columns; elsewhere a plain line each
 :data:`LINE_SECONDS`, so that a log stays readable. Episodes that were judged before a resume count as done, and not in
-the rate. The running score is of the tasks whose samples have all ended.
+the rate. The running score is of the tasks whose samples have all ended. While no episode ends, the line says since
+when (:meth:`EvalProgress.tick`).
 """
 
 import math
@@ -22,6 +23,7 @@ from agentrl.evaluate.metrics import main_metric
 LINE_SECONDS = 10.0
 _DRAW_SECONDS = 0.25
 _WARM = 3  # episodes before a rate is told
+STILL_SECONDS = 10.0  # without an end of an episode from which that is said
 
 
 class EvalProgress:
@@ -37,14 +39,14 @@ class EvalProgress:
         self._evaluator = evaluator
         self._console = console
         self._clock = clock
-        self._since = self._shown = clock()
+        self._since = self._shown = self._ended = clock()
         self._asked = 0
         columns = (TextColumn("{task.fields[text]}", markup=False), BarColumn(bar_width=None))
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
         self._row = self._bar.add_task("", total=evaluator.total, text="")
 
     def __enter__(self) -> Self:
-        self._since = self._shown = self._clock()
+        self._since = self._shown = self._ended = self._clock()
         self._evaluator.on_episode = self._ends
         self._bar.start()
         return self
@@ -55,9 +57,16 @@ class EvalProgress:
         self._bar.stop()
 
     def _ends(self, episode: Episode) -> None:
-        now = self._clock()
+        now = self._ended = self._clock()
         judged = self._evaluator.judged
         self._asked = self._evaluator.done - (len(judged) if judged is not None else 0)
+        self._show(now)
+
+    def tick(self) -> None:
+        """Show the line anew, if it is time: also while no episode ends."""
+        self._show(self._clock())
+
+    def _show(self, now: float) -> None:
         if self._console.is_terminal:
             if now - self._shown >= _DRAW_SECONDS:
                 self._shown = now
@@ -81,7 +90,9 @@ class EvalProgress:
             parts.append(f"{evaluator.tally.total.failed} invalid")
         if evaluator.price is not None:
             parts.append(f"cost {evaluator.ends.cost:.3g}")
-        if rate:
+        if now - self._ended >= STILL_SECONDS:
+            parts.append(f"none ended for {now - self._ended:.0f} s")
+        elif rate:
             left = (evaluator.total - evaluator.done) / rate
             parts.append(f"{timedelta(seconds=round(left))} left")
         return "  ".join(parts)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentrl import __version__
 from agentrl.config.recipe import Recipe
 from agentrl.data.datasets import load_tasks
 from agentrl.data.models import ResolvedModel
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.judged import EPISODES, RESULT, SETUP, read_judged
 from agentrl.evaluate.metrics import EvalSummary
-from agentrl.evaluate.power import power_line
+from agentrl.evaluate.power import power_line, until_line
 from agentrl.evaluate.setup import shown_component
 from agentrl.evaluate.stored import StoredEpisodes, TaskFile, TaskScoresByMetric, write_result
 from agentrl.host.event_loop import EventLoop
@@ -29,6 +30,7 @@ from agentrl.inference.backend import Backend
 from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.inference.router import Router
+from agentrl.launch.about import note_start
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.eval_progress import EvalProgress
 from agentrl.launch.first_prompt import check_prompt
@@ -47,6 +49,7 @@ from agentrl.rollout.deadline import Limits
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 
+TICK_SECONDS = 1.0
 LOST = (
     "{} of {} episodes were lost: they count in no mean. To try them again: the same command with --output {} --resume"
 )
@@ -81,6 +84,7 @@ def evaluate_recipe(
         model = find_model(recipe, console)
     recipe = resolve(recipe, shape_of_folder(model.path) if model is not None else None)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
+    note_start(run_dir)
     supervisor = Supervisor(run_dir / "logs")
     journal = Journal(run_dir, episodes=recipe.logging.episodes)
     tasks = TaskFile(run_dir)
@@ -113,7 +117,7 @@ def evaluate_recipe(
         supervisor.stop()
         journal.close()
         tasks.close()
-    found = evaluator.as_json(summary)
+    found = {"agentrl": __version__, **evaluator.as_json(summary)}
     print_prompt(found["setup"]["prompt"], console)
     print_score(recipe.name, evaluator, summary, console)
     try:
@@ -222,17 +226,31 @@ async def _run(
         console.print(text, highlight=False)
     else:
         console.print(f"power   {power_line(len(evaluator.tasks))}", highlight=False, markup=False)
+        if recipe.eval.until_ci is not None:
+            text = f"until   {until_line(recipe.eval.until_ci, len(evaluator.tasks))}"
+            console.print(text, highlight=False, markup=False)
     write_json(run_dir / SETUP, setup)
     (run_dir / RESULT).unlink(missing_ok=True)  # of before a resume
     watch = LoopWatch.of(recipe.rollout, end=end).start(asyncio.get_running_loop())
     try:
-        with EvalProgress(evaluator, console):
-            return await evaluator.run(0)
+        with EvalProgress(evaluator, console) as progress:
+            ticks = asyncio.create_task(_ticking(progress))
+            try:
+                return await evaluator.run(0)
+            finally:
+                ticks.cancel()
     except (asyncio.CancelledError, RolloutError):
         _print_so_far(evaluator, recipe, run_dir, console)
         raise
     finally:
         watch.stop()
+
+
+async def _ticking(progress: EvalProgress) -> None:
+    """Has the progress shown also while no episode ends."""
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        progress.tick()
 
 
 def _print_so_far(evaluator: Evaluator, recipe: Recipe, run_dir: Path, console: Console) -> None:

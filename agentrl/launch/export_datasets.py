@@ -18,8 +18,10 @@ def write_datasets(run_dir: Path, target: Path) -> None:
     """Writes a folder for ``datasets.load_from_disk``.
 
     Raises:
-        UserError: ``datasets`` is not installed.
+        UserError: ``datasets`` is not installed, or there are no episodes.
     """
+    if not len(StoredEpisodes(run_dir)):
+        raise UserError(f"{run_dir} holds no episodes: they were not kept (logging.episodes=false)")
     try:
         from datasets import Dataset, Features, Value
     except ImportError as error:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from agentrl.core.episode import Episode
 from agentrl.evaluate.metrics import main_metric
@@ -22,6 +22,7 @@ from agentrl.launch.results import Evaluation
 from agentrl.observe.summary import setup_line, shown_value
 
 LONGEST = 20_000  # characters of a message
+FAILURES = 20  # kinds of failures that are shown, the most frequent
 EPISODES = 100  # shown: the first half of them wrong or invalid ones, where there are so many
 _STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#1a1a1a, #e6e6e6); --rule: light-dark(#ccc, #444);
@@ -51,12 +52,15 @@ def write_html(run_dir: Path, target: Path) -> None:
         file.write(f"<p>{_text(how)} ({evaluation.invalid_share:.1%})</p>")
         if found.get("ended"):
             file.write(f"<p>Ended early: {_text(found['ended'])}</p>")
+        for note in found.get("notes") or ():
+            file.write(f"<p>Note: {_text(note)}.</p>")
         file.write("<h2>Numbers</h2>")
         _table(file, evaluation.estimates, evaluation.invalid_share)
         _plots(file, evaluation)
         for tag, estimates in evaluation.tags.items():
             file.write(f"<h2>{_text(tag)}</h2>")
             _table(file, estimates, None)
+        _doubts(file, found)
         _episodes(file, StoredEpisodes(run_dir))
         file.write("</body></html>\n")
 
@@ -73,6 +77,20 @@ def _table(file: TextIO, estimates: Mapping[str, Estimate], share: float | None)
             cells += ["" if math.isnan(value) else shown_value(name, value) for value in (one.if_wrong, one.if_right)]
         file.write(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
     file.write("</table>")
+
+
+def _doubts(file: TextIO, found: Mapping[str, Any]) -> None:
+    """Writes how many answers say nothing, and why episodes are invalid."""
+    answers = found.get("answers") or {}
+    rows = [(f"{name} answers", f"{count} of {answers['all']}") for name, count in answers.items() if name != "all"]
+    failures = sorted((found.get("failures") or {}).items(), key=lambda one: -one[1])[:FAILURES]
+    if any(count for name, count in answers.items() if name != "all") or failures:
+        file.write("<h2>What makes the numbers doubtful</h2><table>")
+        for name, count in rows:
+            file.write(f"<tr><td>{_text(name)}</td><td>{_text(count)}</td></tr>")
+        file.write("</table>")
+        for text, count in failures:
+            file.write(f"<p>{count} invalid:</p><pre>{_text(_cut(text))}</pre>")
 
 
 def _plots(file: TextIO, evaluation: Evaluation) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.errors import UserError
 from agentrl.evaluate.judged import RESULT
 from agentrl.evaluate.metrics import main_metric
 from agentrl.evaluate.moments import Estimate
@@ -17,12 +18,26 @@ from agentrl.evaluate.setup import shown_component
 from agentrl.launch.results import Evaluation
 from agentrl.observe.summary import setup_line, shown_value
 
+_NEEDED = ("env", "agent", "tasks", "samples", "temperature", "max_new_tokens")  # keys of the setup that reports show
 COLUMNS = "| model | environment | metric | value | 95% interval | tasks | samples | temperature | invalid |"
 
 
 def read_result(run_dir: Path) -> tuple[Evaluation, dict[str, Any]]:
-    """Reads the result of an evaluation: its estimates, and everything in its file."""
-    found = json.loads((run_dir / RESULT).read_bytes())
+    """Reads the result of an evaluation: its estimates, and everything in its file.
+
+    Raises:
+        UserError: The file is damaged, or of another version.
+    """
+    file = run_dir / RESULT
+    try:
+        found = json.loads(file.read_bytes())
+        missing = [name for name in _NEEDED if name not in found["setup"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is of another version of agentrl, or damaged: {type(error).__name__}: {error}") from (
+            error
+        )
+    if missing:
+        raise UserError(f"{file} is of another version of agentrl: its setup lacks {', '.join(missing)}")
     return Evaluation.of(0, found, found), found
 
 
@@ -40,7 +55,7 @@ def leaderboard_line(run_dir: Path) -> str:
         interval(metric or "", one),
         str(setup.get("tasks")),
         str(setup.get("samples")),
-        f"{setup.get('temperature'):g}",
+        "its own" if setup["temperature"] is None else f"{setup['temperature']:g}",
         f"{evaluation.invalid_share:.1%}",
     ]
     return f"| {' | '.join(map(cell, cells))} |"
@@ -103,6 +118,6 @@ def interval(name: str, one: Estimate) -> str:
 def cell(value: Any) -> str:
     """Returns text that cannot end a cell or begin markup."""
     text = " ".join(str(value).split())
-    for mark, escaped in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("`", "\\`"), ("*", "\\*"), ("_", "\\_")):
-        text = text.replace(mark, escaped)
-    return text
+    for mark in ("\\", "|", "`", "*", "_", "[", "]"):
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("&", "&amp;").replace("<", "&lt;")

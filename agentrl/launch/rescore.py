@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl import __version__
 from agentrl.config.errors import UserError
 from agentrl.config.load import validate
 from agentrl.config.overrides import parse_override, set_key
@@ -26,6 +27,7 @@ from agentrl.evaluate.stored import StoredEpisodes, TaskFile, TaskScoresByMetric
 from agentrl.host.event_loop import EventLoop
 from agentrl.host.process import write_json
 from agentrl.inference.transcript import TranscriptClient
+from agentrl.launch.about import note_start
 from agentrl.launch.bounded_run import BoundedRunner
 from agentrl.launch.compared import print_comparison
 from agentrl.launch.results import EvalResult, Evaluation
@@ -76,6 +78,7 @@ def rescore(
     lines = TaskFile(folder)
     evaluator.on_task = lines.add
     write_json(folder / "config.json", recipe.model_dump(mode="json"))
+    note_start(folder)
     write_json(folder / SETUP, evaluator.setup)
     try:
         with EventLoop(partial(BoundedRunner, Limits.of(recipe.rollout).teardown)) as loop:
@@ -83,7 +86,7 @@ def rescore(
     finally:
         journal.close()
         lines.close()
-    found = evaluator.as_json(summary)
+    found = {"agentrl": __version__, **evaluator.as_json(summary)}
     write_result(folder / RESULT, found)
     print_score(f"{run_dir.name}, rescored", evaluator, summary, console)
     _print_change(run_dir, folder, console)

@@ -14,6 +14,8 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run, validate
 from agentrl.config.overrides import parse_override, set_key
 from agentrl.config.recipe import Recipe
+from agentrl.evaluate.judged import ASKED, RESULT, SETUP
+from agentrl.evaluate.stored import result_numbers
 from agentrl.launch.resume import missing_outputs
 from agentrl.launch.run_owner import read_owner
 from agentrl.observe.sinks import METRICS_FILE, read_metrics
@@ -77,8 +79,10 @@ def find_run(name: str, runs: Path) -> Path:
 
 
 def all_runs(runs: Path) -> list[RunInfo]:
-    """Reads all runs of a folder, the one that wrote last first."""
-    found = [run_info(file.parent) for file in runs.glob(f"*/{CONFIG}")]
+    """Reads all runs of a folder and the several evaluations of one call in it, the one that wrote last first."""
+    several = [file.parent for file in runs.glob(f"*/{ASKED}") if not (file.parent / CONFIG).is_file()]
+    files = [*runs.glob(f"*/{CONFIG}"), *(file for folder in several for file in folder.glob(f"*/{CONFIG}"))]
+    found = [run_info(file.parent) for file in files]
     return sorted(found, key=lambda run: run.age)
 
 
@@ -89,6 +93,8 @@ def run_info(folder: Path) -> RunInfo:
     metrics = folder / METRICS_FILE
     records = read_metrics(metrics) if metrics.is_file() else []
     latest: dict[str, float] = {name: value for record in records for name, value in record.items()}
+    if not records and (folder / RESULT).is_file():
+        latest = {name: value for name, value in result_numbers(folder / RESULT).items() if name.startswith("eval/")}
     metric = next((name for name in SHOWN if name in latest), None)
     files = [folder / name for name in (CONFIG, METRICS_FILE, JOURNAL, "eval-episodes.jsonl")]
     wrote = max(file.stat().st_mtime for file in files if file.is_file())
@@ -111,7 +117,8 @@ def run_info(folder: Path) -> RunInfo:
 
 def _state(folder: Path, owner: dict[str, Any]) -> State:
     if owner.get("living"):
-        return "running" if (folder / CONTROLLER).is_file() else "starting"
+        asks = (folder / SETUP).is_file()  # an evaluation has no controller
+        return "running" if asks or (folder / CONTROLLER).is_file() else "starting"
     if not owner:
         return "unknown"
     if "ended" not in owner:

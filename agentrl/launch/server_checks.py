@@ -5,10 +5,12 @@ work; everything is read from the kinds' capabilities, and no kind is named here
 """
 
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED, evaluates
+from agentrl.core.redacted import redacted
 from agentrl.inference.kinds.kind import Capabilities, kinds_that, server_kind
 from agentrl.launch.resolve import transport_of
 
@@ -37,6 +39,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield f"{engine} needs inference.urls=[URL]: a run does not start such servers"
     if inference.options and can.token_logprobs:
         yield f"inference.options is for external APIs; {engine} takes the options of sampling alone"
+    if not can.token_logprobs:
+        yield from _secrets(recipe)
     if trainer.type is None:
         return
     if not can.token_logprobs:
@@ -48,6 +52,17 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     yield from _push_problems(recipe, engine, can)
     if trainer.distill_coef > 0:
         yield from _teacher_problems(recipe)
+
+
+def _secrets(recipe: Recipe) -> Iterator[str]:
+    """Yields the settings of an external API that hold a secret: settings are written into the run's folder."""
+    inference = recipe.inference
+    where = f"and settings are written down; the key goes into ${inference.api_key_env} (inference.api_key_env)"
+    if any(urlsplit(url).username is not None for url in inference.urls):
+        yield f"inference.urls: a user's name and password in a URL are a secret, {where}"
+    for name, value in inference.options.items():
+        if redacted({name: value}, {}) != {name: value}:
+            yield f"inference.options.{name} holds a secret, {where}"
 
 
 def _push_problems(recipe: Recipe, engine: str, can: Capabilities) -> Iterator[str]:

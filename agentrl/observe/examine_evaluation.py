@@ -33,7 +33,11 @@ def examine_evaluation(run_dir: Path) -> tuple[list[Finding], list[str]]:
     """Returns the findings about an evaluation, and one sentence for each check that could not be made."""
     if not (run_dir / RESULT).is_file():
         return [], [f"{run_dir} has no {RESULT}: the evaluation goes on, or was cut; the same command goes on with it"]
-    return list(_findings(json.loads((run_dir / RESULT).read_bytes()), run_dir)), []
+    try:
+        found = json.loads((run_dir / RESULT).read_bytes())
+    except ValueError as error:
+        return [], [f"{run_dir / RESULT} is damaged: {error}"]
+    return list(_findings(found, run_dir)), []
 
 
 def _findings(found: Mapping[str, Any], run_dir: Path) -> Iterator[Finding]:

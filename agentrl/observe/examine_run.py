@@ -116,11 +116,11 @@ def first_prompt(episode: dict[str, Any]) -> str:
 def lines(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file and of its earlier parts; a line that is not complete JSON is skipped."""
     earlier = (line for part in earlier_parts(file) for line in part_lines(part))
-    with file.open() as opened:
+    with file.open("rb") as opened:
         for line in itertools.chain(earlier, opened):
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:  # no JSON, or bytes that are no text
                 continue
             if isinstance(value, dict):
                 yield value

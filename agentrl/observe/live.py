@@ -1,6 +1,7 @@
 """Shows a run live in the terminal.
 
-Guarantees: in a terminal one panel is redrawn in place, and text that does not fit is folded, never cut; elsewhere, and
+Guarantees: in a terminal one panel is redrawn in place, and text that does not fit is folded, never cut, but of an
+evaluation of many metrics the first ones are shown; elsewhere, and
 with ``logging.live=false``, one line is printed per step and per evaluation, so that a log file stays readable. The
 view never changes the run.
 """
@@ -21,10 +22,12 @@ from agentrl.config.recipe import Recipe
 from agentrl.observe.diagnosis import diagnose
 from agentrl.observe.live_facts import last_answer, progress, speed, trend, waits
 from agentrl.observe.step_table import step_table
+from agentrl.observe.summary import is_shown, metric_names
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _ROWS = 8  # last steps shown in the panel
+_EVALUATED = 2  # lines of the last evaluation
 _LEAST = 4  # lines kept for the last step
 _UNBOUNDED = 10_000  # lines of a panel that is not redrawn
 _BORDER = 4  # characters of the panel's border and padding
@@ -136,11 +139,11 @@ class LiveView:
             room = min(_CURVE_WIDTH, max(1, width - len(f"{name}  {values[-1]:.3f}")))
             head.append(Text(f"{name} {sparkline(values, room)} {values[-1]:.3f}"))
         if self._evaluation:
-            head.append(Text(evaluation_line(self._evaluation)))
+            head.append(Text(evaluation_line(self._evaluation, room=_EVALUATED * width)))
         height = self._console.height - 2 if self._is_open else _UNBOUNDED
         least = self._lines([*self._rows(width, 1), *list(self._findings.values())[-1:]], width)
         for fact in self._facts() if self._is_open else ():
-            if self._lines([*head, fact], width) <= min(height // 2, height - least):
+            if self._lines([*head, fact], width) <= min(2 * height // 3, height - least):
                 head.append(fact)
         tail = self._shown_warnings(width, height - self._lines(head, width) - _LEAST)
         middle = self._rows(width, height - self._lines([*head, *tail], width))
@@ -244,18 +247,31 @@ def step_line(record: Mapping[str, float], total: int) -> str:
 _TIMES = (("time/wait_batch", "wait"), ("time/update", "update"))
 
 
+_ENDING = 45  # characters of the counts behind the metrics
+MAIN = ("accuracy", "reward")  # metrics that come first
 _MIXED = ("eval/version_min", "eval/version_max")  # where an evaluation is of several versions
 
 
-def evaluation_line(record: Mapping[str, float]) -> str:
-    """Formats an evaluation as one line."""
-    names = [name for name in record if name.startswith("eval/") and not name.endswith(("_low", "_high", "_tasks"))]
+def evaluation_line(record: Mapping[str, float], room: int | None = None) -> str:
+    """Formats an evaluation as one line.
+
+    Args:
+        record: Metrics of the evaluation.
+        room: Characters that it may take about; metrics beyond are counted. ``None`` for all.
+    """
     parts = [f"evaluation at step {record.get('step', 0):.0f}"]
-    for name in sorted(set(names) - {"eval/n", "eval/invalid", "eval/abandoned", "eval/examples", *_MIXED}):
+    names = metric_names(record)
+    shown = sorted((one for one in names if is_shown(one, names)), key=lambda one: (one not in MAIN, "@" in one, one))
+    left_out = 0
+    for name in (f"eval/{one}" for one in shown):
         text = f"{name.removeprefix('eval/')} {record[name]:.3f}"
         if f"{name}_low" in record:
             text += f" [{record[f'{name}_low']:.3f}, {record[f'{name}_high']:.3f}]"
-        parts.append(text)
+        fits = room is None or len("  ".join([*parts, text])) <= room - _ENDING
+        parts += [text] if fits else []
+        left_out += not fits
+    if left_out:
+        parts.append(f"{left_out} more")
     if "eval/examples" in record:
         parts.append(f"examples {record['eval/examples']:.0f}")
     else:

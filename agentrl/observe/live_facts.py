@@ -5,6 +5,8 @@ An interval is Student's at 95%, over steps; it is absent where there are fewer 
 """
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, linear_regression, median, stdev
@@ -17,6 +19,8 @@ from agentrl.observe.shown_text import plain
 Record = Mapping[str, float]
 WINDOW = 20  # last steps that a trend is computed from
 FEWEST = 4
+ALONE = 2  # servers that have a line each
+_SESSIONS = re.compile(r", (\d+) sessions")
 SHOWN = 300  # characters of the last answer
 _TAIL = 1 << 20  # bytes of an episodes file that are read for it
 
@@ -77,15 +81,34 @@ def speed(record: Record) -> str:
 
 
 def waits(status: Mapping[str, Any]) -> list[str]:
-    """Says what each process does or waits for, one line each.
+    """Says what each process does or waits for, one line each; many servers that do the same share a line.
 
     Args:
         status: Answer of the controller's ``GET /status``; empty without one.
     """
     found = []
-    for wait in status.get("waits") or ():
+    for wait in _with_servers_together(status.get("waits") or ()):
         since = f", for {duration(wait['seconds'])}" if wait.get("seconds") is not None else ""
         found.append(f"{wait['process']}: {wait['doing']}{since}")
+    return found
+
+
+def _with_servers_together(waits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the waits, with one for all servers of a state where those are many; sessions are summed up."""
+    alike: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for wait in waits:
+        if "://" in wait["process"]:
+            alike[_SESSIONS.sub("", wait["doing"])].append(wait)
+    found: list[Mapping[str, Any]] = []
+    for wait in waits:
+        same = alike.get(_SESSIONS.sub("", wait["doing"]), []) if "://" in wait["process"] else []
+        if len(same) <= ALONE:
+            found.append(wait)
+        elif wait is same[0]:
+            counts = [int(match[1]) for one in same if (match := _SESSIONS.search(one["doing"]))]
+            sessions = f", {sum(counts)} sessions" if counts else ""
+            state = _SESSIONS.sub("", wait["doing"])
+            found.append({"process": f"{len(same)} servers", "doing": f"{state}{sessions}"})
     return found
 
 

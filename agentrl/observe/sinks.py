@@ -124,14 +124,26 @@ class MetricsTail:
         self._offset = path.stat().st_size if skip and path.is_file() else 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yields the records that were completed since the last call."""
+        """Yields the records that were completed since the last call; a line that is none is left out, and said."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
             while (line := file.readline()).endswith(b"\n"):
                 self._offset = file.tell()
-                yield orjson.loads(line)
+                record = _record(line)
+                if record is None:
+                    log.warning("%s has a damaged line before byte %d", self._path, self._offset)
+                else:
+                    yield record
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _summary_writer(folder: Path) -> Any:

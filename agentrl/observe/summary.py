@@ -7,6 +7,7 @@ table is too wide, each interval stands below its number.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape, render
@@ -46,7 +47,7 @@ def summary_table(
     before: Mapping[str, float],
     after: Mapping[str, float],
     changes: Changes | None = None,
-    setup: Mapping[str, float] | None = None,
+    setup: Mapping[str, Any] | None = None,
 ) -> "Fitting":
     """Builds a table of the evaluations before and after training.
 
@@ -65,7 +66,7 @@ def summary_table(
         table.add_column(rf"{column} \[95% interval]", justify="right")
     found = metric_names({**before, **after})
     for name in [*_LABELS, *(n for n in found if n not in _LABELS and n not in _LAST), *_LAST]:
-        if name in found and _is_shown(name, found):
+        if name in found and is_shown(name, found):
             cells = [with_interval(before, name), with_interval(after, name)]
             table.add_row(escape(_LABELS.get(name, name)), *cells, *([shown_change(name, changes)] if changes else []))
     return Fitting(table)
@@ -106,12 +107,21 @@ def _broken(cell: str) -> str:
     return cell.replace(r" \[", "\n\\[").replace(" (no", "\n(no")
 
 
-def setup_line(setup: Mapping[str, float]) -> str:
-    """Formats what an evaluation had set: temperature, limit of an answer, tasks and samples."""
-    how = "greedy (temperature 0)" if setup["temperature"] == 0 else f"temperature {setup['temperature']:g}"
+def setup_line(setup: Mapping[str, Any]) -> str:
+    """Formats what an evaluation had set: temperature, limit of an answer, tasks and samples.
+
+    Args:
+        setup: Set-up of an evaluation; a temperature or limit of ``None`` is the API's own.
+    """
+    temperature, limit = setup["temperature"], setup["max_new_tokens"]
+    if temperature is None:
+        how = "the API's own temperature"
+    else:
+        how = "greedy (temperature 0)" if temperature == 0 else f"temperature {temperature:g}"
+    longest = "the API's own limit of an answer" if limit is None else f"up to {limit:.0f} tokens an answer"
     samples = f"{setup['samples']:.0f} {'sample' if setup['samples'] == 1 else 'samples'} a task"
     tasks = f"{setup['tasks']:.0f} {'task' if setup['tasks'] == 1 else 'tasks'}"
-    return f"{how}, up to {setup['max_new_tokens']:.0f} tokens an answer, {tasks}, {samples}"
+    return f"{how}, {longest}, {tasks}, {samples}"
 
 
 def metric_names(metrics: Mapping[str, float]) -> list[str]:
@@ -121,8 +131,13 @@ def metric_names(metrics: Mapping[str, float]) -> list[str]:
     return [name for name in names if name not in beside and name not in _COUNTS]
 
 
-def _is_shown(name: str, names: Sequence[str]) -> bool:
-    """Whether a table has a row for a metric: of many ``pass@k``, those of powers of two and the last."""
+def is_shown(name: str, names: Sequence[str]) -> bool:
+    """Whether a metric is shown: of many ``pass@k``, those of powers of two and the last.
+
+    Args:
+        name: Name of the metric.
+        names: Names of all metrics, see :func:`metric_names`.
+    """
     beginning = next((one for one in OF_SUBSETS if name.startswith(one)), None)
     if beginning is None:
         return True
@@ -153,7 +168,7 @@ def evaluation_table(metrics: Mapping[str, float], title: str, answers: Mapping[
         table.add_column("if wrong / right", justify="right")
     names = metric_names(metrics)
     samples = max((int(one[5:]) for one in names if one.startswith("pass@")), default=1)
-    for name in (one for one in names if _is_shown(one, names)):
+    for name in (one for one in names if is_shown(one, names)):
         label = f"{name} (avg@{samples})" if name == "accuracy" and samples > 1 else name
         table.add_row(escape(label), *cells(metrics, name))
     table.add_row("judged", f"{n:.0f}")
@@ -227,7 +242,7 @@ def _number(value: float) -> str:
 
 
 def _caption(
-    before: Mapping[str, float], after: Mapping[str, float], changes: Changes, setup: Mapping[str, float]
+    before: Mapping[str, float], after: Mapping[str, float], changes: Changes, setup: Mapping[str, Any]
 ) -> str:
     if "eval/examples" in after and "eval/n" not in after:
         return f"{after['eval/examples']:.0f} held-out examples"

@@ -90,7 +90,10 @@ def sample_rows(file: Path, step: int) -> list[dict[str, Any]]:
     """
     rows = []
     for line in _last_lines(file, SAMPLES):
-        record = orjson.loads(line)
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue  # a damaged line: the others are shown
         nodes = [node for one in (record.get("trajectories") or {}).values() for node in one["nodes"]]
         sampled = [node for node in nodes if any(node.get("loss_mask") or ())]
         asked = nodes[: nodes.index(sampled[0])] if sampled else nodes

@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
 from agentrl.core.contract import checked_metrics, finite, source_of
 from agentrl.core.ending import stop_reason
-from agentrl.core.episode import Episode, StopReason, Task
+from agentrl.core.episode import Episode, StopReason, Task, tag_of
 from agentrl.core.infrastructure import infrastructure_failure
 from agentrl.core.valid_text import valid_text
 from agentrl.core.workflow import Outcome, RolloutWorkflow
@@ -164,14 +164,14 @@ def _record(base: dict[str, Any], task: Task, llm: EpisodeLLM, end: _End, *, dri
     Raises:
         ValueError: The workflow's outcome does not fit the episode.
     """
-    trajectories, tag = llm.trajectories(), task.data.get("tag")
+    trajectories = llm.trajectories()
     outcome = end.outcome
     own = {
         **base,
         "trajectories": trajectories,
         "reward": outcome.reward,
         "role_rewards": {} if outcome.reward is None else llm.role_rewards(outcome.rewards),
-        "tag": tag if isinstance(tag, str) else None,
+        "tag": tag_of(task.data),
         "metrics": outcome.metrics,
         "drift": llm.drift() if drift else {},
         "stop_reason": stop_reason(end.reason, trajectories),

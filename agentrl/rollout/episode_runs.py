@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.config.rollout import RolloutConfig
-from agentrl.core.episode import Episode, StopReason, Task, oldest_version
+from agentrl.core.episode import Episode, StopReason, Task, oldest_version, tag_of
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.inference.client import Client, EpisodeLLM
 from agentrl.rollout.abandoned import Abandoned
@@ -174,7 +174,6 @@ class _Sampling:
 
 def without_sampling(order: EpisodeOrder, reason: StopReason, error: str) -> Episode:
     """Returns the record of an attempt of which nothing is known but how it ended."""
-    tag = order.task.data.get("tag")
     return Episode(
         group_id=order.group_id,
         task_id=order.task.id,
@@ -183,7 +182,7 @@ def without_sampling(order: EpisodeOrder, reason: StopReason, error: str) -> Epi
         version=order.version,
         attempt=order.attempt,
         task=order.task.data,
-        tag=tag if isinstance(tag, str) else None,
+        tag=tag_of(order.task.data),
         stop_reason=reason,
         error=error,
     )

@@ -12,7 +12,7 @@ from agentrl.core.redacted import redacted
 from agentrl.observe.metric_glossary import described
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
-from agentrl.view.episode_row import content_text, is_sampled
+from agentrl.view.episode_row import content_text, is_episode, is_sampled
 from agentrl.view.findings import Findings
 from agentrl.view.group_advantages import advantages, counted_members
 from agentrl.view.search_query import HELP
@@ -21,6 +21,7 @@ from agentrl.view.token_ledger import Tokenizers, ledger
 
 MOST_TEXT = 40_000  # characters of one message that are sent at once
 MOST_COLUMNS = 60  # curves of one request
+MOST_DIGITS = 15  # of a whole number in a question
 
 
 class Answers:
@@ -85,15 +86,15 @@ class Answers:
             query.get("q", ""),
             sort=sort.lstrip("-"),
             descending=sort.startswith("-"),
-            offset=_whole(query.get("offset", "0")),
-            limit=_whole(query.get("limit", "100")),
+            offset=whole(query.get("offset", "0")),
+            limit=whole(query.get("limit", "100")),
         )
         return dict(vars(page))
 
     def episode(self, key: str, kind: str, place: int) -> dict[str, Any]:
         """Returns an episode: its row's group, its task and its messages, without the tokens."""
         run = self.run(key)
-        record = episode_file(run.folder, kind).read(place)
+        record = _record(run, kind, place)
         rows = run.index.members(kind, str(record.get("group_id")))
         values, said = advantages(rows, run.config()) if kind == "train" else ([None] * len(rows), "")
         own = next((at for at, row in enumerate(rows) if row["place"] == place), None)
@@ -117,7 +118,7 @@ class Answers:
     def tokens(self, key: str, kind: str, place: int) -> dict[str, Any]:
         """Returns the ledger of an episode's tokens."""
         run = self.run(key)
-        record = episode_file(run.folder, kind).read(place)
+        record = _record(run, kind, place)
         rows = run.index.members(kind, str(record.get("group_id")))
         trained = next((row["trained"] for row in rows if row["place"] == place), None)
         pieces, special, said = self._tokenizers.of_run(run.folder, run.config())
@@ -126,11 +127,11 @@ class Answers:
 
     def text(self, key: str, kind: str, place: int, role: str, node: int) -> dict[str, Any]:
         """Returns the whole text of one message."""
-        record = episode_file(self.run(key).folder, kind).read(place)
+        record = _record(self.run(key), kind, place)
         try:
             nodes = record["trajectories"][role]["nodes"]
             message = _message(nodes, node)
-        except (KeyError, IndexError) as error:
+        except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"the episode has no message {node} of the role {role!r}") from error
         return {"text": content_text(message.get("content")), "reasoning": message.get("reasoning_content") or ""}
 
@@ -142,12 +143,12 @@ class Answers:
             raise UserError(f"{run.key} has no group {group_id!r} of kind {kind}, of the episodes read so far")
         values, said = advantages(rows, run.config()) if kind == "train" else ([None] * len(rows), "")
         counted = set(counted_members(rows))
-        file = episode_file(run.folder, kind)
+        records = [_record(run, kind, row["place"]) for row in rows]
         members = [
-            {**row, "advantage": value, "counted": at in counted, "conversation": _sampled(file.read(row["place"]))}
-            for at, (row, value) in enumerate(zip(rows, values, strict=True))
+            {**row, "advantage": value, "counted": at in counted, "conversation": _sampled(record)}
+            for at, (row, value, record) in enumerate(zip(rows, values, records, strict=True))
         ]
-        return {"members": members, "said": said, "task": file.read(rows[0]["place"]).get("task") or {}}
+        return {"members": members, "said": said, "task": records[0].get("task") or {}}
 
     def evaluations(self, key: str) -> dict[str, Any]:
         """Returns the evaluations of a run."""
@@ -163,17 +164,33 @@ class Answers:
     def task(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Returns the episodes of one task in one run, the newest first, each with its conversation."""
         run, kind = self.run(query.get("run", "")), query.get("kind", "eval")
-        wanted = f'task:"{query.get("task", "")}"' + (f" {query['q']}" if query.get("q") else "")
-        page = run.index.page(kind, wanted, limit=_whole(query.get("limit", "8")))
-        file = episode_file(run.folder, kind)
-        found = [{**row, "conversation": _sampled(file.read(row["place"]))} for row in page.rows]
+        limit = whole(query.get("limit", "8"))
+        page = run.index.page(kind, query.get("q", ""), limit=limit, task=query.get("task", ""))
+        found = [{**row, "conversation": _sampled(_record(run, kind, row["place"]))} for row in page.rows]
         return {"episodes": found, "total": page.total}
 
 
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise UserError(f"{text!r} is no whole number")
+def whole(text: str) -> int:
+    """Returns the number that a question names.
+
+    Raises:
+        UserError: It is no whole number, or one that nothing has so many of.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise UserError(f"{text[:80]!r} is no whole number of at most {MOST_DIGITS} digits")
     return int(text)
+
+
+def _record(run: ShownRun, kind: str, place: int) -> dict[str, Any]:
+    """Reads an episode.
+
+    Raises:
+        UserError: None begins there, or the line has not the shape of one.
+    """
+    record = episode_file(run.folder, kind).read(place)
+    if not is_episode(record):
+        raise UserError(f"{run.key}: the line at byte {place} is no episode, or one of another version of agentrl")
+    return record
 
 
 def _message(nodes: list[dict[str, Any]], index: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from agentrl.view.episode_row import EpisodeRow, row_of
 from agentrl.view.search_query import NUMBERS, TEXTS, Condition, metric_path
 from agentrl.view.search_query import parse as parse_query
 
-FORMAT = 3  # of the tables; another one is built anew
+FORMAT = 4  # of the tables; another one is built anew
 FIRST_CHUNK, CHUNK = 1 << 20, 2 << 20  # bytes read at once: the newest are there soon, and others wait shortly
 MOST_ROWS = 500  # of one page
 _JOURNAL = "journal.jsonl"
@@ -170,10 +170,10 @@ class EpisodeIndex:
         for line in self._files[kind].lines(first, end):
             at = line.place if at is None else at
             record = parse(line.data)
-            if record is None:
+            row = None if record is None else row_of(record)
+            if row is None:
                 damaged += 1
                 continue
-            row = row_of(record)
             episodes.append((kind, line.place, line.length, *row[:-1]))
             texts.append((kind, line.place, row.text))
         with db:
@@ -225,6 +225,7 @@ class EpisodeIndex:
         descending: bool = True,
         offset: int = 0,
         limit: int = 100,
+        task: str | None = None,
     ) -> Page:
         """Returns a part of the table.
 
@@ -235,6 +236,7 @@ class EpisodeIndex:
             descending: Whether the largest come first.
             offset: Number of rows before the page.
             limit: Number of rows.
+            task: Id of the task that all rows are of; ``None`` for any.
 
         Raises:
             UserError: The query cannot be read, or there is no such field.
@@ -243,6 +245,8 @@ class EpisodeIndex:
         with self._open() as db:
             names = self._metric_names(db, kind)
             condition = parse_query(query, names)
+            if task is not None:
+                condition.add("e.task = ?", task)
             order, values = self._order(sort, names, descending)
             source = f"{_FROM}{_TEXT * condition.by_text} WHERE e.kind = ? AND {condition.sql}"
             rows = db.execute(

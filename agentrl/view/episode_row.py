@@ -1,7 +1,8 @@
 """Reads an episode's record into the row that the table shows, sorts and filters.
 
 Guarantees: pure; a record of an older version, or one that lacks keys, gives a row in which what it does not say is
-``None``; a number is counted from the record's own tokens and messages, never estimated.
+``None``; a number is counted from the record's own tokens and messages, never estimated. What has not the shape of an
+episode at all is no row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentrl.core.episode import FAILURES
+from agentrl.evaluate.answers import kind_of
 
+LARGEST = 1 << 62  # a whole number that the index holds
 SNIPPET = 240  # characters of the question and of the answer in the table
 Record = Mapping[str, Any]
 
@@ -42,6 +45,7 @@ class EpisodeRow(NamedTuple):
         metrics: The environment's numbers, as a JSON object.
         question: Beginning of the last message before the first answer.
         answer: Beginning of the last sampled message.
+        silent: Kinds of its answers that say nothing, see :class:`~agentrl.evaluate.answers.Kind`.
         text: All its texts, folded, for the search.
     """
 
@@ -67,46 +71,96 @@ class EpisodeRow(NamedTuple):
     metrics: str
     question: str
     answer: str
+    silent: str
     text: str
 
 
-def row_of(record: Record) -> EpisodeRow:
-    """Reads a record.
+def row_of(record: Record) -> EpisodeRow | None:
+    """Reads a record; ``None`` for one that has not the shape of an episode.
 
     Args:
         record: A line of ``episodes.jsonl`` or ``eval-episodes.jsonl``, parsed.
     """
+    if not is_episode(record):
+        return None
     nodes = list(nodes_of(record))
     sampled = [node for node in nodes if is_sampled(node)]
     ids = sum(sum(node.get("loss_mask") or ()) for node in sampled)
     versions = [v for node in sampled if (v := _least(node.get("versions") or ())) is not None]
     error = str(record.get("error") or "").strip().splitlines()
-    reward = record.get("reward")
+    reward, stop = _number(record.get("reward")), _name(record.get("stop_reason"))
     return EpisodeRow(
-        task=record.get("task_id"),
-        group_id=record.get("group_id"),
-        member=record.get("index"),
-        tag=record.get("tag"),
-        version=record.get("version"),
-        oldest=min(versions, default=None),
+        task=_name(record.get("task_id")),
+        group_id=_name(record.get("group_id")),
+        member=_whole(record.get("index")),
+        tag=_name(record.get("tag")),
+        version=_whole(record.get("version")),
+        oldest=_whole(min(versions, default=None)),
         reward=reward,
-        stop=record.get("stop_reason"),
-        failed=reward is None or record.get("stop_reason") in FAILURES,
+        stop=stop,
+        failed=reward is None or stop in FAILURES,
         turns=len(sampled),
         tokens=ids if ids or not sampled else None,
         context=sum(len(node.get("token_ids") or ()) for node in nodes),
         calls=sum(len((node.get("message") or {}).get("tool_calls") or ()) for node in sampled),
-        seconds=record.get("seconds"),
+        seconds=_number(record.get("seconds")),
         started=_seconds(record.get("started")),
-        eval_step=record.get("eval_step"),
-        attempt=record.get("attempt") or 0,
+        eval_step=_whole(record.get("eval_step")),
+        attempt=_whole(record.get("attempt")) or 0,
         retried=bool(record.get("retried")),
         error=error[-1][:SNIPPET] if error else "",
-        metrics=orjson.dumps(record.get("metrics") or {}).decode(),
+        metrics=orjson.dumps(_numbers(record.get("metrics"))).decode(),
         question=_question(nodes),
         answer=_said(sampled[-1])[:SNIPPET] if sampled else "",
+        silent=" ".join(sorted(set(_silent(sampled)))),
         text="\n".join(_texts(record, nodes)).casefold(),
     )
+
+
+def is_episode(record: Record) -> bool:
+    """Whether a record has the shape of an episode: a key of one, and messages by role that are objects."""
+    by_role = record.get("trajectories") or {}
+    if not any(name in record for name in ("group_id", "task_id", "reward", "trajectories")):
+        return False
+    if not isinstance(by_role, Mapping) or not all(isinstance(one, Mapping) for one in by_role.values()):
+        return False
+    lists = [one.get("nodes") or [] for one in by_role.values()]
+    return all(isinstance(nodes, list) and all(map(_is_message, nodes)) for nodes in lists)
+
+
+def _is_message(node: Any) -> bool:
+    tokens = ("token_ids", "loss_mask", "logprobs", "versions")
+    return (
+        isinstance(node, Mapping)
+        and isinstance(node.get("message") or {}, Mapping)
+        and isinstance((node.get("message") or {}).get("tool_calls") or [], list)
+        and all(isinstance(node.get(name) or [], list) for name in tokens)
+    )
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and abs(value) < LARGEST else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < LARGEST else None
+
+
+def _name(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    found = metrics if isinstance(metrics, Mapping) else {}
+    return {name: number for name, value in found.items() if (number := _number(value)) is not None}
+
+
+def _silent(sampled: list[dict[str, Any]]) -> Iterator[str]:
+    for node in sampled:
+        if node.get("finish_reason") is not None:
+            kind = kind_of(str(node["finish_reason"]), node.get("message") or {})
+            if kind is not None:
+                yield kind.value
 
 
 def nodes_of(record: Record) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,16 @@ Guarantees: numbers are those of the report files; a comparison is over the task
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.observe.summary import metric_names
 from agentrl.view.shown_runs import read_json
+
+COUNTS = ("n", "invalid", "abandoned", "version_min", "version_max")
+MAIN = ("accuracy", "reward")
 
 REPORTS = ("eval-*.json", "result.json")
 
@@ -29,23 +34,41 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 
 def _report(file: Path, report: dict[str, Any]) -> dict[str, Any]:
-    numbers = {name.removeprefix("eval/"): value for name, value in report.items() if _is_number(name, value)}
-    bounds = ("_low", "_high", "_if_wrong", "_if_right", "_episodes")
-    counts = {"n", "invalid", "abandoned", "version_min", "version_max"}
-    names = sorted(n for n in numbers if not n.endswith(bounds) and n not in counts and not n.endswith("_tasks"))
-    metrics = {n: {"mean": numbers[n], "low": numbers.get(f"{n}_low"), "high": numbers.get(f"{n}_high")} for n in names}
+    numbers = _numbers(report)
     digits = file.stem.removeprefix("eval-")
+    tags = report.get("tags")
     return {
         "name": file.stem,
         "step": int(digits) if digits.isdigit() else None,
-        "counts": {name: numbers[name] for name in counts if name in numbers},
-        "metrics": metrics,
+        "counts": _counts(numbers),
+        "metrics": {name: _estimate(numbers, name) for name in sorted(metric_names(numbers))},
+        "tags": {tag: one for tag, own in tags.items() if (one := _of_tag(own))} if isinstance(tags, dict) else {},
         "setup": report.get("setup") or {},
         "answers": report.get("answers") or {},
         "notes": report.get("notes") or [],
         "failures": report.get("failures") or {},
         "per_task": sorted(report.get("per_task") or {}),
     }
+
+
+def _numbers(report: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in report.items() if _is_number(name, value)}
+
+
+def _counts(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: numbers[f"eval/{name}"] for name in COUNTS if f"eval/{name}" in numbers}
+
+
+def _estimate(numbers: Mapping[str, float], name: str) -> dict[str, float | None]:
+    found = {which: numbers.get(f"eval/{name}_{which}") for which in ("low", "high", "if_wrong", "if_right")}
+    return {"mean": numbers[f"eval/{name}"], **found}
+
+
+def _of_tag(own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the main metric of the tasks with a tag; ``None`` if none of them was judged."""
+    numbers = _numbers(own)
+    name = next((one for one in MAIN if f"eval/{one}" in numbers), None)
+    return None if name is None else {"name": name, "counts": _counts(numbers), **_estimate(numbers, name)}
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -102,7 +125,7 @@ def compared(first: tuple[Path, str], second: tuple[Path, str]) -> dict[str, Any
         for task in before.keys() & after.keys()
         if before[task].valid and after[task].valid
     ]
-    lead = next(name for name in ("accuracy", "reward", *metrics) if name in metrics)
+    lead = next(name for name in (*MAIN, *metrics) if name in metrics)
     tasks.sort(key=lambda one: (-_moved(one, lead), one["task"]))
     return {"metrics": metrics, "tasks": tasks, "lead": lead, "setups": list(found.setups), "changed": found.changed}
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
-from agentrl.observe.examine_run import examine
+from agentrl.evaluate.answers import Kind
+from agentrl.observe.examine_run import METRICS, examine
 from agentrl.view.episode_files import FILES
 
 EPISODE_LINKS = {
@@ -30,7 +31,13 @@ EPISODE_LINKS = {
     "signal": ("train", "", "-place"),
     "masks": ("train", "length=0", "-place"),
 }
-"""Kind of a finding -> episodes that show it: kind of episodes, query and sort."""
+"""Kind of a finding about a training -> episodes that show it: kind of episodes, query and sort."""
+EVALUATION_LINKS = {
+    "invalid": ("eval", "is:failed", "-place"),
+    **{kind.value: ("eval", f"is:{kind.value}", "-length") for kind in Kind},
+    "wide": ("eval", "", "-place"),
+}
+"""The same about the evaluation of a folder without training."""
 SECONDS = 600.0  # for one examination
 
 
@@ -51,7 +58,7 @@ class Findings:
 
 
 def _sizes(folder: Path) -> tuple[int, ...]:
-    files = (folder / name for name in ("metrics.jsonl", *FILES.values(), "failed-episodes.jsonl"))
+    files = (folder / name for name in (METRICS, "result.json", *FILES.values(), "failed-episodes.jsonl"))
     return tuple(file.stat().st_size if file.is_file() else 0 for file in files)
 
 
@@ -74,10 +81,8 @@ def findings(folder: Path) -> dict[str, Any]:
     except UserError as error:
         return {"findings": [], "unjudged": [str(error)]}
     names = ("kind", "symptom", "cause", "remedy", "level")
-    shown = [
-        {**{name: getattr(one, name) for name in names}, "episodes": _link(EPISODE_LINKS.get(one.kind))}
-        for one in found
-    ]
+    links = EPISODE_LINKS if (folder / METRICS).is_file() else EVALUATION_LINKS
+    shown = [{**{name: getattr(one, name) for name in names}, "episodes": _link(links.get(one.kind))} for one in found]
     return {"findings": shown, "unjudged": unjudged}
 
 

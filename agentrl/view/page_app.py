@@ -17,7 +17,7 @@ from starlette.routing import Route
 from agentrl.config.errors import UserError
 from agentrl.view import page_files
 from agentrl.view.access import Door, Keys
-from agentrl.view.answers import Answers
+from agentrl.view.answers import Answers, whole
 from agentrl.view.episode_files import KINDS, episode_file
 from agentrl.view.metric_history import FILE as METRICS
 from agentrl.view.shown_runs import ShownRun
@@ -50,8 +50,11 @@ def application(runs: list[ShownRun], keys: Keys, poll_seconds: float = POLL_SEC
 
         return Route(path, endpoint)
 
-    def events(request: Request) -> StreamingResponse:
-        run = answers.run(request.path_params["run"])
+    def events(request: Request) -> Response:
+        try:
+            run = answers.run(request.path_params["run"])
+        except UserError as error:
+            return _json({"error": str(error)}, 400)
         return StreamingResponse(run_events(run, request.is_disconnected, poll_seconds), media_type="text/event-stream")
 
     def of(request: Request) -> tuple[str, str, int]:
@@ -72,13 +75,15 @@ def application(runs: list[ShownRun], keys: Keys, poll_seconds: float = POLL_SEC
         on("/api/runs/{run}/evaluations", lambda request: answers.evaluations(request.path_params["run"])),
         on(
             "/api/runs/{run}/group",
-            lambda r: answers.group(r.path_params["run"], r.query_params.get("kind", "train"), r.query_params["id"]),
+            lambda r: answers.group(
+                r.path_params["run"], r.query_params.get("kind", "train"), r.query_params.get("id", "")
+            ),
         ),
         on("/api/runs/{run}/{kind}/{place:int}", lambda request: answers.episode(*of(request))),
         on("/api/runs/{run}/{kind}/{place:int}/tokens", lambda request: answers.tokens(*of(request))),
         on(
             "/api/runs/{run}/{kind}/{place:int}/text",
-            lambda r: answers.text(*of(r), r.query_params["role"], int(r.query_params["node"])),
+            lambda r: answers.text(*of(r), r.query_params.get("role", ""), whole(r.query_params.get("node", ""))),
         ),
         Route("/api/runs/{run}/events", events),
     ]

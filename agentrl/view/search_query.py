@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.core.registry import nearest
+from agentrl.evaluate.answers import Kind
 
 NUMBERS = {
     "reward": "e.reward",
@@ -32,7 +33,10 @@ NUMBERS = {
 """Name of a numeric field -> its SQL."""
 TEXTS = {"stop": "e.stop", "tag": "e.tag", "task": "e.task", "group": "e.group_id"}
 """Name of a field with a text -> its SQL."""
-STATES = {"failed": "e.failed", "retried": "e.retried", "trained": "(t.step IS NOT NULL)"}
+STATES = {
+    **{"failed": "e.failed", "retried": "e.retried", "trained": "(t.step IS NOT NULL)"},
+    **{kind.value: f"(instr(e.silent, '{kind.value}') > 0)" for kind in Kind},
+}
 """Word after ``is:`` -> its SQL."""
 HELP = (
     "reward<0.5  length>=100  turns=3  version:10..20  age>1  accuracy=1  stop:length  tag:hard  task:train/17  "

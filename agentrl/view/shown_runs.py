@@ -1,7 +1,8 @@
 """Finds the runs to show, and what their folders say about them.
 
 Guarantees: folders are only read; what a folder of an older version or a damaged file does not give is absent, with a
-sentence that says why. Two folders of one name get different keys.
+sentence that says why. Two folders of one name get different keys. The evaluations of one call, which lie in a folder
+of their own, are found like others.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.evaluate.judged import ASKED
 from agentrl.host.cache_folder import cache_folder
 from agentrl.view.episode_files import FILES
 from agentrl.view.episode_index import EpisodeIndex
@@ -81,8 +83,8 @@ def shown_runs(names: Sequence[str], runs: Path, cache: Path | None = None) -> l
     Raises:
         UserError: There is no such run, or no run at all.
     """
-    folders = [find_folder(name, runs) for name in names] or sorted(
-        (one for one in runs.glob("*") if one.is_dir() and is_run(one)), key=_wrote, reverse=True
+    folders = [one for name in names for one in find_folders(name, runs)] or sorted(
+        (one for folder in runs.glob("*") for one in _runs_of(folder)), key=_wrote, reverse=True
     )
     if not folders:
         raise UserError(f"no runs in {runs}; name a run's folder: agentrl view RUN")
@@ -95,6 +97,26 @@ def shown_runs(names: Sequence[str], runs: Path, cache: Path | None = None) -> l
             key = f"{folder.name}-{number}"
         found[key] = ShownRun(key, folder, MetricHistory(folder), EpisodeIndex(folder, home))
     return list(found.values())
+
+
+def find_folders(name: str, runs: Path) -> list[Path]:
+    """Returns the folder of a run, or those of the evaluations of one call.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    for folder in (Path(name), runs / name):
+        if found := _runs_of(folder):
+            return found
+    return [find_folder(name, runs)]
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    """Returns a folder that is a run, or the runs in one of several evaluations; nothing of any other."""
+    if not folder.is_dir() or is_run(folder):
+        return [folder] if folder.is_dir() else []
+    several = (folder / ASKED).is_file()
+    return sorted(file.parent for file in folder.glob(f"*/{CONFIG}")) if several else []
 
 
 def find_folder(name: str, runs: Path) -> Path:

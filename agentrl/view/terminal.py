@@ -13,13 +13,12 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from agentrl.config.errors import UserError
-from agentrl.core.episode import Trajectory
 from agentrl.observe.message_view import message_text
 from agentrl.observe.shown_text import plain
 from agentrl.observe.token_view import LEGEND, TokenRows, read_blocks
 from agentrl.view.episode_files import episode_file
 from agentrl.view.shown_runs import ShownRun
-from agentrl.view.token_ledger import Tokenizers
+from agentrl.view.token_ledger import Tokenizers, read_trajectory
 
 KEYS = "j/k move  Enter open  q back  t tokens  / filter  s sort  e eval/train  r run  ? keys"
 SORTS = ("-place", "-reward", "reward", "-length", "length")
@@ -179,9 +178,7 @@ class Screen:
         for role, given in (self.opened.get("trajectories") or {}).items():
             parts.append(Text(plain(role), style="bold"))
             data_of = pieces or (lambda token: str(token).encode())
-            parts += [
-                TokenRows(block.tokens) for block in read_blocks(Trajectory.model_validate(given), 0, data_of, special)
-            ]
+            parts += [TokenRows(block.tokens) for block in read_blocks(read_trajectory(given), 0, data_of, special)]
         return parts
 
 
@@ -204,16 +201,16 @@ def _as_messages(record: dict[str, Any]) -> list[RenderableType]:
     for role, given in (record.get("trajectories") or {}).items():
         if len(record["trajectories"]) > 1:
             parts.append(Text(f"── {plain(role)}", style="bold"))
-        parts += [message_text(node.message) for node in Trajectory.model_validate(given).nodes]
+        parts += [message_text(node.message) for node in read_trajectory(given).nodes]
     return parts
 
 
-def show(runs: list[ShownRun], kind: str, query: str, sort: str) -> None:
+def show(runs: list[ShownRun], kind: str | None, query: str, sort: str) -> None:
     """Show episodes until the user ends it.
 
     Args:
         runs: The shown runs.
-        kind: ``train`` or ``eval``.
+        kind: ``train`` or ``eval``; ``None`` for those of training where the first run has any.
         query: Filter.
         sort: Field to sort by; with ``-`` the largest first.
 
@@ -223,7 +220,8 @@ def show(runs: list[ShownRun], kind: str, query: str, sort: str) -> None:
     console = Console(highlight=False)
     for run in runs:
         run.index.update()
-    screen = Screen(runs, kind, query, sort)
+    trained = episode_file(runs[0].folder, "train").size() > 0
+    screen = Screen(runs, kind or ("train" if trained else "eval"), query, sort)
     screen._page(0, 1)  # a filter that cannot be read is an error of the command
     if not (console.is_terminal and sys.stdin.isatty()):
         for line in screen._list(10_000, PLAIN_ROWS + 1):

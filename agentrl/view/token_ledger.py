@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from agentrl.config.errors import UserError
 from agentrl.core.episode import Trajectory
 from agentrl.observe.shown_text import quoted
 from agentrl.observe.token_view import read_blocks
@@ -95,11 +98,14 @@ def ledger(
         pieces: Bytes of an id; ``None`` without a tokenizer.
         special: Ids of special tokens.
         trained: Policy version that the step which trained the episode began from; ``None`` if no step did.
+
+    Raises:
+        UserError: The messages are of another version of agentrl.
     """
     roles: dict[str, Any] = {}
     shown, teacher = 0, False
     for role, given in (record.get("trajectories") or {}).items():
-        trajectory = Trajectory.model_validate(given)
+        trajectory = read_trajectory(given)
         blocks = []
         for block in read_blocks(trajectory, 0, pieces or _as_id, special):
             node = trajectory.nodes[block.node]
@@ -123,6 +129,20 @@ def ledger(
             )
         roles[role] = blocks
     return {"roles": roles, "trained": trained, "not_recorded": _not_recorded(trained, teacher, shown)}
+
+
+def read_trajectory(given: Mapping[str, Any]) -> Trajectory:
+    """Reads the messages of a role.
+
+    Raises:
+        UserError: They are of another version of agentrl.
+    """
+    try:
+        return Trajectory.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"the tokens are of another version of agentrl: {where}: {first['msg']}") from error
 
 
 def _as_id(token: int) -> bytes:

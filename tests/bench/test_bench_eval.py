@@ -14,7 +14,13 @@ def test_a_small_evaluation_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(bench_eval, "TASKS", 12)
     monkeypatch.setattr(bench_eval, "SECONDS", 0.01)
     monkeypatch.setattr(bench_eval, "resident", lambda tasks: 100.0 + tasks / 1e6)
-    figures = bench_eval.run(repeats=1)
+    said: list[str] = []
+    figures = bench_eval.run(repeats=1, say=said.append)
+    assert [one.partition(":")[0] for one in said] == [
+        "answers of 0 s, 1 of 1",
+        "answers of 0.01 s, 1 of 1",
+        "memory of 1000 and of 100000 tasks",
+    ]
     assert figures.keys() == {"tasks_vs_gather", "instant_vs_gather", "tasks_per_s", "rss_growth", "rss_mb"}
     assert all(len(values) == 1 and values[0] > 0 for values in figures.values())
 

@@ -148,3 +148,31 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path, capsys: Any) -> None:
 
 def test_a_time_has_one_unit() -> None:
     assert [short_time(s) for s in (5, 119, 121, 7300, 200_000)] == ["5 s", "119 s", "2 min", "2 h", "2 d"]
+
+
+def test_an_evaluation_is_listed_as_running_and_with_its_result(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    recipe = load_recipe("arithmetic_grpo", ["trainer.type=null", f"launch.run_dir={tmp_path}"], device="cpu")
+    (folder / "config.json").write_text(recipe.model_dump_json())
+    process = hold(folder)
+    try:
+        assert run_folders.run_info(folder).state == "starting"
+        (folder / "setup.json").write_text("{}")
+        assert run_folders.run_info(folder).state == "running"
+    finally:
+        process.kill()
+        process.communicate()
+    numbers = json.dumps({"eval/accuracy": 0.5, "note": 'a}, "per_task": {', "spent": {}})
+    for text in (f'{numbers[:-1]}, "per_task": {{"accuracy": {{"t": 1.0}}}}}}\n', numbers):
+        (folder / "result.json").write_text(text)
+        found = run_folders.run_info(folder)
+        assert (found.metric, found.value, found.step) == ("eval/accuracy", 0.5, None)
+    assert run("runs", "list", "--run-dir", str(tmp_path)) == 0
+    assert "0.500" in capsys.readouterr().out
+    (folder / "result.json").write_text('{"eval')
+    assert run_folders.run_info(folder).metric is None
+    (tmp_path / "several").mkdir()
+    (tmp_path / "several" / "asked.json").write_text("{}")
+    folder.rename(tmp_path / "several" / "measured")
+    assert [one.folder.parent.name for one in run_folders.all_runs(tmp_path)] == ["several"]

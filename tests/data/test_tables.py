@@ -63,7 +63,10 @@ def test_a_column_that_is_missing_is_told_with_those_that_there_are(folder: Path
 
 def test_what_is_not_there_or_broken_is_refused_in_a_line(folder: Path) -> None:
     (folder / "broken.jsonl").write_text('{"a": 1}\n{"a": \n')
-    for name, told in (("none.csv", "no such file"), ("broken.jsonl", "broken.jsonl")):
+    (folder / "empty.jsonl").write_text("")
+    (folder / "head.csv").write_text("question,answer\n")
+    cases = {"none.csv": "no such file", "broken.jsonl": "broken.jsonl"}
+    for name, told in (*cases.items(), ("empty.jsonl", "it has no rows"), ("head.csv", "it has no rows")):
         with pytest.raises(DataError, match=told) as caught:
             load_tasks(ValidDatasetConfig(name=str(folder / name)), seed=0, env=ARITHMETIC)
         assert "\n" not in str(caught.value)

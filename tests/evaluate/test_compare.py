@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_rel
 
+from agentrl.evaluate import stored
 from agentrl.evaluate.compare import CompareError, compare, p_value
 from agentrl.evaluate.stored import TaskFile, TaskScoresByMetric, read_tasks, write_result
 from agentrl.evaluate.tally import TaskScores
@@ -89,3 +90,27 @@ def test_the_result_holds_the_scores_of_the_file_by_metric(tmp_path: Path) -> No
         "per_task": {"accuracy": {"t": 1.0, 'u"\n': 0.0}},
     }
     assert TaskScoresByMetric(run) == {"accuracy": {"t": 1.0, 'u"\n': 0.0}} and len(list(read_tasks(run))) == 3
+
+
+@pytest.mark.parametrize("columns", [1, 2, 200])
+def test_the_result_holds_the_scores_of_many_metrics(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they are more than the files that may be open; not every task has every metric."""
+    monkeypatch.setattr(stored, "COLUMNS", columns)
+    scores = [{"a": 1.0, "b": 2.0}, {"b": 3.0, "c": 4.0}, {}, {"d": 5.0, "a": 6.0}]
+    tasks = [TaskScores(str(number), None, 1, 0, one, {}) for number, one in enumerate(scores)]
+    run = folder(tmp_path / "a", tasks)
+    write_result(run / "result.json", {"x": 1})
+    expected = {"a": {"0": 1.0, "3": 6.0}, "b": {"0": 2.0, "1": 3.0}, "c": {"1": 4.0}, "d": {"3": 5.0}}
+    assert json.loads((run / "result.json").read_text()) == {"x": 1, "per_task": expected}
+    assert sorted(file.name for file in run.iterdir()) == ["eval-tasks.jsonl", "result.json", "setup.json"]
+
+
+def test_samples_of_other_seeds_are_no_pairs(tmp_path: Path) -> None:
+    """With the same seeds, a sample that one side lost is left out of both; with others each side keeps all it has."""
+    first, second = [task("t", 1.0, 0.0)], [TaskScores("t", None, 1, 1, {"accuracy": 1.0}, {0: 1.0}, "d")]
+    a = folder(tmp_path / "a", first, samples=2, seed=0)
+    for seed, mean in ((0, 1.0), (1, 0.5)):
+        b = folder(tmp_path / f"b{seed}", second, samples=2, seed=seed)
+        assert compare(a, b).differences["accuracy"].first == mean

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
+from scipy.stats import binom, norm, t
 
 from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.intervals import proportion_interval
@@ -36,6 +36,26 @@ def test_an_accuracy_of_several_samples_a_task_is_covered() -> None:
         naive += abs(values.mean() - 0.6) <= half
     assert covered / DRAWS == pytest.approx(0.95, abs=CLOSE)
     assert naive / DRAWS < 0.8
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "tasks", "samples"),
+    [((9.5, 0.5), 50, 2), ((9.5, 0.5), 50, 4), ((0.5, 4.5), 50, 4), ((0.5, 4.5), 100, 2), ((2.0, 2.0), 50, 4)],
+)
+def test_an_accuracy_near_its_ends_is_covered_too(difficulty: tuple[float, float], tasks: int, samples: int) -> None:
+    """Most tasks are always right, or always wrong; Student's interval covers down to 88 of 100 there."""
+    rng = np.random.default_rng(21)
+    mean = difficulty[0] / sum(difficulty)
+    covered = student = 0
+    for _ in range(DRAWS):
+        p = rng.beta(*difficulty, tasks)
+        values = (rng.random((tasks, samples)) < p[:, None]).astype(float)
+        covered += covers(values, mean)
+        means = values.mean(axis=1)
+        student += abs(means.mean() - mean) <= t.ppf(0.975, tasks - 1) * means.std(ddof=1) / math.sqrt(tasks)
+    assert 0.95 - CLOSE <= covered / DRAWS <= 0.95 + 2 * CLOSE, "it may be a little cautious"
+    if difficulty == (9.5, 0.5):
+        assert student / DRAWS < 0.95 - CLOSE
 
 
 def test_an_accuracy_of_single_samples_is_covered_on_average_over_its_values() -> None:

@@ -113,6 +113,16 @@ def test_a_budget_ends_before_it_is_passed_by_what_runs() -> None:
     assert ends.reason == "eval.max_total_tokens=1000 is used up" and ends.as_json()["spent"] == {"tokens": 800.0}
 
 
+def test_an_episode_whose_tokens_are_not_told_counts_as_the_others_do() -> None:
+    """A filtered prompt has no numbers; it ends nothing, and the budget is not passed for it either."""
+    ends = Ends(EvalConfig(max_total_tokens=1000), 100)
+    for number in range(10):
+        told = {} if number == 1 else {"prompt_tokens": 60.0, "answer_tokens": 40.0}
+        ends.episode(row(turns=1.0, **told))
+        assert bool(ends.reason) == (number == 9)
+    assert ends.reason == "eval.max_total_tokens=1000 is used up" and ends.tokens == 900.0
+
+
 def test_a_budget_that_cannot_be_kept_is_said() -> None:
     ends = Ends(EvalConfig(max_total_tokens=1000), 100)
     ends.episode(row(turns=0.0))

@@ -90,6 +90,7 @@ async def test_every_form_is_written_and_what_a_model_wrote_stays_text(tmp_path:
     assert "| m | arithmetic digit\\_reward=0.5 | accuracy |" in out.getvalue()
     page = (tmp_path / "a" / "report.html").read_text()
     assert "<script" not in page and "&lt;script&gt;" in page and "default-src 'none'" in page
+    assert "cut answers</td><td>0 of 12" in page and "4 invalid:" in page and "APIStatusError" in page
     assert "http://" not in page.replace("http://127.0.0.1", "") and "more characters]" in page and "<svg" in page
     report = (tmp_path / "a" / "report.md").read_text()
     rows = [line for line in report.splitlines() if line.startswith("| accuracy")]

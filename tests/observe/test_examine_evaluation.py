@@ -31,6 +31,8 @@ def test_what_makes_a_number_doubtful_is_told(tmp_path: Path) -> None:
     assert set(kinds(tmp_path, answers=answers)) == {"cut", "empty", "refused"}
     found = kinds(tmp_path, **{"eval/accuracy_low": 0.2}, ended="eval.max_cost=1 is used up")
     assert set(found) == {"wide", "ended"} and "18 points" in found["wide"]
+    (tmp_path / "result.json").write_text('{"eval/n": ')
+    assert examine(tmp_path)[0] == [] and "is damaged" in examine(tmp_path)[1][0]
 
 
 def test_a_folder_of_another_version_is_refused_in_words(tmp_path: Path) -> None:

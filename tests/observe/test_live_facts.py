@@ -60,6 +60,18 @@ def test_waits_are_one_line_each():
     assert waits({}) == []
 
 
+def test_many_servers_share_a_line_and_one_that_differs_has_its_own():
+    servers = [{"process": f"http://10.0.0.{n}:1", "doing": f"serves, {n} sessions"} for n in range(1, 9)]
+    servers[3]["doing"] = "lost, 4 sessions: it does not answer"
+    found = waits({"waits": [{"process": "trainer", "doing": "computes the update", "seconds": 3.0}, *servers]})
+    assert found == [
+        "trainer: computes the update, for 3 s",
+        "7 servers: serves, 32 sessions",
+        "http://10.0.0.4:1: lost, 4 sessions: it does not answer",
+    ]
+    assert len(waits({"waits": servers[:2]})) == 2
+
+
 def test_the_last_answer_is_one_line_and_obeyed_by_nothing(tmp_path):
     file = tmp_path / "episodes.jsonl"
     assert last_answer(file) == ""
@@ -74,12 +86,21 @@ def test_the_last_answer_is_one_line_and_obeyed_by_nothing(tmp_path):
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (120, 40), (200, 60)])
 def test_the_panel_fits_with_all_of_it(tmp_path, width, height):
     (tmp_path / "episodes.jsonl").write_bytes(orjson.dumps(made_episode(1, random.Random(1))) + b"\n")
-    status = {
-        "waits": [{"process": "trainer", "doing": "waits for the batch of step 3: 1 of 4 groups", "seconds": 3.0}]
-    }
+    trainer = {"process": "trainer", "doing": "waits for the batch of step 3: 1 of 4 groups", "seconds": 3.0}
+    servers = [{"process": f"http://10.0.0.{n}:30000", "doing": "serves, 12 sessions"} for n in range(4)]
+    status = {"waits": [{"process": "controller", "doing": "runs 8 groups, the oldest of draw 4"}, trainer, *servers]}
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, record=True)
     recipe = load_recipe("gsm8k_grpo", device="cpu")
     view = LiveView(recipe, Path(tmp_path), console, clock=lambda: 0.0, status=lambda: status)
+    evaluated = {"step": 0.0, "eval/n": 36.0, "eval/invalid": 2.0}
+    for name in ("accuracy", "reward", "format", *(f"{kind}{k}" for kind in ("pass@", "maj@") for k in range(1, 9))):
+        evaluated |= {
+            f"eval/{name}": 0.5,
+            f"eval/{name}_low": 0.4,
+            f"eval/{name}_high": 0.6,
+            f"eval/{name}_if_wrong": 0.3,
+        }
+    view.update(evaluated)
     for record in _steps(30, **{"tokens/completion_total": 900.0, "metrics/accuracy": 0.5, "staleness/mean": 1.0}):
         view.update(record)
     lines = console.render_lines(view.render(), console.options)
@@ -92,6 +113,10 @@ def test_the_panel_fits_with_all_of_it(tmp_path, width, height):
             "generation 90 tokens/s",
             "waits for the batch",
             "reward of the last 20 steps",
+            "age",
+            "4 servers: serves, 48 sessions",
             "last answer",
+            "accuracy 0.500 [0.400, 0.600]",
+            "invalid 2",
         ):
             assert part in text, part

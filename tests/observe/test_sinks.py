@@ -80,3 +80,10 @@ def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_pat
     writer.write(3, {"a": 3.0})
     assert [one["a"] for one in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0, 3.0]
     assert ["cannot be written now" in record.message for record in caplog.records] == [True]
+
+
+def test_a_damaged_line_of_a_followed_file_is_left_out(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st\x00\n[3]\n{"step": 2}\n{"st')
+    assert [record["step"] for record in MetricsTail(path, skip=False).new()] == [1, 2]
+    assert caplog.text.count("damaged line") == 2

@@ -191,7 +191,9 @@ def test_of_many_pass_at_k_a_table_shows_powers_of_two_and_the_last():
     Console(file=out, width=120).print(evaluation_table({**names, "eval/n": 108}, "x"))
     shown = [int(k) for k in re.findall(r"pass@(\d+)", out.getvalue())]
     assert shown == [1, 2, 4, 8, 12] and "of 9 tasks" in out.getvalue()
-    assert "_tasks" not in out.getvalue() and "_tasks" not in evaluation_line({**names, "step": 3})
+    line = evaluation_line({**names, "eval/pass@12_if_wrong": 0.1, "eval/a_episodes": 3, "eval/a": 1.0, "step": 3})
+    assert "_tasks" not in out.getvalue() and [int(k) for k in re.findall(r"pass@(\d+)", line)] == [1, 12, 2, 4, 8]
+    assert not any(beside in line for beside in ("_tasks", "_if_wrong", "_episodes")) and "a 1.000" in line
 
 
 @pytest.mark.parametrize("terminal", [False, True])

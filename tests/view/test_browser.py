@@ -14,6 +14,7 @@ import pytest
 from agentrl.bench.bench_view import viewed
 from agentrl.bench.made_run import make_run
 from tests.view.conftest import HOSTILE, append, hostile_episode
+from tests.view.test_odd_folders import RESULT, said
 
 pytestmark = [
     pytest.mark.long,
@@ -29,12 +30,15 @@ def runs_folder(tmp_path_factory):
     make_run(folder / "first", 640)
     make_run(folder / "second", 320, tokens=40)
     append(folder / "first" / "episodes.jsonl", hostile_episode())
+    (folder / "measured").mkdir()
+    append(folder / "measured" / "eval-episodes.jsonl", said(0, "length", content="4"), said(1, "stop", content="5"))
+    (folder / "measured" / "result.json").write_text(json.dumps(RESULT))
     return folder
 
 
 @pytest.fixture(scope="module")
 def link(runs_folder, tmp_path_factory):
-    with viewed(["first", "second"], runs_folder, tmp_path_factory.mktemp("cache")) as (found, _):
+    with viewed(["first", "second", "measured"], runs_folder, tmp_path_factory.mktemp("cache")) as (found, _):
         yield found
 
 
@@ -163,6 +167,20 @@ def test_two_checkpoints_and_two_runs_are_compared(person):
     person.open("run/first?with=second")
     page.locator(".legend b").nth(2).wait_for()
     person.keep("two_runs")
+
+
+def test_an_evaluation_is_read_from_its_findings_to_its_episodes(person):
+    page = person.page
+    person.open("run/measured")
+    finding = page.locator(".findings article").filter(has=page.get_by_role("heading", name="cut"))
+    finding.get_by_role("link", name="Episodes that show it").click()
+    until(page, "/1 of 2/.test(document.querySelector('.count').textContent)")
+    person.open("run/measured/episodes")
+    rows(page).nth(1).wait_for()  # those of the evaluation: there are no others
+    person.open("run/measured/evaluations")
+    page.get_by_text("20.0% invalid; all wrong 0.200, all right 0.400").first.wait_for()
+    page.get_by_role("rowheader", name="hard").wait_for()
+    person.keep("evaluation")
 
 
 def test_a_living_run_is_followed(person, runs_folder):

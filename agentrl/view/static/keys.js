@@ -8,7 +8,7 @@ const KEYS = [
 
 const FILTERS = [
   ["reward<0.5", "a number: reward, length, turns, calls, version, age, trained, seconds, context, step, or a metric by its name"],
-  ["version:10..20", "a range"], ["stop:length", "stop reason; also tag:, task:, group:"], ["is:failed", "failed, retried or trained"],
+  ["version:10..20", "a range"], ["stop:length", "stop reason; also tag:, task:, group:"], ["is:failed", "failed, retried or trained; or an answer that is cut, empty, refused or filtered"],
   ['off "exact words"', "texts that are all in the episode"], ["-stop:length", "not so"],
 ];
 

@@ -45,7 +45,7 @@ function Findings({ run }) {
   return html`<section class="findings" aria-label="findings of agentrl doctor"><h2>What doctor says</h2>
     ${value.findings.map((one) => html`<article key=${one.kind} class=${one.level}>
       <h3>${one.kind}<small>${one.level}</small></h3><p>${one.symptom}</p><p class="quiet">${one.cause}</p><p>${one.remedy}</p>
-      ${one.episodes ? html`<p><a href=${href(["run", run, "episodes"], { kind: one.episodes.kind, q: one.episodes.query, sort: one.episodes.sort })}>Episodes that show it →</a></p>` : null}
+      ${one.episodes && !copy ? html`<p><a href=${href(["run", run, "episodes"], { kind: one.episodes.kind, q: one.episodes.query, sort: one.episodes.sort })}>Episodes that show it →</a></p>` : null}
     </article>`)}
     ${value.unjudged.map((one) => html`<p class="quiet">Not judged: ${one}</p>`)}
   </section>`;

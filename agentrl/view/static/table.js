@@ -80,7 +80,8 @@ function useRows(run, query, again) {
 
 /** The page of episodes. */
 export function Episodes({ run, query, go, tick, overview }) {
-  const kind = query.get("kind") || "train";
+  const only = overview && !overview.episodes.train.bytes && overview.episodes.eval.bytes ? "eval" : "train"; // an evaluation trains nothing
+  const kind = query.get("kind") || only;
   const sort = query.get("sort") || "-place";
   const [text, setText] = useState(query.get("q") || "");
   const asked = { kind, q: query.get("q") || "", sort };
