@@ -1,14 +1,15 @@
-"""The head's side of a run on several machines: its door, the servers on other machines, and those that come and go.
+"""The head's side of a run on several machines: its door, servers and workers elsewhere, and those that come and go.
 
-Guarantees: a machine or server that fails at the start ends the run with its own message; servers that come later, in
-the place of lost ones or on new machines, get the committed weights before they get traffic, as with ``agentrl servers
-add``; a machine that is lost is named.
+Guarantees: a machine, server or worker that fails at the start ends the run with its own message; servers that come
+later, in the place of lost ones or on new machines, get the committed weights before they get traffic, as with
+``agentrl servers add``; a machine that is lost is named.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from agentrl.launch.machines import Head, MachineError, announce, gather, head_a
 from agentrl.launch.placed_servers import FOLDER, json_of
 from agentrl.launch.placement import machines, node, placed, words
 from agentrl.launch.supervisor import ChildFailed, ChildRefused
+from agentrl.launch.worker_watch import READY
 
 SECRET_FILE = "secret.json"  # in the run's processes/, readable by its owner alone
 FAILED = "failed"  # in the run's processes/: failed/RANK.json of a machine that could not go on
@@ -89,16 +91,8 @@ class Fleet:
             ChildFailed: A server does not start.
         """
         assert self.head is not None
-        recipe = self._recipe
-
-        def both() -> None:
-            check()
-            self._check_failed()
-
-        say(f"waiting for the machines of inference.nodes={recipe.inference.nodes}")
-        for text in gather(recipe, self.head, self._run_dir, both):
-            say(text)
-        self._met = True
+        recipe, both = self._recipe, partial(self._check_both, check)
+        self._gather(both, say)
         deadline = time.monotonic() + recipe.inference.start_timeout
         while len(self._known) < recipe.inference.servers:
             both()
@@ -115,6 +109,48 @@ class Fleet:
             self._require_reached(number, said)
         return [self._known[number] for number in sorted(self._known)]
 
+    def wait_workers(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        """Waits until the rollout workers on other machines can take orders.
+
+        Args:
+            check: Called repeatedly; it raises when the run has failed meanwhile.
+            say: Called with what a person should know.
+
+        Raises:
+            MachineError: A machine does not come or does not fit.
+            ChildFailed: A worker does not start.
+        """
+        recipe, both = self._recipe, partial(self._check_both, check)
+        if not recipe.rollout.nodes:
+            return
+        self._gather(both, say)
+        deadline, missing = time.monotonic() + recipe.inference.start_timeout, set(range(recipe.rollout.workers))
+        while missing:
+            both()
+            self._require_present()
+            missing = {number for number in missing if not (self._processes / READY.format(number)).is_file()}
+            if missing and time.monotonic() > deadline:
+                raise ChildFailed(
+                    f"rollout worker {', '.join(map(str, sorted(missing)))} was not ready within "
+                    f"{recipe.inference.start_timeout:g} s (inference.start_timeout); see {self._run_dir / 'logs'}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _check_both(self, check: Callable[[], None]) -> None:
+        """Raises when the run has failed, here or on another machine."""
+        check()
+        self._check_failed()
+
+    def _gather(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        """Waits once until all machines have come, and tells what is odd about them."""
+        if self._met:
+            return
+        assert self.head is not None
+        say(f"waiting for {machines(self._recipe) - 1} more of {words(self._recipe)}")
+        for text in gather(self._recipe, self.head, self._run_dir, check):
+            say(text)
+        self._met = True
+
     def meeting(self, check: Callable[[], None], say: Callable[[str], None]) -> tuple[Meeting, dict[str, str]]:
         """Returns where the ranks meet, and environment for them, once all machines have come.
 
@@ -124,10 +160,7 @@ class Fleet:
         """
         if self.head is None:
             return ALONE, {}
-        if not self._met:
-            say(f"waiting for {machines(self._recipe) - 1} more of {words(self._recipe)}")
-            for text in gather(self._recipe, self.head, self._run_dir, check):
-                say(text)
+        self._gather(check, say)
         return meeting(self._recipe, self.head)
 
     def _announced(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -198,7 +231,7 @@ class Fleet:
         return found
 
     def _given_up(self) -> list[str]:
-        """Returns why machines of servers have ended, each once; the run goes on without them."""
+        """Returns why machines of servers or workers have ended, each once; the run goes on without them."""
         found: list[str] = []
         for file in sorted((self._processes / FAILED).glob("*.json")):
             said = json_of(file)
@@ -234,9 +267,7 @@ class Fleet:
                 raise ChildFailed(self._gone(rank))
 
     def _gone(self, rank: int) -> str:
-        one = node(self._recipe, rank)
-        what = f"its servers {', '.join(map(str, one.servers))} are" if one.servers else "its trainer ranks are"
-        return f"node {rank} ({self._host(rank)}) is gone, {what} lost"
+        return f"node {rank} ({self._host(rank)}) is gone, its {node(self._recipe, rank).what} are lost"
 
     def _take_in(self, number: int, said: dict[str, Any]) -> str:
         """Has the controller take a server in, in place of the one that had its number; returns what became of it."""

@@ -1,7 +1,7 @@
-"""Another machine of a run: it runs trainer ranks or servers, and nothing else.
+"""Another machine of a run: it runs trainer ranks, rollout workers or servers, and nothing else.
 
 Guarantees: it ends when its ranks end, and they end when the head's do or when the head is gone; a machine of servers
-ends when the head does. However it ends, no process of it remains, and the head is told why where it failed.
+or workers ends when the head does. However it ends, no process of it remains, and the head is told why where it failed.
 """
 
 import signal
@@ -23,6 +23,7 @@ from agentrl.launch.fleet import SECRET_FILE, write_failure
 from agentrl.launch.machines import Head, MachineError, collective_env, join, own_address
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.placed_servers import NodeServers, json_of
+from agentrl.launch.placed_workers import NodeWorkers
 from agentrl.launch.placement import node
 from agentrl.launch.servers import find_model
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
@@ -110,6 +111,10 @@ def _work(
             supervisor.wait([supervisor.start(f"trainer-{one.rank}", command, env=env)], watch.check)
             return
         secret = str(json_of(run_dir / "processes" / SECRET_FILE)["secret"])
+        if one.workers:
+            NodeWorkers(theirs, model, run_dir, supervisor, one, secret, lambda: visit.over, say).run()
+            say("the head has ended")
+            return
         address = own_address(head.address, interface)
         servers = NodeServers(theirs, model, run_dir, supervisor, one, address, secret, env, say)
         while not visit.over:

@@ -1,9 +1,9 @@
 """Runs a recipe on a Ray cluster: one launcher on each node of the run, started by an actor of the node.
 
 Guarantees: the launchers are the same processes as on machines without a scheduler (:mod:`agentrl.launch.machines`);
-at the end and after Ctrl-C all launchers are told to end. A node of servers that dies is replaced while the run goes
-on. Where a node of trainer ranks dies, or the run fails after a new checkpoint, it starts again from the newest one,
-``launch.restarts`` times. With ``inference.max_servers`` nodes are added while the cluster has them.
+at the end and after Ctrl-C all launchers are told to end. A node of servers or rollout workers that dies is replaced
+while the run goes on. Where a node of trainer ranks dies, or the run fails after a new checkpoint, it starts again from
+the newest one, ``launch.restarts`` times. With ``inference.max_servers`` nodes are added while the cluster has them.
 """
 
 import os
@@ -41,7 +41,7 @@ from agentrl.train.checkpoint_state import latest_checkpoint
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
-MOST_TRIES = 5  # times that one machine of servers is placed again
+MOST_TRIES = 5  # times that one machine of servers or workers is placed again
 
 
 def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
@@ -204,7 +204,7 @@ class _Cluster:
                 code = ask(one.asked)
                 if not one.started:
                     self._start(one)
-                    self._say(f"node {one.rank} has a node again: its servers start")
+                    self._say(f"node {one.rank} has a node again: its {node(self._recipe, one.rank).kind} start")
                     continue
                 one.asked = one.actor.poll.remote()
             except NodeLost as error:
@@ -224,16 +224,17 @@ class _Cluster:
         return None
 
     def _again(self, one: Placed, why: str) -> Placed:
-        """Places a machine of servers again, on its node or on another one.
+        """Places a machine of servers or workers again, on its node or on another one.
 
         Raises:
             NodeLost: That was tried several times already.
         """
         import ray
 
+        kind = node(self._recipe, one.rank).kind
         if one.tries == MOST_TRIES:
-            raise NodeLost(f"node {one.rank} of servers cannot be kept: {why}")
-        self._say(f"node {one.rank}: {why}; its servers are started elsewhere")
+            raise NodeLost(f"node {one.rank} of {kind} cannot be kept: {why}")
+        self._say(f"node {one.rank}: {why}; its {kind} are started elsewhere")
         ray.kill(one.actor)
         return put(one.rank, one.group, one.bundle, one.tries + 1)
 

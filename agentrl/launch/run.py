@@ -283,7 +283,8 @@ def _train_with(
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
     worker = partial(commands.rollout_worker, model, run_dir)
-    workers = WorkerWatch(supervisor, recipe.rollout.workers, worker, shared_env, processes)
+    here = range(0 if recipe.rollout.nodes else recipe.rollout.workers)
+    workers = WorkerWatch(supervisor, here, worker, shared_env, processes)
     workers.start()
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls)
@@ -298,6 +299,7 @@ def _train_with(
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
     workers.wait_ready(recipe.inference.start_timeout)
+    fleet.wait_workers(supervisor.check, view.state)
     fleet.serves_at(announced)
     meeting, meeting_env = fleet.meeting(supervisor.check, view.state)
     trainer = supervisor.start(

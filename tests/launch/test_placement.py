@@ -39,6 +39,22 @@ def test_trainer_ranks_stand_first_and_every_server_on_one_machine() -> None:
         node(recipe(*APART), 4)
 
 
+def test_rollout_workers_stand_between_the_trainer_and_the_servers() -> None:
+    given = recipe(*APART, "rollout.nodes=2", "rollout.workers=3")
+    assert nodes(given)[1:4] == [Node(1, True), Node(2, False, workers=(0, 2)), Node(3, False, workers=(1,))]
+    assert nodes(given)[4:] == [Node(4, False, (0, 2, 4)), Node(5, False, (1, 3))]
+    assert lines(given)[0].startswith("head: controller; ") and lines(given)[2] == "node 2: rollout worker 0, 2"
+    grown = recipe(*APART, "rollout.nodes=2", "rollout.workers=3", "inference.servers=5..6")
+    assert most_machines(grown) == 7 and node(grown, 6).servers == (5,)
+    with pytest.raises(ValueError, match=r"trainer.nodes=2 \+ rollout.nodes=2 \+ inference.nodes=2"):
+        node(given, 6)
+
+
+def test_a_machine_of_workers_needs_no_gpu() -> None:
+    given = recipe(*APART, "rollout.nodes=1", "rollout.workers=4", "launch.device=cuda")
+    assert gpus(given, node(given, 2)) == 0
+
+
 @pytest.mark.parametrize(("most", "machines", "later"), [(5, 4, []), (6, 5, [(5,)]), (10, 6, [(5, 6, 7), (8, 9)])])
 def test_machines_that_come_later_run_the_servers_up_to_the_most(
     most: int, machines: int, later: list[tuple[int, ...]]
@@ -102,6 +118,12 @@ def test_weights_of_servers_elsewhere_do_not_go_through_this_machines_memory() -
         (["inference.servers=some"], "want a number, or LEAST..MOST"),
         (["inference.servers=1..3", "inference.nodes=1", "launch.type=slurm"], "has the nodes that it has"),
         (["inference.port=5"], "inference.port=5 does nothing with inference.nodes=0"),
+        ([*APART, "rollout.nodes=2", "rollout.workers=1"], "rollout.nodes=2 is larger than rollout.workers=1"),
+        (["launch.head=h", "rollout.nodes=1", "rollout.workers=1"], "rollout.nodes=1 needs inference.nodes=1 or more"),
+        (["rollout.nodes=1", "rollout.workers=1", "inference.urls=[http://a:1]"], "rollout.nodes=1 needs launch.head"),
+        ([*APART, "rollout.nodes=1", "rollout.workers=1", "launch.node_rank=5"], "is not below trainer.nodes=2"),
+        (["launch.type=ray", "launch.ray_worker_resources={CPU: 2}"], "does nothing with rollout.nodes=0"),
+        (["launch.type=slurm", "launch.slurm.worker_args=[-p b]"], "worker_args does nothing with rollout.nodes=0"),
         (["launch.tls.certificate=c"], "launch.tls needs both certificate and key"),
         (["launch.tls.certificate=c", "launch.tls.key=k"], "launch.tls.certificate does nothing"),
         (["launch.slurm.server_args=[-p b]"], "launch.slurm does nothing with launch.type=local"),

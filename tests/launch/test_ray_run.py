@@ -27,6 +27,8 @@ def test_each_node_has_the_gpus_of_its_ranks_and_servers() -> None:
     apart = recipe("trainer.nproc=4", "launch.device=cuda", *sized, "launch.ray_server_resources={server: 1}")
     assert [wanted(apart, rank).get("GPU") for rank in range(5)] == [4, 4, 4, 4, 4]
     assert wanted(apart, 2) == {"CPU": 1, "GPU": 4, "server": 1}
+    workers = ["rollout.nodes=1", "rollout.workers=9", "launch.ray_worker_resources={CPU: 9}", "launch.device=cuda"]
+    assert wanted(recipe(*workers, "inference.nodes=1"), 2) == {"CPU": 9}
     assert wanted(recipe("launch.device=cpu", "launch.ray_resources={CPU: 8, trainer: 1}")) == {"CPU": 8, "trainer": 1}
 
 
