@@ -22,12 +22,14 @@ from agentrl.launch.door import Door
 from agentrl.launch.machines import Head, MachineError, announce, gather, head_address, meeting, reach
 from agentrl.launch.placed_servers import FOLDER, json_of
 from agentrl.launch.placement import machines, node, placed, words
+from agentrl.launch.rank_network import OpenPort, require_reach
 from agentrl.launch.supervisor import ChildFailed, ChildRefused
 from agentrl.launch.worker_watch import READY
 
 SECRET_FILE = "secret.json"  # in the run's processes/, readable by its owner alone
 FAILED = "failed"  # in the run's processes/: failed/RANK.json of a machine that could not go on
 POLL_SECONDS = 0.2
+CLOCK_SECONDS = 30.0  # difference of clocks that is told
 LOOK_SECONDS = 1.0  # between two looks for servers
 CALL_SECONDS = 600.0  # for the controller to take a server in
 EXPLAIN_SECONDS = 2.0  # for other machines to tell why the run failed
@@ -54,6 +56,8 @@ class Fleet:
         self._recipe, self._run_dir, self._secret = recipe, run_dir, secret
         self._processes = run_dir / "processes"
         self._door: Door | None = None
+        self._port: OpenPort | None = None
+        self._odd_clocks: set[int] = set()  # machines whose clock was told of
         self.head: Head | None = None
         self._met = False
         self._known: dict[int, str] = {}  # number of a server -> URL
@@ -68,15 +72,20 @@ class Fleet:
         write_json(self._processes / SECRET_FILE, {"secret": secret}, private=True)
         self._door = _open(recipe, secret)
         try:
-            self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port)
+            number = 0
+            if recipe.trainer.nodes > 1:
+                self._port = OpenPort(head_address(recipe))
+                number = self._port.number
+            self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port, open_port=number)
         except MachineError:
-            self._door.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Lets the other machines go."""
-        if self._door is not None:
-            self._door.close()
+        for held in (self._door, self._port):
+            if held is not None:
+                held.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def server_urls(self, check: Callable[[], None], say: Callable[[str], None]) -> list[str]:
@@ -142,13 +151,13 @@ class Fleet:
         self._check_failed()
 
     def _gather(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Waits once until all machines have come, and tells what is odd about them."""
+        """Waits once until all machines have come, and connects to those with trainer ranks."""
         if self._met:
             return
         assert self.head is not None
         say(f"waiting for {machines(self._recipe) - 1} more of {words(self._recipe)}")
-        for text in gather(self._recipe, self.head, self._run_dir, check):
-            say(text)
+        found = gather(self._recipe, self.head, self._run_dir, check)
+        require_reach({rank: machine for rank, machine in found.items() if node(self._recipe, rank).trains})
         self._met = True
 
     def meeting(self, check: Callable[[], None], say: Callable[[str], None]) -> tuple[Meeting, dict[str, str]]:
@@ -160,7 +169,7 @@ class Fleet:
         """
         if self.head is None:
             return ALONE, {}
-        self._gather(check, say)
+        self._gather(partial(self._check_both, check), say)
         return meeting(self._recipe, self.head)
 
     def _announced(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -211,14 +220,14 @@ class Fleet:
         """Returns what has changed since the last call, in words; takes servers in that have come.
 
         Raises:
-            ChildFailed: A machine of trainer ranks is gone, and the others have not noticed.
+            ChildFailed: A machine of trainer ranks is gone, or could not take part, and the others have not noticed.
         """
         if self._door is None:
             return []
         lost = self._door.lost()
         self._missed |= {rank: time.monotonic() for rank in lost if node(self._recipe, rank).trains}
         self._require_ranks()
-        found = [self._gone(rank) for rank in lost] + self._given_up()
+        found = [self._gone(rank) for rank in lost] + self._given_up() + self._clocks()
         if self._changing is not None and self._changing.done():
             text, self._changing = self._changing.result(), None
             found += [text] if text else []
@@ -230,12 +239,28 @@ class Fleet:
                     break
         return found
 
+    def _clocks(self) -> list[str]:
+        """Returns which machines' clocks differ from this one's, each once."""
+        assert self._door is not None
+        off = {rank: gap for rank, gap in self._door.clocks().items() if abs(gap) > CLOCK_SECONDS}
+        new = off.keys() - self._odd_clocks
+        self._odd_clocks |= new
+        return [f"the clock of node {rank} ({self._host(rank)}) is {off[rank]:+.0f} s off" for rank in sorted(new)]
+
     def _given_up(self) -> list[str]:
-        """Returns why machines of servers or workers have ended, each once; the run goes on without them."""
+        """Returns why machines of servers or workers have ended, each once; the run goes on without them.
+
+        Raises:
+            ChildFailed: A machine of trainer ranks could not take part.
+        """
+        assert self._door is not None
         found: list[str] = []
         for file in sorted((self._processes / FAILED).glob("*.json")):
             said = json_of(file)
-            if said and not node(self._recipe, int(file.stem)).trains:
+            trains = node(self._recipe, int(file.stem)).trains
+            if said and trains and said.get("refused") and int(file.stem) not in self._door.inside():
+                raise ChildFailed(f"node {file.stem} ({said['host']}): {said['error']}")  # its ranks are waited for
+            if said and not trains:
                 file.unlink(missing_ok=True)
                 found.append(f"node {file.stem} ({said['host']}) has ended: {said['error']}")
         return found

@@ -14,9 +14,9 @@ from agentrl.host.process import write_json
 from agentrl.launch import machines
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.fleet import Fleet
-from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, fit, gather, join
+from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, gather, join, require_fit
 
-HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", 1000.0, "run")
+HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", "run")
 HEAD = Head("run", "127.0.0.1", 1234, False, HERE)
 
 
@@ -129,13 +129,8 @@ def test_a_run_that_fails_meanwhile_is_not_waited_for(model: Path, run_dir: Path
 )
 def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -> None:
     with pytest.raises(MachineError) as caught:
-        fit(HERE, replace(other, host="beta"), 1, now=1000.0)
+        require_fit(HERE, replace(other, host="beta"), 1)
     assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
-
-
-def test_a_clock_that_differs_is_told() -> None:
-    assert fit(HERE, replace(HERE, time=1010.0), 1, now=1000.0) == []
-    assert fit(HERE, replace(HERE, time=900.0), 3, now=1000.0) == ["the clock of node 3 (alpha) is -100 s off"]
 
 
 def test_a_head_that_does_not_come_is_told_with_the_folder(model: Path, tmp_path: Path) -> None:
