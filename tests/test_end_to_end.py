@@ -149,6 +149,7 @@ def test_two_ranks_give_the_parameters_of_one(one_rank: Path, two_ranks: Path) -
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=2e-4, rtol=1e-3, msg=name)
     first, second = metrics(one_rank)[1:], metrics(two_ranks)[1:]
+    assert all(r["ranks/slowest"] in (0, 1) and r["ranks/slowdown"] >= 1 for r in second)
     assert [r["reward/mean_drawn"] for r in first] == pytest.approx([r["reward/mean_drawn"] for r in second])
     assert [r["train/loss"] for r in first] == pytest.approx([r["train/loss"] for r in second], abs=1e-4)
 
