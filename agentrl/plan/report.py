@@ -83,7 +83,7 @@ def _limits(case: Case, chosen: Prediction) -> list[str]:
     micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
     context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return [
-        f"micro-batch  at most {micro:,} tokens (trainer.tokens_per_microbatch="
+        f"micro-batch  at most {micro // layout.mesh.context:,} tokens (trainer.tokens_per_microbatch="
         f"{case.recipe.trainer.tokens_per_microbatch:,})",
         f"context      at most {context:,} tokens: {why}",
         f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and "
@@ -176,7 +176,8 @@ def as_data(
         "bound": bound(case.recipe),
         "best": _prediction(chosen),
         "tried": [_prediction(one) for one in tried],
-        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside),
+        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
+        // layout.mesh.context,  # as trainer.tokens_per_microbatch counts
         "largest_context": {"tokens": context, "because": why},
         "change": remedies(case, chosen, gpus),
         "assumptions": [asdict(one) for one in known.all()],
