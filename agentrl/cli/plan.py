@@ -10,8 +10,8 @@ from agentrl.cli.completion import complete_override, complete_recipe, complete_
 
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
+    from agentrl.models.sizes import Decoder
     from agentrl.plan.assumptions import Assumptions
-    from agentrl.plan.decoder import Decoder
 
 
 def plan(
@@ -134,7 +134,7 @@ def _ranks_of_mesh(overrides: Sequence[str]) -> list[str]:
 
 def _decoder(recipe: "Recipe") -> "tuple[Decoder, str]":
     from agentrl.config.errors import ConfigError
-    from agentrl.plan.decoder import decoder_of
+    from agentrl.models.sizes import decoder_of
     from agentrl.plan.published import config_of
 
     config, source = config_of(recipe.model.name)

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from agentrl.config.recipe import Recipe
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
 from agentrl.plan.mesh import Mesh, mesh_of
 from agentrl.plan.prediction import Prediction, predict
 from agentrl.plan.report import assumption_lines

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agentrl.config.recipe import Recipe
 from agentrl.inference.kinds.kind import server_kind
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
 from agentrl.plan.mesh import Mesh
 
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from agentrl.config.errors import ConfigError
 from agentrl.config.mesh import MeshConfig, mesh_shape
 from agentrl.config.recipe import TrainerConfig
-from agentrl.plan.decoder import Decoder
+from agentrl.models.sizes import Decoder
 
 KEPT_SHARE = 0.5  # of a rank's memory that kept weights, gradients and shards may take before layers are freed
 STATE = 16  # bytes of a parameter's shard: itself, its gradient, two moments, all float32

@@ -108,11 +108,12 @@ def _splits(chosen: Prediction, tried: Sequence[Prediction]) -> list[str]:
     ordered = sorted(tried, key=lambda one: (not one.fits, one.seconds))[:SHOWN]
     if chosen not in ordered:
         ordered.append(chosen)
-    text = [f"  {'split':<42}{'step':>10}{'servers':>10}{'trainer':>10}  fits"]
+    width = max(42, *(len(split_text(one)) + 1 for one in ordered))
+    text = [f"  {'split':<{width}}{'step':>10}{'servers':>10}{'trainer':>10}  fits"]
     for one in ordered:
         mark = "*" if one is chosen else " "
         numbers = f"{one.seconds:>8,.3g} s{one.side('serve'):>8,.3g} s{one.side('train'):>8,.3g} s"
-        text.append(f"{mark} {split_text(one):<42}{numbers}  {'yes' if one.fits else 'no'}")
+        text.append(f"{mark} {split_text(one):<{width}}{numbers}  {'yes' if one.fits else 'no'}")
     return text
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.config.load import load_recipe
+from agentrl.models.sizes import decoder_of
 from agentrl.plan.assumptions import assumed
 from agentrl.plan.cards import find_card
-from agentrl.plan.decoder import decoder_of
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.published import PUBLISHED
 from agentrl.plan.times import Case, Layout, at_a_time, decode_seconds, pushed_bytes

@@ -8,8 +8,8 @@ step.
 from dataclasses import dataclass
 
 from agentrl.config.recipe import Recipe
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
 from agentrl.plan.memory import BYTES, GB, PAGED, cache_tokens, microbatch_tokens
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.work import Work, makespan, spread
