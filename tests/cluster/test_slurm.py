@@ -1,5 +1,6 @@
 """Runs as jobs of a real Slurm with three virtual nodes: ``make test-cluster``."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from agentrl.core.weight_manifest import SHM, SHM_PREFIX
+from agentrl.launch.door import DoorError, Visit
 from agentrl.rollout.journal_proof import valid_outcomes
 from tests.cluster.slurm_cluster import SlurmCluster, missing
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
@@ -85,14 +88,34 @@ def test_servers_on_nodes_of_their_own_are_a_component_of_the_job(
     assert processes_of(tmp_path) == []
 
 
-def test_a_cancelled_job_leaves_nothing(cluster: SlurmCluster, tiny_model: Path, tmp_path: Path) -> None:
-    servers = ("inference.nodes=1", "inference.servers=2")
-    job = submit(cluster, *overrides(tiny_model, tmp_path, "cancelled", "trainer.total_steps=5000", *servers))
-    until_step(tmp_path / "cancelled", 2, lambda: output(tmp_path, "cancelled", job))
+def test_a_job_on_three_kinds_of_nodes_knows_its_secret_and_leaves_nothing_when_it_is_cancelled(
+    cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Trainer and controller, rollout workers, and servers each on a node of their own."""
+    kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=2", "inference.nodes=1", "inference.servers=2"]
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "cancelled", "trainer.total_steps=5000", *kinds))
+    run_dir = tmp_path / "cancelled"
+    until_step(run_dir, 2, lambda: output(tmp_path, "cancelled", job))
+    assert "node 1: rollout workers 0, 1 are ready" in output(tmp_path, "cancelled", job)
+    assert_secret_is_needed(run_dir / "processes")
     cluster.control("scancel", job)
     cluster.wait(job, "CANCELLED 0")
     assert processes_of(tmp_path) == []
     assert list(SHM.glob(f"{SHM_PREFIX}*")) == []
+
+
+def assert_secret_is_needed(processes: Path) -> None:
+    """Calls whatever listens beyond the loopback interface, with no secret and with a wrong one."""
+    workers = json.loads((processes / "controller.json").read_text())["workers_url"]
+    servers = [json.loads(file.read_text())["url"] for file in sorted((processes / "servers").glob("*.json"))]
+    assert len(servers) == 2
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        for url, path in ((workers, "/workers/join"), *((server, "/generate") for server in servers)):
+            answer = httpx.post(url + path, json={}, headers=headers, trust_env=False)
+            assert answer.status_code == 401, (url, answer.text)
+    head = json.loads((processes / "head.json").read_text())
+    with pytest.raises(DoorError):
+        Visit(head["address"], head["door"], "wrong", 2)
 
 
 def test_a_job_that_is_preempted_saves_is_queued_again_and_goes_on(
