@@ -38,10 +38,12 @@ from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.paused_servers import note_paused
+from agentrl.launch.placed_servers import FOLDER
+from agentrl.launch.placement import placed
 from agentrl.launch.worker_port import WorkerPort
 from agentrl.launch.worker_watch import LOST_WORKERS
 from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
-from agentrl.rollout.assemble import make_backend, make_client, make_workflow
+from agentrl.rollout.assemble import access_to_servers, make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
@@ -59,6 +61,7 @@ from agentrl.rollout.worker_wire import check_rows
 from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
+from agentrl.weights.relays import Relays
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 log = logging.getLogger(__name__)
@@ -106,7 +109,9 @@ async def serve(
     evaluator = Evaluator(recipe, workflow, client, journal, held_out, workers)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
-    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
+    placed_at, access = run_dir / "processes" / FOLDER, access_to_servers(recipe)
+    near = Relays(placed_at, run_dir, access, lease).near if placed(recipe) else None
+    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses, near)
 
     teacher = make_teacher(recipe, teacher_urls)
 

@@ -161,9 +161,12 @@ def _work(
             return
         address = own_address(head.address, interface)
         servers = NodeServers(theirs, model, run_dir, supervisor, one, address, secret, env, say)
-        while not visit.over:
-            servers.poll()
-            time.sleep(POLL_SECONDS)
+        try:
+            while not visit.over:
+                servers.poll()
+                time.sleep(POLL_SECONDS)
+        finally:
+            servers.close()
         say("the head has ended")
     finally:
         supervisor.stop()

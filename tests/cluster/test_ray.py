@@ -112,7 +112,12 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
     run_dir, steps = tmp_path / "disturbed", 60
     kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
     own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
-    more = [f"trainer.total_steps={steps}", "trainer.save_every=5", "inference.probe_seconds=0.5", "inference.patience=300"]
+    more = [
+        f"trainer.total_steps={steps}",
+        "trainer.save_every=5",
+        "inference.probe_seconds=0.5",
+        "inference.patience=300",
+    ]
     cluster.add(worker=1)
     disturbed = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "disturbed", *more, *own, *kinds))
     for rank, kind, said in ((2, "server", "has joined in place of"), (1, "worker", "its rollout workers start")):
