@@ -8,6 +8,7 @@ packages or another model, or that cannot reach the head, is named. What an earl
 folder is not taken for this one's: a machine goes on only where the head answers.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from typing import Any
 
 import psutil
 
+import agentrl
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
@@ -31,6 +33,7 @@ from agentrl.launch.placement import gpus, machines, most_machines, node, words
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
 PROBE_SECONDS = 5.0  # for a connection to the head
+USER_CODE = ("agents", "envs", "recipes")  # folders of the package
 PACKAGES = ("agentrl-toolkit", "torch", "transformers")
 
 
@@ -88,8 +91,22 @@ class Head:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that ranks must agree on."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    """Returns the versions of Python and of the packages that ranks must agree on, and of agentrl's own files."""
+    found = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    return found | {"agentrl's files": source_fingerprint(Path(agentrl.__file__).parent)}
+
+
+def source_fingerprint(package: Path) -> str:
+    """Returns a text that differs with a package's Python files: a checkout that was changed keeps its version.
+
+    Environments, agents and recipes are left out: a machine may have some that the run does not use.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        if file.relative_to(package).parts[0] in USER_CODE:
+            continue
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _version(package: str) -> str:

@@ -133,6 +133,20 @@ def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -
     assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
 
 
+def test_two_checkouts_of_one_version_differ_where_a_file_does(tmp_path: Path) -> None:
+    for name, text in (("one", "x = 1"), ("same", "x = 1"), ("other", "x = 2")):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / "loss.py").write_text(text)
+    one, same, other = (machines.source_fingerprint(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other
+    (tmp_path / "same" / "envs").mkdir()
+    (tmp_path / "same" / "envs" / "mine.py").touch()
+    assert machines.source_fingerprint(tmp_path / "same") == one
+    (tmp_path / "same" / "train" / "loss.py").rename(tmp_path / "same" / "loss.py")
+    assert machines.source_fingerprint(tmp_path / "same") != one
+    assert "agentrl's files" in machines.versions()
+
+
 def test_a_head_that_does_not_come_is_told_with_the_folder(model: Path, tmp_path: Path) -> None:
     with pytest.raises(MachineError) as caught:
         join(recipe(model, rank=1, seconds=0.05), tmp_path / "elsewhere", lambda _: model, lambda _: None)
