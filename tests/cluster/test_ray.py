@@ -59,6 +59,7 @@ class Run:
         """Waits for the end, and returns the output."""
         self.process.wait(seconds)
         assert self.process.returncode == code, self.output
+        print("\n".join(line for line in self.output.splitlines() if not line.startswith("step ")))
         return self.output
 
 
