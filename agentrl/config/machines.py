@@ -98,11 +98,6 @@ def _worker_contradictions(recipe: "Recipe") -> Iterator[str]:
         yield f"rollout.nodes={own.nodes} is larger than rollout.workers={own.workers}: a machine would be idle"
     if own.nodes and recipe.trainer.type is None:
         yield f"rollout.nodes={own.nodes} does nothing with trainer.type=null"
-    if own.nodes and not recipe.inference.nodes and not recipe.inference.urls:
-        yield (
-            f"rollout.nodes={own.nodes} needs inference.nodes=1 or more, or inference.urls: servers on the head answer "
-            "on its loopback interface only"
-        )
     if launch.ray_worker_resources and not own.nodes:
         yield "launch.ray_worker_resources does nothing with rollout.nodes=0"
     if launch.slurm.worker_args and not own.nodes:

@@ -25,7 +25,7 @@ from agentrl.launch import commands
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.placement import Node, visible_devices
 from agentrl.launch.resolve import pushed_bytes
-from agentrl.launch.servers import server_start
+from agentrl.launch.servers import server_start, url_of
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
 from agentrl.launch.weight_relay import WeightRelay, has_room
 
@@ -150,8 +150,7 @@ class NodeServers:
         if self._kind.ready_path is None:
             file = one.start.ready_file
             return _url_in(file) if file.is_file() else ""
-        host = f"[{one.start.host}]" if ":" in one.start.host else one.start.host
-        return f"{'https' if one.start.certificate else 'http'}://{host}:{one.start.port}"
+        return url_of(one.start)
 
     def _answers(self, one: _Running, url: str) -> bool:
         """Whether a server answers with the key.

@@ -15,7 +15,7 @@ from agentrl.host.key_guard import KEY_ENV
 from agentrl.launch import commands
 from agentrl.launch.machines import reach
 from agentrl.launch.placed_servers import json_of
-from agentrl.launch.placement import Node, placed
+from agentrl.launch.placement import Node, served_beyond
 from agentrl.launch.run_folders import CONTROLLER
 from agentrl.launch.supervisor import ChildFailed, Supervisor
 from agentrl.launch.worker_watch import WorkerWatch
@@ -53,7 +53,7 @@ class NodeWorkers:
         self._recipe, self._run_dir, self._node = recipe, run_dir, one
         self._over, self._say = over, say
         env = {SECRET_ENV: secret, "TOKENIZERS_PARALLELISM": "false"}
-        env |= {KEY_ENV: secret} if placed(recipe) else {}
+        env |= {KEY_ENV: secret} if served_beyond(recipe) else {}
         command = partial(commands.rollout_worker, model, run_dir)
         self._watch = WorkerWatch(supervisor, one.workers, command, env, run_dir / "processes")
 

@@ -54,6 +54,11 @@ def placed(recipe: Recipe) -> bool:
     return recipe.inference.nodes > 0 and not recipe.inference.urls
 
 
+def served_beyond(recipe: Recipe) -> bool:
+    """Whether the run's servers are called from other machines, and so need its key."""
+    return placed(recipe) or (recipe.rollout.nodes > 0 and not recipe.inference.urls)
+
+
 def most_machines(recipe: Recipe) -> int:
     """Returns the number of machines that a run may grow to."""
     more = (recipe.inference.max_servers or 0) - recipe.inference.servers
@@ -127,6 +132,8 @@ def server_problems(recipe: Recipe) -> Iterator[str]:
     engine = f"inference.engine={own.engine}"
     if placed(recipe) and not can.remote:
         yield f"inference.nodes={own.nodes}: {engine} cannot stand on other machines than the head"
+    elif served_beyond(recipe) and not can.remote:
+        yield f"rollout.nodes={recipe.rollout.nodes}: {engine} cannot be called from other machines than the head"
     reason = f" ({can.reasons['parallel']})" if "parallel" in can.reasons else ""
     for name, size in sizes(recipe).items():
         if name not in can.parallel:

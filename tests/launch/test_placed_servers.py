@@ -13,11 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrl.config.recipe import Recipe
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
+from agentrl.inference.http import Access
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.launch import door
 from agentrl.launch import fleet as fleet_module
@@ -27,6 +29,7 @@ from agentrl.launch.machines import MachineError
 from agentrl.launch.placed_servers import FOLDER, NodeServers
 from agentrl.launch.placement import node
 from agentrl.launch.rank_network import OpenPort, require_reach
+from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 
 PROGRAM = """
@@ -229,6 +232,20 @@ def listening() -> tuple[socket.socket, str]:
 
 def nothing() -> None:
     """Finds no failure."""
+
+
+def test_servers_on_the_head_want_the_key_where_other_machines_call_them(run_dir: Path) -> None:
+    supervisor = Supervisor(run_dir / "logs")
+    try:
+        given, access = recipe(servers=1), Access("secret")
+        (url,) = start_servers(given, Path("m"), run_dir / "processes", supervisor, host="127.0.0.1", access=access)
+        found = [httpx.get(url, headers=one.headers, trust_env=False).status_code for one in (access, Access(), OTHER)]
+        assert found == [200, 401, 401]
+    finally:
+        supervisor.stop()
+
+
+OTHER = Access("another run's")
 
 
 def test_the_secret_is_for_the_owner_alone(fleet: Fleet, run_dir: Path) -> None:

@@ -17,7 +17,7 @@ from agentrl.rollout.worker_loop import ControllerGone, WorkerRefused
 from agentrl.rollout.worker_processes import WorkerProcesses
 from tests.rollout.test_worker_http import SECRET, Controlling
 
-APART = ["launch.device=cpu", "rollout.nodes=1", "rollout.workers=2", "inference.nodes=1"]
+APART = ["launch.device=cpu", "rollout.nodes=1", "rollout.workers=2"]
 
 
 @asynccontextmanager
