@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
-from agentrl.launch import machines
+from agentrl.launch import joined_run, machines
 from agentrl.launch.commands import ALONE, Meeting
-from agentrl.launch.fleet import Fleet
+from agentrl.launch.fleet import FAILED, Fleet
 from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, gather, join, require_fit
 
 HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", "run")
@@ -164,6 +165,26 @@ def test_a_number_that_the_run_does_not_have_is_refused(model: Path, run_dir: Pa
 def test_an_address_of_another_machine_is_no_head(model: Path, run_dir: Path) -> None:
     with pytest.raises(MachineError, match="is no address of this machine"):
         announce(recipe(model, head="192.0.2.1"), model, run_dir, resume=False)
+
+
+def test_a_machine_whose_ranks_cannot_reach_others_tells_the_head(
+    model: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, tried = recipe(model, rank=1, nodes=3), []
+    for rank in (1, 2):
+        write_json(run_dir / "processes" / f"node-{rank}.json", asdict(HERE))
+
+    def unreachable(others: dict[int, Machine]) -> None:
+        tried.extend(sorted(others))
+        raise MachineError("beta cannot connect to node 2")
+
+    monkeypatch.setattr(joined_run, "join", lambda *_: (given, model, HEAD))
+    monkeypatch.setattr(joined_run, "require_reach", unreachable)
+    with pytest.raises(MachineError, match="beta cannot connect to node 2"):
+        joined_run._joined(given, run_dir, Console(), print, None)
+    assert tried == [0, 2], "the head and the others, not itself"
+    said = json.loads((run_dir / "processes" / FAILED / "1.json").read_text())
+    assert said["error"] == "beta cannot connect to node 2" and said["refused"]
 
 
 def test_half_a_file_is_waited_for(model: Path, run_dir: Path) -> None:
