@@ -78,13 +78,14 @@ def plan(
     card = find_card(gpu)
     recipe = _loaded(name, overrides or (), config, "cpu" if card.name == "cpu" else "cuda")
     decoder, source = _decoder(recipe)
-    check_mesh(recipe.trainer, config_of(recipe.model.name)[0])
     known = _assumptions(recipe, gpu, assume or (), probe, decoder, lengths)
     case = Case(recipe, decoder, work_of(recipe, known), known)
     cards = server_gpus or _fewest(case, gpus)
     most = recipe.rollout.batch_size * recipe.rollout.group_size
     machine = int(known["gpus_per_machine"])
-    found = [predict(case, one) for one in layouts(gpus, cards, most, machine, recipe.trainer)]
+    splits = layouts(gpus, cards, most, machine, recipe.trainer)
+    check_mesh(recipe.trainer, config_of(recipe.model.name)[0])
+    found = [predict(case, one) for one in splits]
     chosen = choose(found)
     if as_json:
         typer.echo(json.dumps(as_data(case, chosen, found, source, card.name, gpus)))
