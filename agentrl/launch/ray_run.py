@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
+from agentrl.launch.machines import why_unreachable
 from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (
@@ -63,7 +65,7 @@ def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
     file = run.with_name(f"{recipe.name}.ray.yaml")
     file.write_text(render(recipe_of_machine(recipe), comments=False))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _connect(recipe)
+    connect(recipe)
     import ray
 
     try:
@@ -102,18 +104,31 @@ def _until_free(run: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _connect(recipe: Recipe) -> None:
+def connect(recipe: Recipe) -> None:
+    """Connects to the cluster.
+
+    Ray itself tries for minutes where nothing listens, so the address is tried before.
+
+    Raises:
+        RayError: No cluster answers.
+    """
+    address = recipe.launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    where = urlsplit(address if "://" in address else f"//{address}")
+    if where.port is not None and (why := why_unreachable(where.hostname or "", where.port)):
+        raise _no_cluster(address, why)
     import ray
 
-    address = recipe.launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise RayError(
-            f"launch.type=ray: no Ray cluster answers at {address} ({said}); start one with ray start --head, and name "
-            "it with launch.ray_address or RAY_ADDRESS"
-        ) from error
+        raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
+
+
+def _no_cluster(address: str, why: str) -> RayError:
+    return RayError(
+        f"launch.type=ray: no Ray cluster answers at {address} ({why}); start one with ray start --head, and name it "
+        "with launch.ray_address or RAY_ADDRESS"
+    )
 
 
 def _once(recipe: Recipe, file: Path, console: Console, *, resume: bool) -> int:

@@ -1,5 +1,7 @@
 """What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.ray_nodes import wanted
+from agentrl.launch.ray_nodes import RayError, wanted
+from agentrl.launch.ray_run import connect
 from tests.without_packages import run_without
 
 RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
@@ -40,6 +43,14 @@ def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, mo
     each = load_recipe(str(file), ["launch.head=10.0.0.5", "launch.node_rank=1"])
     assert each.seed == 5 and each.launch.type == "local" and each.trainer.nodes == 2
     assert run_folder(each) == run_folder(given) == tmp_path / "runs" / "mine"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
+    """Ray would try for more than four minutes."""
+    with pytest.raises(RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
+        connect(recipe(f"launch.ray_address={address}"))
+    assert "launch.ray_address" in str(caught.value) and "ray" not in sys.modules
 
 
 def test_the_extra_is_named(tmp_path: Path) -> None:
