@@ -1,7 +1,6 @@
 """What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,8 +48,8 @@ def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, mo
 def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
     """Ray would try for more than four minutes."""
     with pytest.raises(RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
-        connect(recipe(f"launch.ray_address={address}"))
-    assert "launch.ray_address" in str(caught.value) and "ray" not in sys.modules
+        connect(recipe(f'launch.ray_address="{address}"'))
+    assert "Connection refused" in str(caught.value)
 
 
 def test_the_extra_is_named(tmp_path: Path) -> None:
