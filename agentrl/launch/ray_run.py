@@ -160,6 +160,7 @@ class _Cluster:
     def __init__(self, recipe: Recipe, file: Path, console: Console, *, resume: bool) -> None:
         self._recipe, self._file, self._console, self._resume = recipe, file, console, resume
         self._log = run_folder(recipe).with_name(f"{recipe.name}.ray.log")
+        self._shown = self._log.stat().st_size if self._log.is_file() else 0  # by earlier starts
         self._placed = place(recipe)
         self._groups: list[Any] = [self._placed[0].group]
         self._growing: Any = None  # placement group of the next machine of servers
@@ -177,6 +178,7 @@ class _Cluster:
             ask(one.asked, START_SECONDS)
             self._start(one)
         with open(self._log, encoding="utf-8", errors="replace") as lines:
+            lines.seek(self._shown)
             while True:
                 code = self._look()
                 for line in lines:

@@ -88,6 +88,7 @@ def test_a_run_goes_on_when_a_node_of_the_trainer_dies_and_another_comes(
     cluster.add(trainer=1)
     output = again.ended()
     assert "starting again from the newest checkpoint" in output
+    assert output.count("evaluation at step 0") == 1, "what the first start printed is not shown again"
     assert exactly_once(tmp_path / "again") == steps
 
 
