@@ -132,18 +132,18 @@ def assert_secret_is_needed(processes: Path) -> None:
 def test_a_job_that_is_preempted_saves_is_queued_again_and_goes_on(
     cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
-    more = ["trainer.total_steps=400", "trainer.save_every=0", "eval.every=0"]
+    more = ["trainer.total_steps=100", "trainer.save_every=0", "eval.every=0"]
     job = submit(cluster, *overrides(tiny_model, tmp_path, "again", *more))
     until_step(tmp_path / "again", 3, lambda: output(tmp_path, "again", job))
     cluster.control("scancel", "--signal=USR1", "--batch", job)  # as --signal=B:USR1@120 before the time limit
     cluster.wait(job, "PENDING 1", "RUNNING 1")  # Slurm waits two minutes before it starts a job again
-    cluster.wait(job, "COMPLETED 1", "FAILED 1", seconds=500)
+    cluster.wait(job, "COMPLETED 1", "FAILED 1", seconds=900)
     text = output(tmp_path, "again", job)
     assert cluster.state(job) == "COMPLETED 1", text
     assert "saved and stopped, as SIGUSR1 asked" in text
     draws = [one["draw"] for one in valid_outcomes(tmp_path / "again") if one["outcome"] == "trained"]
-    assert len(draws) == len(set(draws)) == 400 * 4
-    assert [record["step"] for record in metrics(tmp_path / "again")][-1] == 400
+    assert len(draws) == len(set(draws)) == 100 * 4
+    assert [record["step"] for record in metrics(tmp_path / "again")][-1] == 100
     print("\n".join(line for line in text.splitlines() if not line.startswith("step ")))
 
 
