@@ -36,7 +36,10 @@ def test_each_node_has_the_gpus_of_its_ranks_and_servers() -> None:
 
 def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = recipe("seed=5", "launch.restarts=3", "launch.ray_address=10.0.0.5:6379", "launch.ray_resources={a: 1}")
+    kinds = ["rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
+    ray = ["address=10.0.0.5:6379", "resources={a: 1}", "server_resources={b: 1}", "worker_resources={c: 1}"]
+    given = recipe("seed=5", "launch.restarts=3", *kinds, *(f"launch.ray_{one}" for one in ray))
+    assert len(ray) == sum(name.startswith("ray_") for name in type(given.launch).model_fields), "all keys of Ray"
     file = tmp_path / "machine.yaml"
     file.write_text(render(recipe_of_machine(given), comments=False))
     each = load_recipe(str(file), ["launch.head=10.0.0.5", "launch.node_rank=1"])
