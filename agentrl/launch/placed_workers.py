@@ -85,6 +85,7 @@ class NodeWorkers:
             url = str(json_of(self._run_dir / CONTROLLER).get("workers_url", ""))
             time.sleep(POLL_SECONDS)
         where = urlsplit(url)
+        why = ""
         for _ in range(REACH_TRIES):
             why = reach(str(where.hostname), int(where.port or 0))
             if not why or self._over():
