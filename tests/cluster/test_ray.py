@@ -111,7 +111,7 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
     cluster: RayCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Three nodes: the trainer and the controller, a rollout worker, a server."""
-    run_dir, steps = tmp_path / "disturbed", 60
+    run_dir, steps = tmp_path / "disturbed", 40
     kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
     own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
     more = [
