@@ -100,15 +100,15 @@ def test_a_replay_shows_the_first_token_that_differs(one_rank: Path, tmp_path: P
 
 
 def test_two_machines_train_what_two_ranks_of_one_do(two_ranks: Path, tiny_model: Path, tmp_path: Path) -> None:
-    """Launchers that meet as on hosts of their own, one for the server, the head last; nothing of any remains."""
-    apart = ["trainer.nodes=2", "inference.nodes=1", "launch.head=127.0.0.1"]
+    """Launchers that meet as on hosts of their own, one for the server, one for a rollout worker, the head last."""
+    apart = ["trainer.nodes=2", "inference.nodes=1", "rollout.nodes=1", "rollout.workers=1", "launch.head=127.0.0.1"]
     settings = overrides(tiny_model, tmp_path, "apart", *apart)
     processes = [
         subprocess.Popen(
             command("recipe", "run", "arithmetic_grpo", *settings, f"launch.node_rank={rank}"),
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for rank in (2, 1, 0)
+        for rank in (3, 2, 1, 0)
     ]  # fmt: skip
     for process in processes:
         output, _ = process.communicate(timeout=SECONDS)
@@ -116,7 +116,9 @@ def test_two_machines_train_what_two_ranks_of_one_do(two_ranks: Path, tiny_model
     apart, together = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "apart", two_ranks))
     for name, tensor in together.items():
         torch.testing.assert_close(apart[name], tensor, rtol=1e-4, atol=1e-5)
-    assert {"trainer-1.log", "server-0.log"} <= {file.name for file in (tmp_path / "apart" / "logs").iterdir()}
+    assert {"trainer-1.log", "server-0.log", "worker-0.log"} <= {
+        file.name for file in (tmp_path / "apart" / "logs").iterdir()
+    }
     secret = json.loads((tmp_path / "apart" / "processes" / "secret.json").read_text())["secret"]
     assert not [file for file in tmp_path.rglob("*.log") if secret in file.read_text(errors="replace")]
     assert processes_of(tmp_path) == []
@@ -147,6 +149,7 @@ def test_two_ranks_give_the_parameters_of_one(one_rank: Path, two_ranks: Path) -
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=2e-4, rtol=1e-3, msg=name)
     first, second = metrics(one_rank)[1:], metrics(two_ranks)[1:]
+    assert all(r["ranks/slowest"] in (0, 1) and r["ranks/slowdown"] >= 1 for r in second)
     assert [r["reward/mean_drawn"] for r in first] == pytest.approx([r["reward/mean_drawn"] for r in second])
     assert [r["train/loss"] for r in first] == pytest.approx([r["train/loss"] for r in second], abs=1e-4)
 

@@ -25,7 +25,7 @@ ALLOWED = {
     "data": {"core", "host", "config", "envkit"},
     "evaluate": {"core", "config", "data", "inference", "rollout", "rewards"},
     "observe": {"core", "host", "config"},
-    "plan": {"core", "host", "config", "data", "inference", "launch", "observe", "rollout"},
+    "plan": {"core", "host", "config", "data", "inference", "launch", "models", "observe", "rollout"},
     "supervised": {"core", "host", "config", "data", "envkit", "inference", "train", "evaluate", "observe", "weights"},
 }
 ALL = {*ALLOWED, "launch", "bench"}

@@ -18,8 +18,8 @@ from typing import Any
 from agentrl.bench.sides import Side
 from agentrl.config.recipe import Recipe
 from agentrl.host.cpu_env import CPU_ENV
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
 from agentrl.plan.memory import BYTES, GB
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.times import TERA, Case, optimizer_seconds

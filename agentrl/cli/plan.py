@@ -1,5 +1,6 @@
 """``agentrl plan``: memory and step time of a recipe on so many cards, before it runs, and an account after."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +10,8 @@ from agentrl.cli.completion import complete_override, complete_recipe, complete_
 
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
+    from agentrl.models.sizes import Decoder
     from agentrl.plan.assumptions import Assumptions
-    from agentrl.plan.decoder import Decoder
 
 
 def plan(
@@ -37,10 +38,6 @@ def plan(
     server_gpus: Annotated[
         int | None, typer.Option(min=1, help="Cards of a server; by default the fewest that hold the weights.")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Trainer mesh: groups that each hold all shards.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="Trainer mesh: ranks that share a row's tokens.")] = 1,
-    tensor: Annotated[int, typer.Option(min=1, help="Trainer mesh: ranks that share each matrix.")] = 1,
-    reshard: Annotated[bool, typer.Option(help="Trainer mesh: free gathered parameters after use (ZeRO-3).")] = False,
     lengths: Annotated[
         Path | None, typer.Option("--from", help="Run whose prompts, lengths and times outside are taken.",
                                   autocompletion=complete_run)
@@ -63,6 +60,7 @@ def plan(
     import json
 
     from agentrl.config.errors import ConfigError
+    from agentrl.config.mesh import check_mesh
 
     if explain is not None:
         _explain(explain, gpu, assume or (), probe, as_json=as_json)
@@ -70,8 +68,8 @@ def plan(
     if name is None:
         raise ConfigError("name a recipe (agentrl recipe list), or a run to account for: agentrl plan --explain RUN")
     from agentrl.plan.cards import find_card
-    from agentrl.plan.mesh import check_mesh
     from agentrl.plan.prediction import choose, layouts, predict
+    from agentrl.plan.published import config_of
     from agentrl.plan.report import as_data, lines
     from agentrl.plan.times import Case
     from agentrl.plan.work import work_of
@@ -84,9 +82,10 @@ def plan(
     case = Case(recipe, decoder, work_of(recipe, known), known)
     cards = server_gpus or _fewest(case, gpus)
     most = recipe.rollout.batch_size * recipe.rollout.group_size
-    mesh: dict[str, Any] = {"replicas": replicas, "context": context, "tensor": tensor, "reshard": reshard}
-    found = [predict(case, one) for one in layouts(gpus, cards, most, int(known["gpus_per_machine"]), **mesh)]
-    check_mesh(found[0].layout.mesh, decoder)
+    machine = int(known["gpus_per_machine"])
+    splits = layouts(gpus, cards, most, machine, recipe.trainer)
+    check_mesh(recipe.trainer, config_of(recipe.model.name)[0])
+    found = [predict(case, one) for one in splits]
     chosen = choose(found)
     if as_json:
         typer.echo(json.dumps(as_data(case, chosen, found, source, card.name, gpus)))
@@ -105,7 +104,8 @@ def _loaded(name: str, overrides: Any, config: Path | None, device: Any) -> "Rec
     from agentrl.config.supervised import SUPERVISED
     from agentrl.host.compute_dtype import resolved_dtype
 
-    recipe = load_recipe(name, overrides, str(config) if config is not None else None, device)
+    settings = [*overrides, *_ranks_of_mesh(overrides)]
+    recipe = load_recipe(name, settings, str(config) if config is not None else None, device)
     kind = recipe.trainer.type
     if kind is None or kind in SUPERVISED:
         raise ConfigError(f"{name} has trainer.type={kind}: agentrl plan is about training on episodes")
@@ -118,9 +118,24 @@ def _loaded(name: str, overrides: Any, config: Path | None, device: Any) -> "Rec
     return recipe.model_copy(update=changed)
 
 
+def _ranks_of_mesh(overrides: Sequence[str]) -> list[str]:
+    """Returns the fewest ranks that fill a mesh that was asked for; the plan decides how many there are."""
+    from math import lcm
+
+    from agentrl.config.mesh import SIZES
+    from agentrl.config.overrides import parse_override
+
+    given = dict(map(parse_override, overrides))
+    sizes = [given.get(f"trainer.{name}", 1) for name in SIZES]
+    if "trainer.nproc" in given or not all(isinstance(size, int) and size > 0 for size in sizes) or set(sizes) == {1}:
+        return []  # what is no number is refused with the recipe
+    replicas, context, tensor, expert = sizes
+    return [f"trainer.nproc={lcm(replicas * context * tensor, replicas * expert)}"]
+
+
 def _decoder(recipe: "Recipe") -> "tuple[Decoder, str]":
     from agentrl.config.errors import ConfigError
-    from agentrl.plan.decoder import decoder_of
+    from agentrl.models.sizes import decoder_of
     from agentrl.plan.published import config_of
 
     config, source = config_of(recipe.model.name)

@@ -35,6 +35,11 @@ class SlurmConfig(Section):
         description="Options of sbatch for the nodes of inference.nodes, e.g. --partition=l40: they are then a "
         "component of their own in a heterogeneous job.",
     )
+    worker_args: tuple[str, ...] = Field(
+        default=(),
+        description="Options of sbatch for the nodes of rollout.nodes, e.g. --partition=cpu: they are then a component "
+        "of their own too.",
+    )
     modules: tuple[str, ...] = Field(default=(), description="Environment modules to load, e.g. cuda/12.8.")
     setup: tuple[str, ...] = Field(
         default=(), description="Lines of shell before the run: source .venv/bin/activate, export NCCL_DEBUG=INFO."
@@ -56,9 +61,9 @@ class SlurmConfig(Section):
 
 def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     """Yields contradictions between the machines of a run and the launch section."""
-    nodes, launch, servers = recipe.trainer.nodes, recipe.launch, recipe.inference.nodes
-    only = dict.fromkeys(("ray_address", "ray_resources", "ray_server_resources"), ("ray",))
-    for key, kinds in {**only, "restarts": ("ray", "slurm")}.items():
+    nodes, launch = recipe.trainer.nodes, recipe.launch
+    resources = ("ray_address", "ray_resources", "ray_server_resources", "ray_worker_resources")
+    for key, kinds in {**dict.fromkeys(resources, ("ray",)), "restarts": ("ray", "slurm")}.items():
         if getattr(launch, key) and launch.type not in kinds:
             yield f"launch.{key} does nothing with launch.type={launch.type}"
     if launch.type != "local":
@@ -68,20 +73,35 @@ def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     if launch.type != "slurm" and launch.slurm != type(launch.slurm)():
         yield f"launch.slurm does nothing with launch.type={launch.type}"
     yield from _server_contradictions(recipe)
+    yield from _worker_contradictions(recipe)
     yield from _tls_contradictions(recipe)
     if launch.type != "local":
         return
-    named = f"trainer.nodes={nodes}" if nodes > 1 else f"inference.nodes={servers}"
-    if nodes + servers > 1 and launch.head is None:
-        yield f"{named} needs launch.head=HOST, the address of node 0"
-    if launch.node_rank >= nodes + servers and recipe.inference.max_servers is None:
-        more = f" + inference.nodes={servers}" if servers else ""
+    counts = {"trainer": nodes, "rollout": recipe.rollout.nodes, "inference": recipe.inference.nodes}
+    named = [f"{part}.nodes={count}" for part, count in counts.items() if count > (part == "trainer")]
+    if named and launch.head is None:
+        yield f"{named[0]} needs launch.head=HOST, the address of node 0"
+    if launch.node_rank >= sum(counts.values()) and recipe.inference.max_servers is None:
+        more = "".join(f" + {text}" for text in named if not text.startswith("trainer"))
         yield f"launch.node_rank={launch.node_rank} is not below trainer.nodes={nodes}{more}"
     if nodes > 1 and recipe.trainer.type is None:
         yield f"trainer.nodes={nodes} does nothing with trainer.type=null"
     for key, value in (("head", launch.head), ("port", launch.port or None)):
-        if nodes + servers == 1 and value is not None:
+        if not named and value is not None:
             yield f"launch.{key}={value} does nothing with trainer.nodes=1"
+
+
+def _worker_contradictions(recipe: "Recipe") -> Iterator[str]:
+    """Yields contradictions of rollout workers on machines of their own."""
+    own, launch = recipe.rollout, recipe.launch
+    if own.nodes > own.workers:
+        yield f"rollout.nodes={own.nodes} is larger than rollout.workers={own.workers}: a machine would be idle"
+    if own.nodes and recipe.trainer.type is None:
+        yield f"rollout.nodes={own.nodes} does nothing with trainer.type=null"
+    if launch.ray_worker_resources and not own.nodes:
+        yield "launch.ray_worker_resources does nothing with rollout.nodes=0"
+    if launch.slurm.worker_args and not own.nodes:
+        yield "launch.slurm.worker_args does nothing with rollout.nodes=0"
 
 
 def _server_contradictions(recipe: "Recipe") -> Iterator[str]:
@@ -120,5 +140,5 @@ def _tls_contradictions(recipe: "Recipe") -> Iterator[str]:
     tls = recipe.launch.tls
     if (tls.certificate is None) != (tls.key is None):
         yield "launch.tls needs both certificate and key"
-    if tls.certificate is not None and not recipe.inference.nodes:
+    if tls.certificate is not None and not recipe.inference.nodes and not recipe.rollout.nodes:
         yield "launch.tls.certificate does nothing with inference.nodes=0: no server listens beyond this machine"

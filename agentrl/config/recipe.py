@@ -249,13 +249,16 @@ class LaunchConfig(Section):
         "command with its launch.node_rank, and launch.run_dir on a disk that all see.",
     )
     node_rank: int = Field(
-        default=0, ge=0, description="Number of this machine: trainer.nodes first, then inference.nodes; 0: the head."
+        default=0,
+        ge=0,
+        description="Number of this machine: trainer.nodes first, then rollout.nodes, then inference.nodes; 0: the "
+        "head.",
     )
     port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="Port of node 0 where ranks meet, the next one for machines; 0: free ones.",
+        description="Port of node 0 where ranks meet, the next for machines, then for rollout workers; 0: free ones.",
     )
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
     restarts: int = Field(
@@ -276,6 +279,9 @@ class LaunchConfig(Section):
     )
     ray_server_resources: dict[str, float] = Field(
         default={}, description="More that each node of servers must have in Ray, e.g. {CPU: 8}."
+    )
+    ray_worker_resources: dict[str, float] = Field(
+        default={}, description="More that each node of rollout workers must have in Ray, e.g. {CPU: 8}."
     )
 
 

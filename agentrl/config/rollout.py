@@ -101,6 +101,12 @@ class RolloutConfig(Section):
         description="Worker processes that run the episodes of training and its evaluations; 0: the controller's own "
         "process, which is one core's worth of Python.",
     )
+    nodes: int = Field(
+        default=0,
+        ge=0,
+        description="Machines that run rollout workers only, without GPUs, beside trainer.nodes and inference.nodes; "
+        "0: they run on the head.",
+    )
     episode_timeout: Seconds = Field(default=300.0, description="Seconds after which an episode is cancelled.")
     on_timeout: Literal["judge", "fail"] = Field(
         default="judge",

@@ -38,9 +38,12 @@ from agentrl.launch.bounded_run import END_SECONDS, bounded_run, end_within
 from agentrl.launch.first_prompt import first_prompt
 from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.paused_servers import note_paused
+from agentrl.launch.placed_servers import FOLDER
+from agentrl.launch.placement import placed
+from agentrl.launch.worker_port import WorkerPort
 from agentrl.launch.worker_watch import LOST_WORKERS
 from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
-from agentrl.rollout.assemble import make_backend, make_client, make_workflow
+from agentrl.rollout.assemble import access_to_servers, make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
@@ -58,6 +61,7 @@ from agentrl.rollout.worker_wire import check_rows
 from agentrl.train.checkpoint_state import ROLLOUTS_FILE, latest_checkpoint, read_state
 from agentrl.train.controller_client import SECRET_ENV
 from agentrl.weights.pauses import Pauses
+from agentrl.weights.relays import Relays
 from agentrl.weights.transaction import Committed, WeightTransaction
 
 log = logging.getLogger(__name__)
@@ -105,7 +109,9 @@ async def serve(
     evaluator = Evaluator(recipe, workflow, client, journal, held_out, workers)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
-    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
+    placed_at, access = run_dir / "processes" / FOLDER, access_to_servers(recipe)
+    near = Relays(placed_at, run_dir, access, lease).near if placed(recipe) else None
+    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses, near)
 
     teacher = make_teacher(recipe, teacher_urls)
 
@@ -155,7 +161,9 @@ async def serve(
         evaluated = any("eval/n" in record for record in read_metrics(run_dir / METRICS_FILE) if record["step"] == step)
         controller.restore(step, rollouts, recorded=recorded, evaluated=evaluated)
     secret = os.environ.get(SECRET_ENV, "")
-    app = make_app(controller, server_pool, secret, worker_routes(workers, router, secret) if workers else ())
+    routes = worker_routes(workers, router, secret) if workers else ()
+    app = make_app(controller, server_pool, secret, routes)
+    elsewhere = WorkerPort(recipe, routes) if recipe.rollout.nodes else None
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -175,6 +183,8 @@ async def serve(
     data = f"{training.source}; {batches}" if batches else training.source
     data += f"; the first prompt could not be tried: {problem}" if problem else ""
     announcement = {"url": f"http://{host}:{port}", "pid": os.getpid(), "data": data, "secret": secret}
+    if elsewhere is not None:
+        announcement["workers_url"] = elsewhere.url
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
     collect_rarely()
@@ -189,6 +199,8 @@ async def serve(
         await controller.close()  # also answers calls that wait for a batch
         if workers is not None:
             await workers.close()  # its episodes are cancelled by now
+        if elsewhere is not None:
+            await elsewhere.close()
         server.should_exit = True
         await serving
         await weights.close()  # a push that was cut off leaves servers paused
@@ -222,7 +234,7 @@ async def _servers(file: Path, limit: float) -> dict[str, list[str]]:
 def start_limit(recipe: Recipe) -> float:
     """Seconds in which the launcher starts all servers or gives up, and some to spare."""
     teachers = recipe.teacher.servers if recipe.teacher.model is not None else 0
-    machines = recipe.launch.node_timeout if recipe.inference.nodes else 0.0
+    machines = recipe.launch.node_timeout if recipe.inference.nodes or recipe.rollout.nodes else 0.0
     return machines + recipe.inference.start_timeout * (1 + recipe.inference.servers + teachers)
 
 

@@ -14,6 +14,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 
 SECONDS = 10.0  # for each step of the proof
 LINE = 1024  # most bytes of one
@@ -55,6 +56,7 @@ class Door:
         self._lock = threading.Lock()
         self._inside: dict[int, socket.socket] = {}
         self._lost: list[int] = []
+        self._clocks: dict[int, float] = {}
         threading.Thread(target=self._accept, name="door", daemon=True).start()
 
     def lost(self) -> list[int]:
@@ -67,6 +69,11 @@ class Door:
         """Returns the numbers of the machines that are there."""
         with self._lock:
             return set(self._inside)
+
+    def clocks(self) -> dict[int, float]:
+        """Returns how many seconds the clock of each machine was ahead of this one's when it came."""
+        with self._lock:
+            return dict(self._clocks)
 
     def close(self) -> None:
         """Closes the door; the machines notice and end."""
@@ -106,6 +113,9 @@ class Door:
         rank, theirs = int(str(said["rank"])), str(said["nonce"])
         if not proven(said, self._secret, nonce, "machine", str(rank)):
             raise DoorError("wrong secret")
+        gap = float(str(said["time"])) - time.time()
+        with self._lock:
+            self._clocks[rank] = gap
         _send(held, {"proof": proof(self._secret, theirs, "head")})
         keep_alive(held)
         held.settimeout(None)
@@ -132,7 +142,7 @@ class Visit:
             nonce = secrets.token_hex(16)
             theirs = str(_line(self._held)["nonce"])
             own = proof(secret, theirs, "machine", str(rank))
-            _send(self._held, {"rank": rank, "nonce": nonce, "proof": own})
+            _send(self._held, {"rank": rank, "nonce": nonce, "proof": own, "time": time.time()})
             answer = _line(self._held)
             if not proven(answer, secret, nonce, "head"):
                 raise DoorError(f"what answers at {address}:{port} is not this run's head")

@@ -1,14 +1,15 @@
-"""The head's side of a run on several machines: its door, the servers on other machines, and those that come and go.
+"""The head's side of a run on several machines: its door, servers and workers elsewhere, and those that come and go.
 
-Guarantees: a machine or server that fails at the start ends the run with its own message; servers that come later, in
-the place of lost ones or on new machines, get the committed weights before they get traffic, as with ``agentrl servers
-add``; a machine that is lost is named.
+Guarantees: a machine, server or worker that fails at the start ends the run with its own message; servers that come
+later, in the place of lost ones or on new machines, get the committed weights before they get traffic, as with
+``agentrl servers add``; a machine that is lost is named.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from agentrl.launch.door import Door
 from agentrl.launch.machines import Head, MachineError, announce, gather, head_address, meeting, reach
 from agentrl.launch.placed_servers import FOLDER, json_of
 from agentrl.launch.placement import machines, node, placed, words
+from agentrl.launch.rank_network import OpenPort, require_reach
 from agentrl.launch.supervisor import ChildFailed, ChildRefused
+from agentrl.launch.worker_watch import READY
 
 SECRET_FILE = "secret.json"  # in the run's processes/, readable by its owner alone
 FAILED = "failed"  # in the run's processes/: failed/RANK.json of a machine that could not go on
 POLL_SECONDS = 0.2
+CLOCK_SECONDS = 30.0  # difference of clocks that is told
 LOOK_SECONDS = 1.0  # between two looks for servers
 CALL_SECONDS = 600.0  # for the controller to take a server in
 EXPLAIN_SECONDS = 2.0  # for other machines to tell why the run failed
@@ -52,6 +56,8 @@ class Fleet:
         self._recipe, self._run_dir, self._secret = recipe, run_dir, secret
         self._processes = run_dir / "processes"
         self._door: Door | None = None
+        self._port: OpenPort | None = None
+        self._odd_clocks: set[int] = set()  # machines whose clock was told of
         self.head: Head | None = None
         self._met = False
         self._known: dict[int, str] = {}  # number of a server -> URL
@@ -66,15 +72,20 @@ class Fleet:
         write_json(self._processes / SECRET_FILE, {"secret": secret}, private=True)
         self._door = _open(recipe, secret)
         try:
-            self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port)
+            number = 0
+            if recipe.trainer.nodes > 1:
+                self._port = OpenPort(head_address(recipe))
+                number = self._port.number
+            self.head = announce(recipe, model, run_dir, resume=resume, door=self._door.port, open_port=number)
         except MachineError:
-            self._door.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Lets the other machines go."""
-        if self._door is not None:
-            self._door.close()
+        for held in (self._door, self._port):
+            if held is not None:
+                held.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def server_urls(self, check: Callable[[], None], say: Callable[[str], None]) -> list[str]:
@@ -89,16 +100,8 @@ class Fleet:
             ChildFailed: A server does not start.
         """
         assert self.head is not None
-        recipe = self._recipe
-
-        def both() -> None:
-            check()
-            self._check_failed()
-
-        say(f"waiting for the machines of inference.nodes={recipe.inference.nodes}")
-        for text in gather(recipe, self.head, self._run_dir, both):
-            say(text)
-        self._met = True
+        recipe, both = self._recipe, partial(self._check_both, check)
+        self._gather(both, say)
         deadline = time.monotonic() + recipe.inference.start_timeout
         while len(self._known) < recipe.inference.servers:
             both()
@@ -115,6 +118,48 @@ class Fleet:
             self._require_reached(number, said)
         return [self._known[number] for number in sorted(self._known)]
 
+    def wait_workers(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        """Waits until the rollout workers on other machines can take orders.
+
+        Args:
+            check: Called repeatedly; it raises when the run has failed meanwhile.
+            say: Called with what a person should know.
+
+        Raises:
+            MachineError: A machine does not come or does not fit.
+            ChildFailed: A worker does not start.
+        """
+        recipe, both = self._recipe, partial(self._check_both, check)
+        if not recipe.rollout.nodes:
+            return
+        self._gather(both, say)
+        deadline, missing = time.monotonic() + recipe.inference.start_timeout, set(range(recipe.rollout.workers))
+        while missing:
+            both()
+            self._require_present()
+            missing = {number for number in missing if not (self._processes / READY.format(number)).is_file()}
+            if missing and time.monotonic() > deadline:
+                raise ChildFailed(
+                    f"rollout worker {', '.join(map(str, sorted(missing)))} was not ready within "
+                    f"{recipe.inference.start_timeout:g} s (inference.start_timeout); see {self._run_dir / 'logs'}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _check_both(self, check: Callable[[], None]) -> None:
+        """Raises when the run has failed, here or on another machine."""
+        check()
+        self._check_failed()
+
+    def _gather(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        """Waits once until all machines have come, and connects to those with trainer ranks."""
+        if self._met:
+            return
+        assert self.head is not None
+        say(f"waiting for {machines(self._recipe) - 1} more of {words(self._recipe)}")
+        found = gather(self._recipe, self.head, self._run_dir, check)
+        require_reach({rank: machine for rank, machine in found.items() if node(self._recipe, rank).trains})
+        self._met = True
+
     def meeting(self, check: Callable[[], None], say: Callable[[str], None]) -> tuple[Meeting, dict[str, str]]:
         """Returns where the ranks meet, and environment for them, once all machines have come.
 
@@ -124,10 +169,7 @@ class Fleet:
         """
         if self.head is None:
             return ALONE, {}
-        if not self._met:
-            say(f"waiting for {machines(self._recipe) - 1} more of {words(self._recipe)}")
-            for text in gather(self._recipe, self.head, self._run_dir, check):
-                say(text)
+        self._gather(partial(self._check_both, check), say)
         return meeting(self._recipe, self.head)
 
     def _announced(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -178,14 +220,14 @@ class Fleet:
         """Returns what has changed since the last call, in words; takes servers in that have come.
 
         Raises:
-            ChildFailed: A machine of trainer ranks is gone, and the others have not noticed.
+            ChildFailed: A machine of trainer ranks is gone, or could not take part, and the others have not noticed.
         """
         if self._door is None:
             return []
         lost = self._door.lost()
         self._missed |= {rank: time.monotonic() for rank in lost if node(self._recipe, rank).trains}
         self._require_ranks()
-        found = [self._gone(rank) for rank in lost] + self._given_up()
+        found = [self._gone(rank) for rank in lost] + self._given_up() + self._clocks()
         if self._changing is not None and self._changing.done():
             text, self._changing = self._changing.result(), None
             found += [text] if text else []
@@ -197,12 +239,28 @@ class Fleet:
                     break
         return found
 
+    def _clocks(self) -> list[str]:
+        """Returns which machines' clocks differ from this one's, each once."""
+        assert self._door is not None
+        off = {rank: gap for rank, gap in self._door.clocks().items() if abs(gap) > CLOCK_SECONDS}
+        new = off.keys() - self._odd_clocks
+        self._odd_clocks |= new
+        return [f"the clock of node {rank} ({self._host(rank)}) is {off[rank]:+.0f} s off" for rank in sorted(new)]
+
     def _given_up(self) -> list[str]:
-        """Returns why machines of servers have ended, each once; the run goes on without them."""
+        """Returns why machines of servers or workers have ended, each once; the run goes on without them.
+
+        Raises:
+            ChildFailed: A machine of trainer ranks could not take part.
+        """
+        assert self._door is not None
         found: list[str] = []
         for file in sorted((self._processes / FAILED).glob("*.json")):
             said = json_of(file)
-            if said and not node(self._recipe, int(file.stem)).trains:
+            trains = node(self._recipe, int(file.stem)).trains
+            if said and trains and said.get("refused") and int(file.stem) not in self._door.inside():
+                raise ChildFailed(f"node {file.stem} ({said['host']}): {said['error']}")  # its ranks are waited for
+            if said and not trains:
                 file.unlink(missing_ok=True)
                 found.append(f"node {file.stem} ({said['host']}) has ended: {said['error']}")
         return found
@@ -234,9 +292,7 @@ class Fleet:
                 raise ChildFailed(self._gone(rank))
 
     def _gone(self, rank: int) -> str:
-        one = node(self._recipe, rank)
-        what = f"its servers {', '.join(map(str, one.servers))} are" if one.servers else "its trainer ranks are"
-        return f"node {rank} ({self._host(rank)}) is gone, {what} lost"
+        return f"node {rank} ({self._host(rank)}) is gone, its {node(self._recipe, rank).what} are lost"
 
     def _take_in(self, number: int, said: dict[str, Any]) -> str:
         """Has the controller take a server in, in place of the one that had its number; returns what became of it."""

@@ -1,7 +1,7 @@
-"""Another machine of a run: it runs trainer ranks or servers, and nothing else.
+"""Another machine of a run: it runs trainer ranks, rollout workers or servers, and nothing else.
 
 Guarantees: it ends when its ranks end, and they end when the head's do or when the head is gone; a machine of servers
-ends when the head does. However it ends, no process of it remains, and the head is told why where it failed.
+or workers ends when the head does. However it ends, no process of it remains, and the head is told why where it failed.
 """
 
 import signal
@@ -20,10 +20,20 @@ from agentrl.launch import commands
 from agentrl.launch.commands import Meeting
 from agentrl.launch.door import Visit
 from agentrl.launch.fleet import SECRET_FILE, write_failure
-from agentrl.launch.machines import Head, MachineError, collective_env, join, own_address
+from agentrl.launch.machines import (
+    Head,
+    MachineError,
+    collective_env,
+    head_address,
+    join,
+    own_address,
+    trainer_machines,
+)
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.placed_servers import NodeServers, json_of
+from agentrl.launch.placed_workers import NodeWorkers
 from agentrl.launch.placement import node
+from agentrl.launch.rank_network import OpenPort, require_reach
 from agentrl.launch.servers import find_model
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 
@@ -50,10 +60,9 @@ def join_run(recipe: Recipe, console: Console) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of the whole job: the head's trainer decides
+    port = _open_port(recipe)
     try:
-        theirs, model, head = join(
-            recipe, run_dir, lambda one: find_model(one, console).path, lambda text: say(f"waits: {text}")
-        )
+        theirs, model, head = _joined(recipe, run_dir, console, say, port)
         visit = _visit(head, run_dir, rank)
         say(f"of the run {run_dir} on {head.machine.host}")
         try:
@@ -69,7 +78,43 @@ def join_run(recipe: Recipe, console: Console) -> int:
     except ChildFailed as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
+    finally:
+        if port is not None:
+            port.close()
     return 0
+
+
+def _open_port(recipe: Recipe) -> OpenPort | None:
+    """Opens the port that other machines of trainer ranks try; ``None`` on a machine without ranks."""
+    if not 0 < recipe.launch.node_rank < recipe.trainer.nodes:
+        return None
+    return OpenPort(own_address(head_address(recipe), recipe.launch.interface))
+
+
+def _joined(
+    recipe: Recipe, run_dir: Path, console: Console, say: Callable[[str], None], port: OpenPort | None
+) -> tuple[Recipe, Path, Head]:
+    """Waits for the head, and on a machine of trainer ranks connects to the others.
+
+    Raises:
+        MachineError: The head does not answer in time, or another machine of ranks cannot be reached; the head is told.
+    """
+    rank = recipe.launch.node_rank
+    where = ("", 0) if port is None else (port.address, port.number)
+    try:
+        found = join(
+            recipe, run_dir, lambda one: find_model(one, console).path, lambda text: say(f"waits: {text}"), *where
+        )
+        theirs, _, head = found
+        if node(theirs, rank).trains:
+            others = trainer_machines(theirs, run_dir, head.run)
+            others.pop(rank, None)
+            require_reach({0: head.machine, **others})
+        return found
+    except MachineError as error:
+        if (run_dir / "processes").is_dir():
+            write_failure(run_dir, rank, socket.gethostname(), str(error), refused=True)
+        raise
 
 
 def _visit(head: Head, run_dir: Path, rank: int) -> Visit:
@@ -110,11 +155,18 @@ def _work(
             supervisor.wait([supervisor.start(f"trainer-{one.rank}", command, env=env)], watch.check)
             return
         secret = str(json_of(run_dir / "processes" / SECRET_FILE)["secret"])
+        if one.workers:
+            NodeWorkers(theirs, model, run_dir, supervisor, one, secret, lambda: visit.over, say).run()
+            say("the head has ended")
+            return
         address = own_address(head.address, interface)
         servers = NodeServers(theirs, model, run_dir, supervisor, one, address, secret, env, say)
-        while not visit.over:
-            servers.poll()
-            time.sleep(POLL_SECONDS)
+        try:
+            while not visit.over:
+                servers.poll()
+                time.sleep(POLL_SECONDS)
+        finally:
+            servers.close()
         say("the head has ended")
     finally:
         supervisor.stop()

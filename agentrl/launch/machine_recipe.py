@@ -10,6 +10,7 @@ _SCHEDULED = (
     "ray_address",
     "ray_resources",
     "ray_server_resources",
+    "ray_worker_resources",
     "restarts",
 )  # keys of the scheduler alone
 

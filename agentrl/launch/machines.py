@@ -4,10 +4,11 @@ Every machine runs ``agentrl recipe run RECIPE ...`` with the same settings; ``l
 ``launch.head`` is the head's address. They find one another through the run's folder, which all must see.
 
 Guarantees: no rank starts before all machines have come; a machine that does not come, that has other versions of the
-packages or another model, whose clock differs, or that cannot reach the head, is named. What an earlier run left in the
+packages or another model, or that cannot reach the head, is named. What an earlier run left in the
 folder is not taken for this one's: a machine goes on only where the head answers.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from typing import Any
 
 import psutil
 
+import agentrl
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
@@ -31,7 +33,7 @@ from agentrl.launch.placement import gpus, machines, most_machines, node, words
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
 PROBE_SECONDS = 5.0  # for a connection to the head
-CLOCK_SECONDS = 30.0  # difference of clocks that is told
+USER_CODE = ("agents", "envs", "recipes")  # folders of the package
 PACKAGES = ("agentrl-toolkit", "torch", "transformers")
 
 
@@ -47,22 +49,24 @@ class Machine:
         host: Name of the machine.
         versions: Package -> version.
         model: Fingerprint of the starting model.
-        time: Time on its clock, in seconds since 1970.
         run: Identity of the run that it takes part in.
         gpus: Number of its NVIDIA GPUs that this process may use.
+        address: Address of the machine where other ranks reach it; empty where it runs none.
+        port: Port that is open there for a trial; 0 for none.
     """
 
     host: str
     versions: dict[str, str]
     model: str
-    time: float
     run: str
     gpus: int = 0
+    address: str = ""
+    port: int = 0
 
     @classmethod
-    def here(cls, model: Path, run: str) -> "Machine":
+    def here(cls, model: Path, run: str, address: str = "", port: int = 0) -> "Machine":
         """Describes this machine."""
-        return cls(socket.gethostname(), versions(), fingerprint(model), time.time(), run, count_gpus())
+        return cls(socket.gethostname(), versions(), fingerprint(model), run, count_gpus(), address, port)
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,22 @@ class Head:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that ranks must agree on."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    """Returns the versions of Python and of the packages that ranks must agree on, and of agentrl's own files."""
+    found = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    return found | {"agentrl's files": source_fingerprint(Path(agentrl.__file__).parent)}
+
+
+def source_fingerprint(package: Path) -> str:
+    """Returns a text that differs with a package's Python files: a checkout that was changed keeps its version.
+
+    Environments, agents and recipes are left out: a machine may have some that the run does not use.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        if file.relative_to(package).parts[0] in USER_CODE:
+            continue
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _version(package: str) -> str:
@@ -132,7 +150,9 @@ def free_port(address: str) -> int:
         ) from error
 
 
-def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool, door: int = 0) -> Head | None:
+def announce(
+    recipe: Recipe, model: Path, run_dir: Path, *, resume: bool, door: int = 0, open_port: int = 0
+) -> Head | None:
     """Writes the head's file, which the others wait for; called on the head.
 
     Args:
@@ -141,6 +161,7 @@ def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool, door: 
         run_dir: Folder of the run.
         resume: Whether the run goes on from a checkpoint.
         door: Port of the head's door.
+        open_port: Port that the other machines of trainer ranks try to connect to; 0 for none.
 
     Returns:
         The head as written; ``None`` where all is on this machine.
@@ -152,7 +173,7 @@ def announce(recipe: Recipe, model: Path, run_dir: Path, *, resume: bool, door: 
         return None
     address, run = head_address(recipe), secrets.token_hex(8)
     port = recipe.launch.port or free_port(address)
-    head = Head(run, address, port, resume, Machine.here(model, run), door)
+    head = Head(run, address, port, resume, Machine.here(model, run, address, open_port), door)
     require_gpus(recipe, head.machine, 0)
     write_json(run_dir / "processes" / HEAD_FILE, asdict(head))
     return head
@@ -186,8 +207,8 @@ def meeting(recipe: Recipe, head: Head) -> tuple[Meeting, dict[str, str]]:
     return where, collective_env(head.address, recipe.launch.interface)
 
 
-def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None]) -> list[str]:
-    """Waits on the head until all other machines have come; returns what is odd about them, in words.
+def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None]) -> dict[int, Machine]:
+    """Waits on the head until all other machines have come; returns their descriptions by their numbers.
 
     Args:
         recipe: Resolved recipe.
@@ -200,13 +221,14 @@ def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None])
     """
     deadline = time.monotonic() + recipe.launch.node_timeout
     waited_for = set(range(1, machines(recipe)))
-    odd: list[str] = []
+    found: dict[int, Machine] = {}
     while waited_for:
         for rank in sorted(waited_for):
             machine = _arrived(run_dir, rank)
             if machine is not None and machine.run == head.run:
-                odd += fit(head.machine, machine, rank, now=time.time())
+                require_fit(head.machine, machine, rank)
                 require_gpus(recipe, machine, rank)
+                found[rank] = machine
                 waited_for.discard(rank)
         check()
         if waited_for and time.monotonic() > deadline:
@@ -217,7 +239,13 @@ def gather(recipe: Recipe, head: Head, run_dir: Path, check: Callable[[], None])
                 f"launch.node_rank={min(waited_for)}, on a disk where {run_dir} is this folder"
             )
         time.sleep(POLL_SECONDS)
-    return odd
+    return found
+
+
+def trainer_machines(recipe: Recipe, run_dir: Path, run: str) -> dict[int, Machine]:
+    """Returns the machines of trainer ranks that have come to a run, without the head."""
+    found = {rank: _arrived(run_dir, rank) for rank in range(1, recipe.trainer.nodes)}
+    return {rank: machine for rank, machine in found.items() if machine is not None and machine.run == run}
 
 
 def _arrived(run_dir: Path, rank: int) -> Machine | None:
@@ -232,14 +260,13 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def fit(head: Machine, other: Machine, rank: int, *, now: float) -> list[str]:
-    """Returns what is odd about a machine that has come.
+def require_fit(head: Machine, other: Machine, rank: int) -> None:
+    """Refuses a machine that differs from the head.
 
     Args:
         head: The head.
         other: The machine.
         rank: The machine's ``launch.node_rank``.
-        now: The head's clock.
 
     Raises:
         MachineError: The machine has other packages or another model.
@@ -254,12 +281,15 @@ def fit(head: Machine, other: Machine, rank: int, *, now: float) -> list[str]:
         raise MachineError(f"{who} has {', '.join(wrong)} as on the head ({head.host})")
     if other.model != head.model:
         raise MachineError(f"{who} has another model than the head ({head.host}) under the same name")
-    gap = other.time - now
-    return [f"the clock of {who} is {gap:+.0f} s off"] if abs(gap) > CLOCK_SECONDS else []
 
 
 def join(
-    recipe: Recipe, run_dir: Path, model: Callable[[Recipe], Path], say: Callable[[str], None]
+    recipe: Recipe,
+    run_dir: Path,
+    model: Callable[[Recipe], Path],
+    say: Callable[[str], None],
+    address: str = "",
+    open_port: int = 0,
 ) -> tuple[Recipe, Path, Head]:
     """Waits on another machine until the head answers; called with ``launch.node_rank`` above 0.
 
@@ -268,6 +298,8 @@ def join(
         run_dir: Folder of the run.
         model: Function that finds the model of a recipe here.
         say: Called with what is waited for, when that changes.
+        address: Address of this machine in the run's network.
+        open_port: Port that the other machines of trainer ranks try to connect to; 0 for none.
 
     Returns:
         The head's resolved recipe, the folder of the model here, and the head.
@@ -282,7 +314,7 @@ def join(
     for text, found in _heads(run_dir):
         if found is not None:
             if answered is None or answered[2] != found:
-                answered = (*_take_part(run_dir, rank, found, model), found)
+                answered = (*_take_part(run_dir, rank, found, model, address, open_port), found)
             trains = node(answered[0], rank).trains  # the others need not wait for the trainer's start
             text = reach(found.address, found.port if trains else found.door)
             if not text:
@@ -299,13 +331,16 @@ def join(
     raise AssertionError
 
 
-def _take_part(run_dir: Path, rank: int, head: Head, model: Callable[[Recipe], Path]) -> tuple[Recipe, Path]:
+def _take_part(
+    run_dir: Path, rank: int, head: Head, model: Callable[[Recipe], Path], address: str, open_port: int
+) -> tuple[Recipe, Path]:
     """Tells the head of this machine; returns the head's recipe, and the folder of its model here."""
     theirs = Recipe.model_validate_json((run_dir / "config.json").read_text())
     if rank >= most_machines(theirs):
         raise MachineError(f"launch.node_rank={rank}: the head's run has {words(theirs)}")
     folder = model(theirs)
-    write_json(run_dir / "processes" / f"node-{rank}.json", asdict(Machine.here(folder, head.run)))
+    mine = Machine.here(folder, head.run, address, open_port)
+    write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
     return theirs, folder
 
 
@@ -321,13 +356,18 @@ def _heads(run_dir: Path) -> Iterator[tuple[str, Head | None]]:
 
 
 def reach(address: str, port: int) -> str:
+    """Tries to connect; returns which connection does not succeed, empty if it does."""
+    why = why_unreachable(address, port)
+    return f"{socket.gethostname()} cannot connect to {address}:{port} yet ({why})" if why else ""
+
+
+def why_unreachable(address: str, port: int) -> str:
     """Tries to connect; returns why it does not succeed, empty if it does."""
     try:
         with socket.create_connection((address, port), timeout=PROBE_SECONDS):
             return ""
     except OSError as error:
-        why = error.strerror or str(error)
-        return f"{socket.gethostname()} cannot connect to {address}:{port} yet ({why})"
+        return error.strerror or str(error)
 
 
 def own_address(towards: str, interface: str | None = None) -> str:

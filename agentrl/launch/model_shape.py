@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.models.sizes import decoder_of
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -36,28 +38,20 @@ class ModelShape:
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Computes the sizes of a Llama-like decoder from its ``config.json``; some biases and norms are not counted.
+    """Computes the sizes of a Llama-like decoder from its ``config.json``, as :mod:`agentrl.models.sizes` counts them.
 
     Raises:
-        ValueError: The config lacks a key that the estimate needs.
+        ValueError: The config lacks a key, or its layers are not of this kind.
     """
-    try:
-        hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads, inner = config["num_attention_heads"], config["intermediate_size"]
-    except KeyError as error:
-        raise ValueError(f"config.json of a {config.get('model_type', 'model')!r} has no {error}") from error
-    head = config.get("head_dim") or hidden // heads
-    kv_width = (config.get("num_key_value_heads") or heads) * head
-    attention = 2 * hidden * heads * head + 2 * hidden * kv_width
-    if config.get("model_type") == "qwen2":
-        attention += heads * head + 2 * kv_width
-    layer = attention + 3 * hidden * inner + 2 * hidden
-    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    sides = 2 * (hidden + heads * head) + 2 * (hidden + kv_width) + 3 * (hidden + inner)
-    # In a Llama-like layer: both norms' inputs and results, queries, keys, values, attention's result, gate and up.
-    kept = 4 * hidden + 2 * heads * head + 2 * kv_width + 2 * inner
+    sizes = decoder_of(config)
     return ModelShape(
-        embeddings + layers * layer + hidden, layers, kv_width, vocab, layers * sides, layers * kept, hidden
+        sizes.parameters,
+        sizes.layers,
+        sizes.kv_heads * sizes.head_dim,
+        sizes.vocab,
+        sizes.linear_sides,
+        sizes.kept,
+        sizes.hidden,
     )
 
 

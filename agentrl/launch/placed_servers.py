@@ -1,7 +1,8 @@
 """Runs the inference servers of a machine that runs servers only, and announces them to the head.
 
 Guarantees: a server listens at this machine's address in the run's network and answers no call without the run's key,
-which is tried before it is announced; one that ends is started again, a few times; one that does not start is told to
+which is tried before it is announced; servers that would read new weights from a shared disk share one copy
+(:mod:`agentrl.launch.weight_relay`); one that ends is started again, a few times; one that does not start is told to
 the head with the end of its log.
 """
 
@@ -21,9 +22,12 @@ from agentrl.host.process import write_json
 from agentrl.inference.http import Access
 from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
+from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.placement import Node, visible_devices
-from agentrl.launch.servers import server_start
+from agentrl.launch.resolve import pushed_bytes
+from agentrl.launch.servers import server_start, url_of
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
+from agentrl.launch.weight_relay import WeightRelay, has_room
 
 FOLDER = "servers"  # in the run's processes/: NUMBER.json for each server that is ready
 AGAIN = 3  # times that a server which ended is started again
@@ -73,7 +77,24 @@ class NodeServers:
         self._env, self._say = env, say
         self._kind = server_kind(recipe.inference.engine)
         (run_dir / "processes" / FOLDER).mkdir(parents=True, exist_ok=True)
+        self._relay = self._made_relay()
         self._running = [self._start(number, 0) for number in one.servers]
+
+    def close(self) -> None:
+        """Ends the relay; the supervisor ends the servers."""
+        if self._relay is not None:
+            self._relay.close()
+
+    def _made_relay(self) -> WeightRelay | None:
+        """Starts a relay where several servers of this machine would read each version from the shared disk."""
+        recipe = self._recipe
+        if recipe.weights.transport != "disk" or len(self._node.servers) < 2:
+            return None
+        nbytes = pushed_bytes(recipe, shape_of_folder(self._model))
+        if not has_room(nbytes):
+            self._say(f"shared memory has no room for two versions of {nbytes / 1e9:.3g} GB: each server reads its own")
+            return None
+        return WeightRelay(self._address, self._access.key, recipe.launch.tls, self._run_dir)
 
     def _start(self, number: int, attempt: int) -> _Running:
         index = self._node.servers.index(number)
@@ -114,6 +135,8 @@ class NodeServers:
         if url and self._answers(one, url):
             one.url = url
             said = {"url": url, "node": self._node.rank, "host": socket.gethostname(), "pid": os.getpid()}
+            if self._relay is not None:
+                said["relay"] = self._relay.url
             write_json(self._run_dir / "processes" / FOLDER / f"{one.number}.json", said)
             self._say(f"{one.child.name} is ready at {url}")
         elif time.monotonic() - one.begun > self._recipe.inference.start_timeout:
@@ -127,8 +150,7 @@ class NodeServers:
         if self._kind.ready_path is None:
             file = one.start.ready_file
             return _url_in(file) if file.is_file() else ""
-        host = f"[{one.start.host}]" if ":" in one.start.host else one.start.host
-        return f"{'https' if one.start.certificate else 'http'}://{host}:{one.start.port}"
+        return url_of(one.start)
 
     def _answers(self, one: _Running, url: str) -> bool:
         """Whether a server answers with the key.

@@ -1,8 +1,9 @@
 """Decides which machine of a run does what: pure functions of the recipe.
 
-Guarantees: the first ``trainer.nodes`` machines run trainer ranks, the next ``inference.nodes`` run servers only; the
-head (number 0) runs everything else, and the servers too where ``inference.nodes`` is 0. Every server stands on exactly
-one machine. What a kind of server cannot do is refused before anything starts.
+Guarantees: the first ``trainer.nodes`` machines run trainer ranks, the next ``rollout.nodes`` run rollout workers only,
+the next ``inference.nodes`` run servers only; the head (number 0) runs everything else, and the workers or servers too
+where they have no machines of their own. Every worker and every server stands on exactly one machine. What a kind of
+server cannot do is refused before anything starts.
 """
 
 import os
@@ -24,21 +25,38 @@ class Node:
         rank: Number of the machine, ``launch.node_rank``.
         trains: Whether it runs trainer ranks.
         servers: Numbers of the inference servers that it runs beside nothing else; empty on machines that train.
+        workers: Numbers of the rollout workers that it runs beside nothing else.
     """
 
     rank: int
     trains: bool
     servers: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Names the processes that run on a machine of this kind."""
+        return "trainer ranks" if self.trains else "rollout workers" if self.workers else "servers"
+
+    @property
+    def what(self) -> str:
+        """Names its processes with their numbers, for messages."""
+        return " ".join([self.kind, ", ".join(map(str, self.servers or self.workers))]).strip()
 
 
 def machines(recipe: Recipe) -> int:
     """Returns the number of machines that a run starts with."""
-    return recipe.trainer.nodes + recipe.inference.nodes
+    return recipe.trainer.nodes + recipe.rollout.nodes + recipe.inference.nodes
 
 
 def placed(recipe: Recipe) -> bool:
     """Whether the run's servers stand on machines of their own."""
     return recipe.inference.nodes > 0 and not recipe.inference.urls
+
+
+def served_beyond(recipe: Recipe) -> bool:
+    """Whether the run's servers are called from other machines, and so need its key."""
+    return placed(recipe) or (recipe.rollout.nodes > 0 and not recipe.inference.urls)
 
 
 def most_machines(recipe: Recipe) -> int:
@@ -60,12 +78,14 @@ def node(recipe: Recipe, rank: int) -> Node:
     Raises:
         ValueError: The run has no such machine.
     """
-    own, trainers = recipe.inference, recipe.trainer.nodes
+    own, rollout, index = recipe.inference, recipe.rollout, rank - recipe.trainer.nodes
     if not 0 <= rank < most_machines(recipe):
         raise ValueError(f"launch.node_rank={rank}: the run has {words(recipe)}")
-    if rank < trainers:
+    if index < 0:
         return Node(rank, True)
-    index = rank - trainers
+    if index < rollout.nodes:
+        return Node(rank, False, workers=tuple(range(index, rollout.workers, rollout.nodes)))
+    index -= rollout.nodes
     if index < own.nodes:
         return Node(rank, False, tuple(range(index, own.servers, own.nodes)))
     begin = own.servers + (index - own.nodes) * per_node(recipe)
@@ -79,8 +99,9 @@ def nodes(recipe: Recipe) -> list[Node]:
 
 def words(recipe: Recipe) -> str:
     """Names the keys that a run's number of machines follows from."""
-    own = f" + inference.nodes={recipe.inference.nodes}" if recipe.inference.nodes else ""
-    return f"trainer.nodes={recipe.trainer.nodes}{own}"
+    counts = {"rollout": recipe.rollout.nodes, "inference": recipe.inference.nodes}
+    more = "".join(f" + {part}.nodes={count}" for part, count in counts.items() if count)
+    return f"trainer.nodes={recipe.trainer.nodes}{more}"
 
 
 def sizes(recipe: Recipe) -> dict[str, int]:
@@ -111,6 +132,8 @@ def server_problems(recipe: Recipe) -> Iterator[str]:
     engine = f"inference.engine={own.engine}"
     if placed(recipe) and not can.remote:
         yield f"inference.nodes={own.nodes}: {engine} cannot stand on other machines than the head"
+    elif served_beyond(recipe) and not can.remote:
+        yield f"rollout.nodes={recipe.rollout.nodes}: {engine} cannot be called from other machines than the head"
     reason = f" ({can.reasons['parallel']})" if "parallel" in can.reasons else ""
     for name, size in sizes(recipe).items():
         if name not in can.parallel:
@@ -146,11 +169,14 @@ def lines(recipe: Recipe) -> list[str]:
 def _does(recipe: Recipe, one: Node) -> str:
     first = one.rank * recipe.trainer.nproc
     ranks = f"trainer ranks {first}-{first + recipe.trainer.nproc - 1}" if recipe.trainer.nproc > 1 else f"rank {first}"
-    parts = ["controller, rollouts"] if one.rank == HEAD else []
+    rollouts = "" if recipe.rollout.nodes else ", rollouts"
+    parts = [f"controller{rollouts}"] if one.rank == HEAD else []
     if one.rank == HEAD and not placed(recipe) and not recipe.inference.urls:
         parts.append(f"{recipe.inference.servers} x {recipe.inference.engine} server")
     if one.trains:
         parts.append(ranks)
+    if one.workers:
+        parts.append(f"rollout worker {', '.join(map(str, one.workers))}")
     if one.servers:
         split = "".join(f", {name} {size}" for name, size in sizes(recipe).items())
         parts.append(f"server {', '.join(map(str, one.servers))} ({recipe.inference.engine}{split})")

@@ -85,9 +85,14 @@ class Placed:
 def wanted(recipe: Recipe, rank: int = 0) -> dict[str, float]:
     """Returns the resources that a machine of a run needs of its node."""
     one, launch = node(recipe, rank), recipe.launch
-    count = gpus(recipe, one) if one.trains else per_node(recipe) * recipe.inference.ranks
+    count = gpus(recipe, one) if one.kind != "servers" else per_node(recipe) * recipe.inference.ranks
     device = {"GPU": float(count)} if launch.device == "cuda" and count else {}
-    return {"CPU": 1.0, **device, **(launch.ray_resources if one.trains else launch.ray_server_resources)}
+    more = {
+        "trainer ranks": launch.ray_resources,
+        "rollout workers": launch.ray_worker_resources,
+        "servers": launch.ray_server_resources,
+    }
+    return {"CPU": 1.0, **device, **more[one.kind]}
 
 
 def place(recipe: Recipe) -> list[Placed]:

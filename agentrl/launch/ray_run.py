@@ -1,9 +1,9 @@
 """Runs a recipe on a Ray cluster: one launcher on each node of the run, started by an actor of the node.
 
 Guarantees: the launchers are the same processes as on machines without a scheduler (:mod:`agentrl.launch.machines`);
-at the end and after Ctrl-C all launchers are told to end. A node of servers that dies is replaced while the run goes
-on. Where a node of trainer ranks dies, or the run fails after a new checkpoint, it starts again from the newest one,
-``launch.restarts`` times. With ``inference.max_servers`` nodes are added while the cluster has them.
+at the end and after Ctrl-C all launchers are told to end. A node of servers or rollout workers that dies is replaced
+while the run goes on. Where a node of trainer ranks dies, or the run fails after a new checkpoint, it starts again from
+the newest one, ``launch.restarts`` times. With ``inference.max_servers`` nodes are added while the cluster has them.
 """
 
 import os
@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
+from agentrl.launch.machines import why_unreachable
 from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (
@@ -41,7 +43,7 @@ from agentrl.train.checkpoint_state import latest_checkpoint
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
-MOST_TRIES = 5  # times that one machine of servers is placed again
+MOST_TRIES = 5  # times that one machine of servers or workers is placed again
 
 
 def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
@@ -63,7 +65,7 @@ def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
     file = run.with_name(f"{recipe.name}.ray.yaml")
     file.write_text(render(recipe_of_machine(recipe), comments=False))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _connect(recipe)
+    connect(recipe)
     import ray
 
     try:
@@ -102,18 +104,31 @@ def _until_free(run: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _connect(recipe: Recipe) -> None:
+def connect(recipe: Recipe) -> None:
+    """Connects to the cluster.
+
+    Ray itself tries for minutes where nothing listens, so the address is tried before.
+
+    Raises:
+        RayError: No cluster answers.
+    """
+    address = recipe.launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    where = urlsplit(address if "://" in address else f"//{address}")
+    if where.port is not None and (why := why_unreachable(where.hostname or "", where.port)):
+        raise _no_cluster(address, why)
     import ray
 
-    address = recipe.launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise RayError(
-            f"launch.type=ray: no Ray cluster answers at {address} ({said}); start one with ray start --head, and name "
-            "it with launch.ray_address or RAY_ADDRESS"
-        ) from error
+        raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
+
+
+def _no_cluster(address: str, why: str) -> RayError:
+    return RayError(
+        f"launch.type=ray: no Ray cluster answers at {address} ({why}); start one with ray start --head, and name it "
+        "with launch.ray_address or RAY_ADDRESS"
+    )
 
 
 def _once(recipe: Recipe, file: Path, console: Console, *, resume: bool) -> int:
@@ -145,6 +160,7 @@ class _Cluster:
     def __init__(self, recipe: Recipe, file: Path, console: Console, *, resume: bool) -> None:
         self._recipe, self._file, self._console, self._resume = recipe, file, console, resume
         self._log = run_folder(recipe).with_name(f"{recipe.name}.ray.log")
+        self._shown = self._log.stat().st_size if self._log.is_file() else 0  # by earlier starts
         self._placed = place(recipe)
         self._groups: list[Any] = [self._placed[0].group]
         self._growing: Any = None  # placement group of the next machine of servers
@@ -162,6 +178,7 @@ class _Cluster:
             ask(one.asked, START_SECONDS)
             self._start(one)
         with open(self._log, encoding="utf-8", errors="replace") as lines:
+            lines.seek(self._shown)
             while True:
                 code = self._look()
                 for line in lines:
@@ -204,7 +221,7 @@ class _Cluster:
                 code = ask(one.asked)
                 if not one.started:
                     self._start(one)
-                    self._say(f"node {one.rank} has a node again: its servers start")
+                    self._say(f"node {one.rank} has a node again: its {node(self._recipe, one.rank).kind} start")
                     continue
                 one.asked = one.actor.poll.remote()
             except NodeLost as error:
@@ -224,16 +241,17 @@ class _Cluster:
         return None
 
     def _again(self, one: Placed, why: str) -> Placed:
-        """Places a machine of servers again, on its node or on another one.
+        """Places a machine of servers or workers again, on its node or on another one.
 
         Raises:
             NodeLost: That was tried several times already.
         """
         import ray
 
+        kind = node(self._recipe, one.rank).kind
         if one.tries == MOST_TRIES:
-            raise NodeLost(f"node {one.rank} of servers cannot be kept: {why}")
-        self._say(f"node {one.rank}: {why}; its servers are started elsewhere")
+            raise NodeLost(f"node {one.rank} of {kind} cannot be kept: {why}")
+        self._say(f"node {one.rank}: {why}; its {kind} are started elsewhere")
         ray.kill(one.actor)
         return put(one.rank, one.group, one.bundle, one.tries + 1)
 

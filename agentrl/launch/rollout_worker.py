@@ -82,8 +82,10 @@ async def _serve(recipe: Recipe, client: ChatClient, runs: InProcess, controller
     """Joins the controller, and runs its orders."""
     while not controller.is_file():
         await asyncio.sleep(FILE_SECONDS)
-    url = json.loads(controller.read_bytes())["url"]
-    async with HttpLink(url, os.environ.get(SECRET_ENV, ""), f"worker-{index}", os.getpid()) as link:
+    said = json.loads(controller.read_bytes())
+    url = said["workers_url" if recipe.rollout.nodes else "url"]
+    secret, ca = os.environ.get(SECRET_ENV, ""), recipe.launch.tls.ca
+    async with HttpLink(url, secret, f"worker-{index}", os.getpid(), ca) as link:
         loop: WorkerLoop
         servers = FollowedServers(
             client.router, lambda url: make_backend(recipe, url), index, lambda *report: loop.report(*report)

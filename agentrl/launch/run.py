@@ -29,6 +29,7 @@ from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE, interruptible
+from agentrl.inference.http import OPEN, Access
 from agentrl.inference.template_source import template_text
 from agentrl.launch import commands
 from agentrl.launch.about import FILE as ABOUT
@@ -40,7 +41,7 @@ from agentrl.launch.machines import HEAD_FILE
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.paused_servers import resume_paused
-from agentrl.launch.placement import machines, placed
+from agentrl.launch.placement import machines, placed, served_beyond
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import (
     EvalResult,
@@ -254,7 +255,7 @@ def _train(
     shutil.rmtree(processes, ignore_errors=True)
     processes.mkdir()
     fleet = Fleet(recipe, model, run_dir, shared_env[SECRET_ENV], resume=resume)
-    if placed(recipe):
+    if served_beyond(recipe):
         shared_env[KEY_ENV] = shared_env[SECRET_ENV]
     try:
         _train_with(fleet, recipe, model, run_dir, supervisor, view, shared_env, resume=resume, teacher=teacher)
@@ -283,14 +284,18 @@ def _train_with(
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env
     )
     worker = partial(commands.rollout_worker, model, run_dir)
-    workers = WorkerWatch(supervisor, recipe.rollout.workers, worker, shared_env, processes)
+    here = range(0 if recipe.rollout.nodes else recipe.rollout.workers)
+    workers = WorkerWatch(supervisor, here, worker, shared_env, processes)
     workers.start()
     start_model_check(recipe.trainer, model, run_dir, supervisor)
     urls = list(recipe.inference.urls)
     if placed(recipe):
         urls = fleet.server_urls(supervisor.check, view.state)
     elif not urls:
-        urls = start_servers(recipe, model, processes, supervisor)
+        host, access = "", OPEN
+        if served_beyond(recipe):  # by rollout workers
+            host, access = str(recipe.launch.head), Access(shared_env[KEY_ENV], recipe.launch.tls.ca)
+        urls = start_servers(recipe, model, processes, supervisor, host=host, access=access)
     if teacher is not None:
         view.state("starting the teacher")
     write_json(processes / SERVERS, {"servers": urls, "teacher": teacher_urls(recipe, teacher, processes, supervisor)})
@@ -298,6 +303,7 @@ def _train_with(
     announced = supervisor.wait_ready(controller, ready, recipe.inference.start_timeout)
     view.state(f"data: {announced['data']}")
     workers.wait_ready(recipe.inference.start_timeout)
+    fleet.wait_workers(supervisor.check, view.state)
     fleet.serves_at(announced)
     meeting, meeting_env = fleet.meeting(supervisor.check, view.state)
     trainer = supervisor.start(

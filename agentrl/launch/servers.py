@@ -19,6 +19,7 @@ from agentrl.config.recipe import InferenceConfig, Recipe
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.host.key_guard import KEY_ENV
+from agentrl.inference.http import OPEN, Access
 from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
 from agentrl.launch.placement import sizes
@@ -38,7 +39,13 @@ def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
 
 
 def start_servers(
-    recipe: Recipe, model: Path, processes: Path, supervisor: Supervisor, role: str = "server"
+    recipe: Recipe,
+    model: Path,
+    processes: Path,
+    supervisor: Supervisor,
+    role: str = "server",
+    host: str = "",
+    access: Access = OPEN,
 ) -> list[str]:
     """Start the recipe's servers and return their URLs when all are ready.
 
@@ -48,6 +55,8 @@ def start_servers(
         processes: Folder for the ready files that servers write.
         supervisor: Supervisor that starts the processes.
         role: Prefix of the processes' names; the run continues while one server of a role lives.
+        host: Address of this machine for callers on others; empty for the loopback interface.
+        access: Key and trust of the servers, for ``host``.
     """
     inference, kind = recipe.inference, server_kind(recipe.inference.engine)
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
@@ -55,9 +64,9 @@ def start_servers(
     waiting: list[tuple[Child, ServerStart]] = []
     for index in range(inference.servers):
         name = f"{role}-{index}"
-        start = server_start(recipe, model, processes / f"{name}.json", index)
+        start = server_start(recipe, model, processes / f"{name}.json", index, host)
         command = commands.server(kind, start, inference.args)
-        env = {**kind.env(start), KEY_ENV: ""}  # a key of the user's is for servers elsewhere
+        env = {**kind.env(start), KEY_ENV: access.key}  # a key of the user's is for servers elsewhere
         child = supervisor.start(name, command, env=env, niceness=niceness, peer=role)
         waiting.append((child, start))
     urls: list[str] = []
@@ -65,9 +74,15 @@ def start_servers(
         if kind.ready_path is None:
             urls.append(supervisor.wait_ready(child, start.ready_file, inference.start_timeout)["url"])
         else:
-            urls.append(f"http://127.0.0.1:{start.port}")
-            wait_http(supervisor, child, f"{urls[-1]}{kind.ready_path}", inference.start_timeout)
+            urls.append(url_of(start))
+            wait_http(supervisor, child, f"{urls[-1]}{kind.ready_path}", inference.start_timeout, access)
     return urls
+
+
+def url_of(start: ServerStart) -> str:
+    """Returns the URL of a server whose port was chosen before its start."""
+    host = f"[{start.host}]" if ":" in start.host else start.host
+    return f"{'https' if start.certificate else 'http'}://{host}:{start.port}"
 
 
 def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host: str = "") -> ServerStart:
@@ -78,7 +93,7 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         model: Folder of the model to load.
         ready_file: File that the server writes when it is ready, if its kind does.
         index: Number of the server.
-        host: Address to listen on, for a server on a machine of its own: it is behind its key, and speaks TLS if the
+        host: Address to listen on, for callers on other machines: the server is behind its key, and speaks TLS if the
             recipe does.
     """
     inference, device, tls, apart = recipe.inference, recipe.launch.device, recipe.launch.tls, bool(host)
@@ -130,7 +145,7 @@ def server_python(inference: InferenceConfig, section: str = "inference") -> str
     )
 
 
-def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) -> None:
+def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float, access: Access = OPEN) -> None:
     """Wait until ``GET url`` answers 200.
 
     Raises:
@@ -140,7 +155,8 @@ def wait_http(supervisor: Supervisor, child: Child, url: str, timeout: float) ->
     while True:
         supervisor.check()
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5.0, trust_env=False).status_code == 200:
+            answer = httpx.get(url, timeout=5.0, trust_env=False, headers=access.headers, verify=access.trust)
+            if answer.status_code == 200:
                 return
         if child.process.poll() is not None or time.monotonic() > deadline:
             raise ChildFailed(f"{child.name} did not answer at {url}; the end of {child.log}:\n{child.tail()}")

@@ -11,6 +11,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.errors import UserError
@@ -53,7 +55,7 @@ for left in $(seq {restarts} -1 0); do
     code=$?
     kill -0 $pid 2> /dev/null || break
   done
-{end_servers}\
+{end_others}\
   if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
     scontrol requeue "$SLURM_JOB_ID" && sleep 600  # Slurm ends this script; its own end would be the job's
   fi
@@ -76,15 +78,42 @@ _HET = """\
 #SBATCH --ntasks={nodes}
 #SBATCH --ntasks-per-node=1
 {options}"""
-_END_SERVERS = """\
-  for _ in $(seq 150); do kill -0 $servers 2> /dev/null || break; sleep 0.2; done  # they end when the head does
-  kill $servers 2> /dev/null
-  wait $servers
+_END_OTHERS = """\
+  for other in {pids}; do  # they end when the head does
+    for _ in $(seq 150); do kill -0 $other 2> /dev/null || break; sleep 0.2; done
+    kill $other 2> /dev/null
+    wait $other
+  done
 """
 
 
 class SlurmError(UserError):
     """The job cannot be submitted; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Nodes of one kind beside the trainer's.
+
+    Attributes:
+        pid: Shell variable of their step's process.
+        nodes: Number of nodes.
+        args: Options of sbatch where they are a component of their own; empty where they are nodes like the trainer's.
+    """
+
+    pid: str
+    nodes: int
+    args: tuple[str, ...]
+
+
+def _groups(recipe: Recipe) -> list[_Group]:
+    """Returns the nodes beside the trainer's, in the order of their numbers."""
+    slurm = recipe.launch.slurm
+    found = (
+        _Group("workers", recipe.rollout.nodes, slurm.worker_args),
+        _Group("servers", recipe.inference.nodes, slurm.server_args),
+    )
+    return [group for group in found if group.nodes]
 
 
 def script(recipe: Recipe) -> str:
@@ -93,26 +122,27 @@ def script(recipe: Recipe) -> str:
     Args:
         recipe: Recipe as loaded.
     """
-    run, slurm = run_folder(recipe), recipe.launch.slurm
-    own, apart = recipe.inference.nodes, bool(slurm.server_args)
+    run, slurm, groups = run_folder(recipe), recipe.launch.slurm, _groups(recipe)
     options = [f"#SBATCH {option}" for option in slurm.args]
     if slurm.save_seconds:
         options.append(f"#SBATCH --signal=B:USR1@{slurm.save_seconds}")
-    if apart:
-        server_options = "\n".join(f"#SBATCH {option}" for option in slurm.server_args)
-        options.append(_HET.format(nodes=own, options=server_options))
+    for group in groups:
+        if group.args:
+            own = "\n".join(f"#SBATCH {option}" for option in group.args)
+            options.append(_HET.format(nodes=group.nodes, options=own))
     modules = [f"module load {' '.join(map(shlex.quote, slurm.modules))}"] if slurm.modules else []
+    pids = " ".join(f"${group.pid}" for group in groups)
     return _SCRIPT.format(
         name=f"agentrl-{recipe.name}",
-        nodes=recipe.trainer.nodes + (0 if apart else own),
+        nodes=recipe.trainer.nodes + sum(group.nodes for group in groups if not group.args),
         log=f"{run}.slurm-%j.log",
         options="\n".join(options),
         setup="\n".join((*modules, *slurm.setup)),
         run=shlex.quote(str(run)),
         recipe=shlex.quote(str(recipe_file(recipe))),
         python="python3" if slurm.container else shlex.quote(sys.executable),
-        steps="\n".join(_steps(recipe)),
-        end_servers=_END_SERVERS if own else "",
+        steps="\n".join(_steps(recipe, groups)),
+        end_others=_END_OTHERS.format(pids=pids) if groups else "",
         restarts=recipe.launch.restarts,
         saved=SAVED_FILE,
         state=STATE_FILE,
@@ -122,24 +152,34 @@ def script(recipe: Recipe) -> str:
     )
 
 
-def _steps(recipe: Recipe) -> list[str]:
-    """Lines that start the launchers: those of the trainer's nodes in one step, those of the servers' in another."""
-    slurm, trainers, own = recipe.launch.slurm, recipe.trainer.nodes, recipe.inference.nodes
-    apart, container = bool(slurm.server_args), _container(recipe)
-    head = "launch.head=$SLURM_LAUNCH_NODE_IPADDR " if trainers + own > 1 else ""  # the node of this script: the first
-    where = "--het-group=0 " if apart else "--relative=0 " if own else ""
+def _steps(recipe: Recipe, groups: Sequence[_Group]) -> list[str]:
+    """Lines that start the launchers: a step for the trainer's nodes, and one for each other kind."""
+    trainers, container = recipe.trainer.nodes, _container(recipe)
+    head = "launch.head=$SLURM_LAUNCH_NODE_IPADDR " if groups or trainers > 1 else ""  # this script's node: the first
+    apart = any(group.args for group in groups)
+    first = "--het-group=0 " if apart else ""
+    beside = any(not group.args for group in groups)
     steps = [
         _STEP.format(
-            where=where, nodes=trainers, kill="--kill-on-bad-exit=1 ", container=container, head=head,
-            rank="$SLURM_NODEID", pid="pid",
+            where=first + "--relative=0 " * beside, nodes=trainers, kill="--kill-on-bad-exit=1 ", container=container,
+            head=head, rank="$SLURM_NODEID", pid="pid",
         )
     ]  # fmt: skip
-    if own:
-        where = "--het-group=1 " if apart else f"--relative={trainers} "
-        rank = f"$(({trainers} + SLURM_PROCID))"  # of the step
+    rank = relative = trainers
+    component = 0
+    for group in groups:
+        if group.args:
+            component += 1
+            where = f"--het-group={component} "
+        else:
+            where, relative = f"{first}--relative={relative} ", relative + group.nodes
+        number = f"$(({rank} + SLURM_PROCID))"  # of the step
         steps.append(
-            _STEP.format(where=where, nodes=own, kill="", container=container, head=head, rank=rank, pid="servers")
+            _STEP.format(
+                where=where, nodes=group.nodes, kill="", container=container, head=head, rank=number, pid=group.pid
+            )
         )
+        rank += group.nodes
     return steps
 
 

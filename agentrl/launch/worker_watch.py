@@ -44,7 +44,7 @@ class WorkerWatch:
 
     Args:
         supervisor: Supervisor that starts them.
-        count: Number of workers; 0 for none.
+        numbers: Numbers of the workers in the run; empty for none.
         command: Returns the command line of a worker, given its index.
         env: Environment variables, added to those of this process.
         processes: Folder of the files by which the run's processes find each other.
@@ -54,7 +54,7 @@ class WorkerWatch:
     def __init__(
         self,
         supervisor: Supervisor,
-        count: int,
+        numbers: Sequence[int],
         command: Callable[[int], Sequence[str]],
         env: Mapping[str, str],
         processes: Path,
@@ -65,13 +65,13 @@ class WorkerWatch:
         self._env = env
         self._processes = processes
         self._clock = clock
-        self._rules = [RestartRule(clock) for _ in range(count)]
+        self._rules = {number: RestartRule(clock) for number in numbers}
         self._children: dict[int, Child] = {}  # by index; absent while a worker waits for its next start
         self._due: dict[int, float] = {}
 
     def start(self) -> None:
         """Start all workers."""
-        for index in range(len(self._rules)):
+        for index in self._rules:
             self._start(index)
 
     def wait_ready(self, seconds: float) -> None:

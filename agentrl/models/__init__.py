@@ -1,4 +1,4 @@
-"""Prefix trees of token sequences, and a test of whether a Hugging Face model can compute them.
+"""Prefix trees of token sequences, a test of whether a Hugging Face model can compute them, and the sizes of models.
 
 Shared by the trainer and the embedded engine.
 """

@@ -15,6 +15,7 @@ RATIO_AT_FIRST = {"float32": 1e-2, "bfloat16": 3.0}  # in healthy runs 1e-4; 0.4
 MANY_FILTERED = 0.8
 MANY_DROPPED = 0.1  # share of the sampled tokens that were too old to be trained
 MUCH_CLIPPED, MUCH_OVERHEAD = 0.5, 0.3
+SLOW_RANK = 1.5  # times the others' time
 MANY_INVALID = 0.2  # share of an evaluation's episodes
 MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
@@ -262,6 +263,22 @@ def _overhead(steps: Sequence[Record]) -> Finding | None:
     )
 
 
+def _slow_rank(steps: Sequence[Record]) -> Finding | None:
+    """Finds a rank that was the slowest in each of the latest steps, and much slower than the others."""
+    last = steps[-RECENT:]
+    ranks = {step.get("ranks/slowest") for step in last}
+    least = min((step.get("ranks/slowdown", 0.0) for step in last), default=0.0)
+    rank = ranks.pop()
+    if len(last) < RECENT or ranks or rank is None or least <= SLOW_RANK:
+        return None
+    return Finding(
+        "slow_rank",
+        f"trainer rank {rank:.0f} takes {least:.1f} times as long as the other ranks for the same products",
+        "All ranks wait for it in each update: its machine has other work, is too hot, or has a slower card.",
+        "logs/trainer.log names its machine; free it, or leave it out.",
+    )
+
+
 def _critic(steps: Sequence[Record]) -> Finding | None:
     share = recent(steps, "critic/explained")
     if share is None or share >= 0 or len(steps) < GIVEN_TO_LEARN:
@@ -290,5 +307,5 @@ def _unsaved(steps: Sequence[Record]) -> Finding | None:
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
     _unsaved, _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered,
     _too_old, entropy, _truncation, _overflow, creep, collapse,
-    _clipped, _overhead, _critic,
+    _clipped, _overhead, _slow_rank, _critic,
 )  # fmt: skip

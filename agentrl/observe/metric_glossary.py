@@ -268,6 +268,14 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("time/publish", "s", "time until the servers held the new version", "the step"),
     Metric("time/save", "s", "time a checkpoint held the step up", "the step"),
     Metric("time/overhead_share", "share", "time that was neither waiting nor updating", "the step", "below 0.2"),
+    Metric("ranks/slowest", "rank", "rank that takes longest for the same products, computed alone", "the step"),
+    Metric(
+        "ranks/slowdown",
+        "ratio",
+        "its time over the median of the other ranks'",
+        "products of some milliseconds in the step",
+        "below 1.5: all ranks wait for it",
+    ),
     Metric(
         "checkpoint/failed",
         "checkpoints",

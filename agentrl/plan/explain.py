@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from agentrl.config.recipe import Recipe
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
-from agentrl.plan.mesh import Mesh
+from agentrl.plan.mesh import Mesh, mesh_of
 from agentrl.plan.prediction import Prediction, predict
 from agentrl.plan.report import assumption_lines
 from agentrl.plan.times import Case, Layout, bound
@@ -95,7 +95,7 @@ def layout_of(recipe: Recipe) -> Layout:
     servers = len(recipe.inference.urls) or recipe.inference.servers
     if recipe.launch.device == "cpu" and recipe.trainer.nodes == 1:
         return Layout(1, 1, Mesh(), shared=True)
-    return Layout(servers, 1, Mesh(shards=recipe.trainer.ranks))
+    return Layout(servers, recipe.inference.ranks, mesh_of(recipe.trainer, recipe.trainer.ranks))
 
 
 def _of_steps(recipe: Recipe, known: Assumptions, steps: Sequence[Step]) -> tuple[dict[str, float], str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agentrl.config.recipe import Recipe
 from agentrl.inference.kinds.kind import server_kind
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
 from agentrl.plan.mesh import Mesh
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -50,11 +50,11 @@ def trainer_memory(
         decoder: The model.
         mesh: Mesh of the ranks that share it.
         known: Assumptions.
-        tokens: Tokens of a micro-batch; by default the recipe's.
+        tokens: Tokens of a micro-batch; by default the recipe's, for each rank that shares them.
         updates: Micro-batches of an update on a rank; with more than one, gradients are summed before they are reduced.
     """
     trainer = recipe.trainer
-    tokens = trainer.tokens_per_microbatch if tokens is None else tokens
+    tokens = microbatch_tokens(recipe, mesh) if tokens is None else tokens
     items = _states(recipe, decoder, mesh) + _gathered(recipe, decoder, mesh, updates)
     per_token = activation_bytes(recipe, decoder, mesh)
     checkpointed = ", layers recomputed" if trainer.gradient_checkpointing else ""
@@ -92,19 +92,24 @@ def _states(recipe: Recipe, decoder: Decoder, mesh: Mesh) -> list[Item]:
 def _gathered(recipe: Recipe, decoder: Decoder, mesh: Mesh, updates: float) -> list[Item]:
     """Returns whole copies that a rank holds while it computes."""
     trainer, alone = recipe.trainer, mesh.owners == mesh.tensor
-    whole = decoder.parameters / mesh.tensor
+    whole = mesh.whole(decoder)
     if alone and trainer.dtype == "float32":
         return []
     models = 1 + (trainer.kl_coef > 0 and trainer.lora_rank is None) + (trainer.advantage == "gae")
     width = BYTES[trainer.dtype]
     if mesh.reshard and not alone:
-        layer = (decoder.parameters - decoder.head * (1 if decoder.tied else 2)) / decoder.layers
-        held = (2 * layer + 2 * decoder.head) / mesh.tensor
+        layer = (whole - decoder.head * (1 if decoder.tied else 2) / mesh.tensor) / decoder.layers
+        held = 2 * layer + 2 * decoder.head / mesh.tensor
         return [Item("gathered parameters of two layers and the embeddings", trainer.dtype, held * width)]
     items = [Item("all parameters, gathered for compute", trainer.dtype, models * whole * width)]
     if not alone and updates > 1 and trainer.lora_rank is None:
         items.append(Item("gradients summed over micro-batches, not yet reduced", "float32", 4 * whole))
     return items
+
+
+def microbatch_tokens(recipe: Recipe, mesh: Mesh) -> int:
+    """Returns the tokens of a micro-batch, which the ranks of a context group share."""
+    return recipe.trainer.tokens_per_microbatch * mesh.context
 
 
 def activation_bytes(recipe: Recipe, decoder: Decoder, mesh: Mesh) -> float:

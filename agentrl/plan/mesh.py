@@ -1,12 +1,18 @@
-"""The trainer's device mesh as a plan sees it: replicas x shards x context x tensor.
+"""The trainer's device mesh as a plan sees it: replicas x shards x context x tensor, from the recipe's own keys.
 
-Guarantees: pure; the product of the four is the number of ranks.
+Guarantees: pure; the product of the four is the number of ranks; with ``trainer.reshard_after_forward=auto`` layers are
+freed where the trainer would free them (:mod:`agentrl.train.free_layers`, which a test compares).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.config.errors import ConfigError
-from agentrl.plan.decoder import Decoder
+from agentrl.config.mesh import MeshConfig, mesh_shape
+from agentrl.config.recipe import TrainerConfig
+from agentrl.models.sizes import Decoder
+
+KEPT_SHARE = 0.5  # of a rank's memory that kept weights, gradients and shards may take before layers are freed
+STATE = 16  # bytes of a parameter's shard: itself, its gradient, two moments, all float32
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Mesh:
         tensor: Ranks that share each matrix.
         reshard: Whether a layer's gathered parameters are freed after each use (ZeRO-3), and gradients are reduced
             after each micro-batch.
+        expert: Ranks that share the experts; they are ranks of the others.
     """
 
     replicas: int = 1
@@ -27,6 +34,7 @@ class Mesh:
     context: int = 1
     tensor: int = 1
     reshard: bool = False
+    expert: int = 1
 
     @property
     def ranks(self) -> int:
@@ -43,35 +51,45 @@ class Mesh:
         """Number of ranks that a parameter's state is divided among; context ranks shard it as well."""
         return self.shards * self.context * self.tensor
 
+    def whole(self, decoder: Decoder) -> float:
+        """Returns the parameters that a rank computes with: its part of each matrix, and its experts."""
+        if self.expert == 1:
+            return decoder.parameters / self.tensor
+        return (decoder.parameters - decoder.expert_parameters) / self.tensor + decoder.expert_parameters / self.expert
+
     def __str__(self) -> str:
         """Returns the factors that are not 1."""
         names = {"replicas": self.replicas, "shards": self.shards, "context": self.context, "tensor": self.tensor}
         text = " x ".join(f"{count} {name}" for name, count in names.items() if count > 1) or "1 rank"
-        return text + ", reshard" * self.reshard
+        return text + f", experts over {self.expert}" * (self.expert > 1) + ", layers freed" * self.reshard
 
 
-def mesh_of(ranks: int, *, replicas: int = 1, context: int = 1, tensor: int = 1, reshard: bool = False) -> Mesh:
-    """Returns the mesh of so many ranks whose number of shards is what is left.
-
-    Raises:
-        ConfigError: The ranks are not a multiple of the other three.
-    """
-    fixed = replicas * context * tensor
-    if ranks % fixed or ranks < fixed:
-        raise ConfigError(
-            f"{ranks} trainer ranks are not a multiple of {replicas} replicas x {context} context x {tensor} tensor"
-        )
-    return Mesh(replicas, ranks // fixed, context, tensor, reshard)
-
-
-def check_mesh(mesh: Mesh, decoder: Decoder) -> None:
-    """Checks that a model's heads can be divided among tensor ranks.
+def mesh_of(config: MeshConfig, ranks: int) -> Mesh:
+    """Returns the mesh of so many ranks that a recipe's trainer section asks for.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: The ranks do not fill it.
     """
-    if decoder.kv_heads % mesh.tensor or decoder.heads % mesh.tensor:
-        raise ConfigError(
-            f"--tensor {mesh.tensor} does not divide the model's {decoder.kv_heads} key heads and {decoder.heads} "
-            "query heads"
-        )
+    try:
+        shape = mesh_shape(config, ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    freed = config.reshard_after_forward is True
+    return Mesh(shape.replicas, shape.shards, shape.context, shape.tensor, freed, shape.expert)
+
+
+def decided(mesh: Mesh, config: TrainerConfig, decoder: Decoder, free: float) -> Mesh:
+    """Returns the mesh with layers freed where ``trainer.reshard_after_forward=auto`` frees them.
+
+    Args:
+        mesh: Mesh of the ranks.
+        config: The trainer's section, with its dtype resolved.
+        decoder: The model.
+        free: Bytes of a rank before anything is loaded.
+    """
+    if config.reshard_after_forward != "auto":
+        return mesh
+    parameters, width = mesh.whole(decoder), 2 if config.dtype == "bfloat16" else 4
+    sharing = mesh.shards * mesh.context
+    kept = (width + 4) * parameters + STATE * parameters / sharing
+    return replace(mesh, reshard=sharing > 1 and kept > KEPT_SHARE * free)

@@ -5,11 +5,12 @@ ranks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.config.errors import ConfigError
+from agentrl.config.mesh import MeshConfig
 from agentrl.plan.memory import GB, Item, server_memory, total, trainer_memory
-from agentrl.plan.mesh import Mesh, mesh_of
+from agentrl.plan.mesh import Mesh, decided, mesh_of
 from agentrl.plan.times import (
     TERA,
     Case,
@@ -84,12 +85,17 @@ class Prediction:
 
 
 def predict(case: Case, layout: Layout) -> Prediction:
-    """Predicts a step of a case under one layout."""
+    """Predicts a step of a case under one layout; whether layers are freed follows from the recipe and the memory."""
+    recipe, known, beside = case.recipe, case.known, 0.0
+    if layout.shared:
+        here = at_a_time(case, layout)
+        beside = total(server_memory(recipe, case.decoder, layout.server_cards, known, here, case.work.context))
+    free = known["memory_gb"] * GB - beside
+    layout = replace(layout, mesh=decided(layout.mesh, recipe.trainer, case.decoder, free))
     parts = (*_serving(case, layout), *_training(case, layout))
     overlap = bound(case.recipe) > 0 and not layout.shared
     serve = sum(part.seconds for part in parts if part.side == "serve")
     train = sum(part.seconds for part in parts if part.side == "train")
-    known, recipe = case.known, case.recipe
     here = at_a_time(case, layout)  # no more than a cache that grows has room for
     return Prediction(
         layout,
@@ -140,9 +146,8 @@ def _training(case: Case, layout: Layout) -> Iterator[Part]:
 
 
 def layouts(
-    gpus: int, server_cards: int, most_ranks: int, per_machine: int, *, replicas: int = 1, context: int = 1,
-    tensor: int = 1, reshard: bool = False,
-) -> list[Layout]:  # fmt: skip
+    gpus: int, server_cards: int, most_ranks: int, per_machine: int, config: MeshConfig | None = None
+) -> list[Layout]:
     """Returns all splits of the cards: any within a machine, whole machines beyond.
 
     Args:
@@ -150,32 +155,31 @@ def layouts(
         server_cards: Cards of a server.
         most_ranks: Most trainer ranks that compute different rows.
         per_machine: Cards of a machine.
-        replicas: See :class:`~agentrl.plan.mesh.Mesh`.
-        context: See there.
-        tensor: See there.
-        reshard: See there.
+        config: The trainer's section, which arranges its ranks; by default all are shards.
 
     Raises:
         ConfigError: No split is possible.
     """
+    config = config or MeshConfig()
+    fixed = config.replicas * config.context_parallel * config.tensor_parallel
     if gpus == 1:
-        if replicas * context * tensor * server_cards > 1:
-            raise ConfigError("--gpus 1 has no room for replicas, context, tensor or servers of several cards")
-        return [Layout(1, 1, Mesh(reshard=reshard), shared=True)]
+        if fixed * config.expert_parallel * server_cards > 1:
+            raise ConfigError("--gpus 1 has no room for a mesh of several ranks or servers of several cards")
+        return [Layout(1, 1, Mesh(), shared=True)]
     step = per_machine if gpus > per_machine and gpus % per_machine == 0 else 1
-    fixed = replicas * context * tensor
     found = []
     for serving in range(step, gpus, step):
         training = gpus - serving
-        ranks = min(training // fixed, most_ranks // replicas) * fixed
-        if serving % server_cards or ranks < fixed or ranks != training:
+        rows = training // fixed * config.replicas
+        if serving % server_cards or training % fixed or not 0 < rows <= most_ranks:
             continue
-        mesh = mesh_of(ranks, replicas=replicas, context=context, tensor=tensor, reshard=reshard)
-        found.append(Layout(serving // server_cards, server_cards, mesh))
+        if training // config.replicas % config.expert_parallel:
+            continue
+        found.append(Layout(serving // server_cards, server_cards, mesh_of(config, training)))
     if not found:
         raise ConfigError(
-            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed}, and at "
-            f"most {most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have "
+            f"no split of {gpus} cards: servers take {server_cards} each, the trainer multiples of {fixed} (its mesh), "
+            f"and at most {most_ranks} of its ranks get rows (rollout.batch_size * rollout.group_size); machines have "
             f"{per_machine}"
         )
     return found

@@ -47,11 +47,13 @@ def _trainer(case: Case, found: Prediction) -> list[str]:
         freed = replace(found.layout, mesh=replace(mesh, reshard=True))
         alone = _trainer_bytes(case.recipe, case, replace(found, layout=freed))
         enough = enough or alone <= room
-        lines.append(f"  --reshard (a mesh with ZeRO-3): {alone / GB:,.1f} GB{', fits' * (alone <= room)}")
+        lines.append(f"  trainer.reshard_after_forward=true: {alone / GB:,.1f} GB{', fits' * (alone <= room)}")
     if not enough and _trainer_bytes(together, case, found) <= room:
         lines.append(f"  together {' '.join(used)} fit")
     elif not enough:
-        lines.append("  none of these is enough: more cards for the trainer, --tensor, or a smaller model")
+        lines.append(
+            "  none of these is enough: more cards for the trainer, trainer.tensor_parallel, or a smaller model"
+        )
     return lines
 
 

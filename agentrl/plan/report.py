@@ -83,7 +83,7 @@ def _limits(case: Case, chosen: Prediction) -> list[str]:
     micro = largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
     context, why = largest_context(case.recipe, case.decoder, layout.mesh, layout.server_cards, known, chosen.beside)
     return [
-        f"micro-batch  at most {micro:,} tokens (trainer.tokens_per_microbatch="
+        f"micro-batch  at most {micro // layout.mesh.context:,} tokens (trainer.tokens_per_microbatch="
         f"{case.recipe.trainer.tokens_per_microbatch:,})",
         f"context      at most {context:,} tokens: {why}",
         f"cache        {cache_tokens(case.recipe, case.decoder, layout.server_cards, known):,} tokens of keys and "
@@ -108,11 +108,12 @@ def _splits(chosen: Prediction, tried: Sequence[Prediction]) -> list[str]:
     ordered = sorted(tried, key=lambda one: (not one.fits, one.seconds))[:SHOWN]
     if chosen not in ordered:
         ordered.append(chosen)
-    text = [f"  {'split':<42}{'step':>10}{'servers':>10}{'trainer':>10}  fits"]
+    width = max(42, *(len(split_text(one)) + 1 for one in ordered))
+    text = [f"  {'split':<{width}}{'step':>10}{'servers':>10}{'trainer':>10}  fits"]
     for one in ordered:
         mark = "*" if one is chosen else " "
         numbers = f"{one.seconds:>8,.3g} s{one.side('serve'):>8,.3g} s{one.side('train'):>8,.3g} s"
-        text.append(f"{mark} {split_text(one):<42}{numbers}  {'yes' if one.fits else 'no'}")
+        text.append(f"{mark} {split_text(one):<{width}}{numbers}  {'yes' if one.fits else 'no'}")
     return text
 
 
@@ -176,7 +177,8 @@ def as_data(
         "bound": bound(case.recipe),
         "best": _prediction(chosen),
         "tried": [_prediction(one) for one in tried],
-        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside),
+        "largest_microbatch": largest_microbatch(case.recipe, case.decoder, layout.mesh, known, chosen.beside)
+        // layout.mesh.context,  # as trainer.tokens_per_microbatch counts
         "largest_context": {"tokens": context, "because": why},
         "change": remedies(case, chosen, gpus),
         "assumptions": [asdict(one) for one in known.all()],

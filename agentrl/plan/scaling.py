@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.config.load import load_recipe
+from agentrl.models.sizes import decoder_of
 from agentrl.plan.assumptions import assumed
 from agentrl.plan.cards import find_card
-from agentrl.plan.decoder import decoder_of
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.published import PUBLISHED
 from agentrl.plan.times import Case, Layout, at_a_time, decode_seconds, pushed_bytes
@@ -218,14 +218,19 @@ def _busy(
     controller = calls + episodes_s * costs.episode_s + tokens * costs.token_s
     sent = episodes_s * (load.asked * costs.asked_bytes + load.sampled * costs.answered_bytes)
     batch = load.episodes * load.tokens * costs.batch_bytes / step_s
+    machines = servers / case.known["gpus_per_machine"]
     found = [
         Busy("controller, one core", controller, f"{calls / controller:.0%} of it for calls"),
         Busy("rank 0, one core", tokens * costs.rank_token_s, "planning of batches"),
         Busy("controller's network, 12.5 GB/s", (sent + batch) / (12.5e9 * case.known["link_share"]), "ids as JSON"),
         Busy("weights, a copy for each server", servers * weights / network / step_s, "rank 0's own network"),
+        Busy(
+            "weights, a copy for each machine of servers", machines * weights / network / step_s,
+            "weights.transport=disk with a relay on each",
+        ),
         Busy("weights, sent along a tree", weights / network / step_s, "weights.transport=broadcast"),
         Busy("disk of episodes.jsonl, 1 GB/s", tokens * costs.episode_bytes / 1e9, "logging.episodes=false ends it"),
-    ]
+    ]  # fmt: skip
     return tuple(sorted(found, key=lambda one: -one.share))
 
 

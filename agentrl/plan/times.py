@@ -8,9 +8,9 @@ step.
 from dataclasses import dataclass
 
 from agentrl.config.recipe import Recipe
+from agentrl.models.sizes import Decoder
 from agentrl.plan.assumptions import Assumptions
-from agentrl.plan.decoder import Decoder
-from agentrl.plan.memory import BYTES, GB, PAGED, cache_tokens
+from agentrl.plan.memory import BYTES, GB, PAGED, cache_tokens, microbatch_tokens
 from agentrl.plan.mesh import Mesh
 from agentrl.plan.work import Work, makespan, spread
 
@@ -185,14 +185,14 @@ def microbatches(case: Case, mesh: Mesh) -> float:
     """Returns the micro-batches of a step on each rank, at least one for each update."""
     trainer = case.recipe.trainer
     each = case.work.computed / mesh.rows / trainer.minibatches
-    return trainer.minibatches * max(1.0, -(-each // trainer.tokens_per_microbatch))
+    return trainer.minibatches * max(1.0, -(-each // microbatch_tokens(case.recipe, mesh)))
 
 
 def exchange_seconds(case: Case, mesh: Mesh) -> float:
     """Returns the seconds in which parameters are gathered and gradients reduced, none of it hidden behind compute."""
     known, trainer, decoder = case.known, case.recipe.trainer, case.decoder
     group = mesh.shards * mesh.context
-    whole = decoder.parameters / mesh.tensor
+    whole = mesh.whole(decoder)
     updates, rounds = trainer.minibatches, microbatches(case, mesh)
     seconds = 0.0
     if group > 1:
@@ -212,6 +212,10 @@ def exchange_seconds(case: Case, mesh: Mesh) -> float:
         width = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * BYTES[trainer.dtype] / mesh.tensor
         nbytes = 2 * width * case.work.computed / mesh.rows
         seconds += nbytes * (mesh.context - 1) / mesh.context / _between(known, mesh.context * mesh.tensor)
+    if mesh.expert > 1:  # hidden states to the experts and back, forward and backward
+        nbytes = 4 * decoder.sparse_layers * decoder.experts_used * decoder.hidden * BYTES[trainer.dtype]
+        nbytes *= case.work.computed / mesh.rows / mesh.context / mesh.tensor
+        seconds += nbytes * (mesh.expert - 1) / mesh.expert / _between(known, mesh.expert)
     return seconds
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import httpx
 
+from agentrl.inference.http import Access
 from agentrl.rollout.worker_loop import ControllerGone, WorkerRefused
 from agentrl.rollout.worker_processes import BEAT_SECONDS
 from agentrl.rollout.worker_wire import Ended, ended_to_bytes, to_json
@@ -29,11 +30,12 @@ class HttpLink:
         secret: The run's secret.
         name: Name of the worker, unique in the run.
         pid: Process id of the worker.
+        ca: File of the authority that the controller's certificate is signed by; ``None`` for those of the system.
     """
 
-    def __init__(self, url: str, secret: str, name: str, pid: int) -> None:
+    def __init__(self, url: str, secret: str, name: str, pid: int, ca: str | None = None) -> None:
         self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        self._headers, self._trust = Access(secret).headers, Access(ca=ca).trust
         self._name, self._pid = name, pid
         self._number = 0
         self._session: aiohttp.ClientSession | None = None
@@ -59,7 +61,9 @@ class HttpLink:
         """Give signs of life until the end, with the number of abandoned episodes."""
 
         def forever() -> None:
-            with httpx.Client(headers=self._headers, timeout=BEAT_SECONDS, trust_env=False) as client:
+            with httpx.Client(
+                headers=self._headers, timeout=BEAT_SECONDS, trust_env=False, verify=self._trust
+            ) as client:
                 while not self._stopped.wait(BEAT_SECONDS):
                     body = {"worker": self._number, "abandoned": abandoned()}
                     try:
@@ -95,7 +99,7 @@ class HttpLink:
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=waits + CALL_SECONDS)
         try:
-            async with self._session.post(self._url + path, data=data, timeout=limit) as response:
+            async with self._session.post(self._url + path, data=data, timeout=limit, ssl=self._trust) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             said = str(error) or type(error).__name__

@@ -22,6 +22,7 @@ from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.export import export_model, exported_weights
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.rank_speed import RankSpeed
 from agentrl.train.schedule import learning_rate_factor, progress
 from agentrl.train.step_times import step_times
 from agentrl.weights.collectives import shared_data, shared_decision
@@ -68,6 +69,7 @@ class Trainer:
         self._epochs = 0  # epochs that were over at the latest batch
         self._over = False  # the resumed run made its last step already
         self._unsaved = 0  # checkpoints in a row that could not be written
+        self._speed = RankSpeed(engine.device)
         self._step_seconds = 0.0  # length of the latest step, to predict whether another one fits the time budget
 
     @property
@@ -106,6 +108,7 @@ class Trainer:
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1
+            metrics |= self._speed.measure()
             metrics["time/wait_batch"], metrics["time/update"] = waited, updated - began - waited
             if self._unsaved:
                 metrics["checkpoint/failed"] = float(self._unsaved)

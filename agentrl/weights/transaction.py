@@ -60,6 +60,8 @@ class WeightTransaction:
         mode: Treatment of requests in flight, see ``weights.pause_mode``.
         lease_seconds: Longest time a push may take.
         pauses: Pauses the servers.
+        near: Function of a server's URL, a folder and a version that returns the folder from which the server loads the
+            version; by default the same folder.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class WeightTransaction:
         mode: PauseMode,
         lease_seconds: float,
         pauses: Pauses | None = None,
+        near: Callable[[str, str, int], Awaitable[str]] | None = None,
     ) -> None:
         self._router = router
         self.committed = initial
         self._manifest: WeightManifest | None = None
         self._mode: PauseMode = mode
         self._lease = lease_seconds
+        self._near = near or _same
         self._pauses = pauses or Pauses(longest=lease_seconds)
         self._lock = asyncio.Lock()
         self._joining = 0  # servers that wait for a file
@@ -141,10 +145,11 @@ class WeightTransaction:
             WeightPushError: As :meth:`push`.
             _NoneLeft: No server is left.
         """
+        paths = await self._brought(servers, manifest)
         try:
             async with asyncio.timeout(self._lease):
                 await self._each(servers, lambda b: self._pauses.pause(b, self._mode))
-                await self._each(servers, lambda b: _load(b, manifest))
+                await self._each(servers, lambda b: _load(b, manifest, paths.get(b.url, "")))
                 await self._each(servers, lambda b: _verify(b, manifest))
                 self._check_pauses(servers, manifest)
             self._commit(manifest)
@@ -159,6 +164,26 @@ class WeightTransaction:
             raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
         seconds = [one for one in await self._resume(servers) if one is not None]
         return {"weights/paused_s": fmean(seconds)} if seconds else {}
+
+    async def _brought(self, servers: list[Backend], manifest: WeightManifest) -> dict[str, str]:
+        """Brings a version near each server while it still samples; returns the folders by URL, none of a broadcast.
+
+        Raises:
+            WeightPushError: It cannot be brought; the servers go on with the version that they have.
+            _NoneLeft: No server is left.
+        """
+        if manifest.broadcast is not None:
+            return {}
+        try:
+            async with asyncio.timeout(self._lease):
+                paths = await self._each(servers, lambda b: self._near(b.url, manifest.path, manifest.version))
+        except _NoneLeft:
+            raise
+        except (InferenceError, TimeoutError) as error:
+            self._set_filed()
+            reason = str(error) or f"no copy within weights.lease_seconds={self._lease:g}"
+            raise WeightPushError(f"version {manifest.version} was not taken: {reason}") from error
+        return dict(zip((server.url for server in servers), paths, strict=True))
 
     def _check_pauses(self, servers: list[Backend], manifest: WeightManifest) -> None:
         """Refuse a broadcast whose server went on in the middle: it sampled with a mixture of two versions.
@@ -207,6 +232,7 @@ class WeightTransaction:
     async def _take_over(self, backend: Backend, path: str) -> None:
         """Load the committed version from ``path`` and verify it, in a pause."""
         try:
+            path = await self._near(backend.url, path, self.committed.version)
             await self._pauses.pause(backend, "abort")
             await backend.load(path, self.committed.version)
             if self._manifest is not None:
@@ -246,11 +272,14 @@ class WeightTransaction:
             async with asyncio.timeout(self._lease):
                 self._pauses.prolong(self._lease)
                 await self._each(servers, lambda b: self._pauses.pause_again(b, self._mode))
-                await self._each(servers, lambda b: b.load(str(last.path), last.version))
+                await self._each(servers, lambda b: self._load_again(b, str(last.path), last.version))
             await self._resume(servers)
         except (InferenceError, TimeoutError) as error:
             why = str(error) or f"no end within weights.lease_seconds={self._lease:g}"
             raise WeightPushError(f"{reason}; and going back to version {last.version} failed: {why}") from error
+
+    async def _load_again(self, backend: Backend, path: str, version: int) -> None:
+        await backend.load(await self._near(backend.url, path, version), version)
 
     async def _each(self, servers: list[Backend], call: Callable[[Backend], Awaitable[T]]) -> list[T]:
         """Call all of ``servers`` and return their answers; those that do not answer leave the list and the router.
@@ -280,11 +309,15 @@ class WeightTransaction:
         return answers
 
 
-async def _load(backend: Backend, manifest: WeightManifest) -> None:
+async def _same(server: str, path: str, version: int) -> str:
+    return path
+
+
+async def _load(backend: Backend, manifest: WeightManifest, path: str) -> None:
     if manifest.broadcast is not None:
         await backend.receive(manifest, manifest.broadcast)
     else:
-        await backend.load(manifest.path, manifest.version)
+        await backend.load(path, manifest.version)
 
 
 async def _verify(backend: Backend, manifest: WeightManifest) -> None:

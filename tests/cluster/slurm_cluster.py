@@ -108,8 +108,14 @@ class SlurmCluster:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Ends all jobs and daemons."""
+        """Ends all jobs and daemons; a daemon that is gone before the steps of its jobs leaves their processes."""
         subprocess.run(["scancel", "--user=root"], env=self.env, check=False)
+        try:
+            self._until(lambda: self._run("squeue", "-h") == "", what=lambda: self._run("squeue"))
+        finally:
+            self._end_daemons()
+
+    def _end_daemons(self) -> None:
         files = [*self.folder.glob("slurmd-*.pid"), self.folder / "slurmctld.pid", self.folder / "munge" / "pid"]
         pids = [int(file.read_text()) for file in files if file.is_file()]
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -59,6 +59,7 @@ class Run:
         """Waits for the end, and returns the output."""
         self.process.wait(seconds)
         assert self.process.returncode == code, self.output
+        print("\n".join(line for line in self.output.splitlines() if not line.startswith("step ")))
         return self.output
 
 
@@ -87,6 +88,7 @@ def test_a_run_goes_on_when_a_node_of_the_trainer_dies_and_another_comes(
     cluster.add(trainer=1)
     output = again.ended()
     assert "starting again from the newest checkpoint" in output
+    assert output.count("evaluation at step 0") == 1, "what the first start printed is not shown again"
     assert exactly_once(tmp_path / "again") == steps
 
 
@@ -103,6 +105,45 @@ def exactly_once(run_dir: Path) -> int:
     checked = run("runs", "check", run_dir.name, "--run-dir", str(run_dir.parent))
     assert checked.returncode == 0, checked.stdout
     return steps
+
+
+def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undisturbed_one(
+    cluster: RayCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Three nodes: the trainer and the controller, a rollout worker, a server."""
+    run_dir, steps = tmp_path / "disturbed", 40
+    kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
+    own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
+    more = [
+        f"trainer.total_steps={steps}",
+        "trainer.save_every=5",
+        "inference.probe_seconds=0.5",
+        "inference.patience=300",
+    ]
+    cluster.add(worker=1)
+    disturbed = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "disturbed", *more, *own, *kinds))
+    for rank, kind, said in ((2, "server", "has joined in place of"), (1, "worker", "its rollout workers start")):
+        step = step_of(run_dir)
+        disturbed.until(lambda step=step: step_of(run_dir) >= step + 3)
+        cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank={rank}"))
+        cluster.add(**{kind: 1})
+        disturbed.until(lambda said=said: said in disturbed.output)
+    step = step_of(run_dir)
+    disturbed.until(lambda: step_of(run_dir) >= step + 3 and (run_dir / "checkpoints" / "step-000005").is_dir())
+    cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=0"))
+    cluster.add(trainer=1)
+    output = disturbed.ended()
+    assert output.count("starting again from the newest checkpoint") == 1
+    assert exactly_once(run_dir) == steps
+    local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "undisturbed", more[0]))
+    assert local.returncode == 0, local.stdout
+    assert journal(run_dir) == journal(tmp_path / "undisturbed")
+
+
+def journal(run_dir: Path) -> list[tuple[object, ...]]:
+    """What became of each draw, and in which step."""
+    found = ((one["draw"], one["task"], one["outcome"], one["step"]) for one in valid_outcomes(run_dir))
+    return sorted(found, key=lambda one: one[0])
 
 
 def test_servers_come_with_new_nodes_and_are_replaced_when_theirs_dies(

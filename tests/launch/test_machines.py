@@ -8,15 +8,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
-from agentrl.launch import machines
+from agentrl.launch import joined_run, machines
 from agentrl.launch.commands import ALONE, Meeting
-from agentrl.launch.fleet import Fleet
-from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, fit, gather, join
+from agentrl.launch.fleet import FAILED, Fleet
+from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, gather, join, require_fit
 
-HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", 1000.0, "run")
+HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", "run")
 HEAD = Head("run", "127.0.0.1", 1234, False, HERE)
 
 
@@ -129,13 +130,22 @@ def test_a_run_that_fails_meanwhile_is_not_waited_for(model: Path, run_dir: Path
 )
 def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -> None:
     with pytest.raises(MachineError) as caught:
-        fit(HERE, replace(other, host="beta"), 1, now=1000.0)
+        require_fit(HERE, replace(other, host="beta"), 1)
     assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
 
 
-def test_a_clock_that_differs_is_told() -> None:
-    assert fit(HERE, replace(HERE, time=1010.0), 1, now=1000.0) == []
-    assert fit(HERE, replace(HERE, time=900.0), 3, now=1000.0) == ["the clock of node 3 (alpha) is -100 s off"]
+def test_two_checkouts_of_one_version_differ_where_a_file_does(tmp_path: Path) -> None:
+    for name, text in (("one", "x = 1"), ("same", "x = 1"), ("other", "x = 2")):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / "loss.py").write_text(text)
+    one, same, other = (machines.source_fingerprint(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same != other
+    (tmp_path / "same" / "envs").mkdir()
+    (tmp_path / "same" / "envs" / "mine.py").touch()
+    assert machines.source_fingerprint(tmp_path / "same") == one
+    (tmp_path / "same" / "train" / "loss.py").rename(tmp_path / "same" / "loss.py")
+    assert machines.source_fingerprint(tmp_path / "same") != one
+    assert "agentrl's files" in machines.versions()
 
 
 def test_a_head_that_does_not_come_is_told_with_the_folder(model: Path, tmp_path: Path) -> None:
@@ -155,6 +165,26 @@ def test_a_number_that_the_run_does_not_have_is_refused(model: Path, run_dir: Pa
 def test_an_address_of_another_machine_is_no_head(model: Path, run_dir: Path) -> None:
     with pytest.raises(MachineError, match="is no address of this machine"):
         announce(recipe(model, head="192.0.2.1"), model, run_dir, resume=False)
+
+
+def test_a_machine_whose_ranks_cannot_reach_others_tells_the_head(
+    model: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, tried = recipe(model, rank=1, nodes=3), []
+    for rank in (1, 2):
+        write_json(run_dir / "processes" / f"node-{rank}.json", asdict(HERE))
+
+    def unreachable(others: dict[int, Machine]) -> None:
+        tried.extend(sorted(others))
+        raise MachineError("beta cannot connect to node 2")
+
+    monkeypatch.setattr(joined_run, "join", lambda *_: (given, model, HEAD))
+    monkeypatch.setattr(joined_run, "require_reach", unreachable)
+    with pytest.raises(MachineError, match="beta cannot connect to node 2"):
+        joined_run._joined(given, run_dir, Console(), print, None)
+    assert tried == [0, 2], "the head and the others, not itself"
+    said = json.loads((run_dir / "processes" / FAILED / "1.json").read_text())
+    assert said["error"] == "beta cannot connect to node 2" and said["refused"]
 
 
 def test_half_a_file_is_waited_for(model: Path, run_dir: Path) -> None:

@@ -8,22 +8,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrl.config.recipe import Recipe
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.process import write_json
+from agentrl.inference.http import Access
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.launch import door
 from agentrl.launch import fleet as fleet_module
 from agentrl.launch.door import Visit
 from agentrl.launch.fleet import FAILED, SECRET_FILE, Fleet, write_failure
 from agentrl.launch.machines import MachineError
 from agentrl.launch.placed_servers import FOLDER, NodeServers
 from agentrl.launch.placement import node
+from agentrl.launch.rank_network import OpenPort, require_reach
+from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
 
 PROGRAM = """
@@ -228,6 +234,20 @@ def nothing() -> None:
     """Finds no failure."""
 
 
+def test_servers_on_the_head_want_the_key_where_other_machines_call_them(run_dir: Path) -> None:
+    supervisor = Supervisor(run_dir / "logs")
+    try:
+        given, access = recipe(servers=1), Access("secret")
+        (url,) = start_servers(given, Path("m"), run_dir / "processes", supervisor, host="127.0.0.1", access=access)
+        found = [httpx.get(url, headers=one.headers, trust_env=False).status_code for one in (access, Access(), OTHER)]
+        assert found == [200, 401, 401]
+    finally:
+        supervisor.stop()
+
+
+OTHER = Access("another run's")
+
+
 def test_the_secret_is_for_the_owner_alone(fleet: Fleet, run_dir: Path) -> None:
     assert (run_dir / "processes" / SECRET_FILE).stat().st_mode & 0o77 == 0
     assert "secret" not in (run_dir / "processes" / "head.json").read_text()
@@ -307,6 +327,59 @@ def test_a_failure_of_ranks_is_explained_by_the_machine_that_is_gone(run_dir: Pa
         assert str(found) == "node 1 (gamma): a refusal"
     finally:
         fleet.close()
+
+
+def test_a_clock_that_differs_is_told_once_however_long_the_machine_has_waited(
+    fleet: Fleet, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(door, "time", Clock(iter([now - 100, now, now - 10, now])))  # of a machine, of the head, ...
+    late, near = come(fleet, run_dir, 1), come(fleet, run_dir, 2)
+    assert until_news(fleet) == "the clock of node 1 (beta) is -100 s off" and fleet.news() == []
+    late.leave()
+    near.leave()
+
+
+class Clock:
+    """The module ``time`` of two machines that ask for it in turn."""
+
+    def __init__(self, times: Iterator[float]) -> None:
+        self._times = times
+
+    def time(self) -> float:
+        return next(self._times)
+
+
+def test_ranks_that_cannot_reach_one_another_are_named_and_end_the_run(run_dir: Path, model: Path) -> None:
+    """Before torch waits for them."""
+    fleet = Fleet(recipe(nodes=0, trainers=3), model, run_dir, "secret", resume=False)
+    try:
+        assert fleet.head is not None
+        for rank in (1, 2):
+            come(fleet, run_dir, rank).leave()
+        fleet.meeting(nothing, lambda text: None)  # all ports are the head's own, which is open
+        own = OpenPort("127.0.0.1")
+        own.close()
+        closed = {2: replace(fleet.head.machine, host="gamma", port=own.number)}
+        words = rf"{socket.gethostname()} cannot connect to node 2 \(gamma\) at 127.0.0.1:{own.number} .*interface"
+        with pytest.raises(MachineError, match=words) as caught:
+            require_reach({1: fleet.head.machine, **closed})
+        write_failure(run_dir, 1, "beta", str(caught.value), refused=True)  # as joined_run does
+        with pytest.raises(ChildFailed, match=rf"node 1 \(beta\): {words}"):
+            fleet.news()
+        visit = come(fleet, run_dir, 1)  # it was started again, and takes part
+        until(lambda: 1 in fleet._door.inside())
+        assert fleet.news() == []
+        visit.leave()
+    finally:
+        fleet.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_ranks_that_wait_for_a_lost_machine_are_ended(

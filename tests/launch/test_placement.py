@@ -9,7 +9,7 @@ from agentrl.config.errors import ConfigError, UserError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.launch import placement
-from agentrl.launch.placement import Node, gpus, lines, most_machines, node, nodes, server_problems
+from agentrl.launch.placement import Node, gpus, lines, most_machines, node, nodes, served_beyond, server_problems
 from agentrl.launch.resolve import resolve
 from agentrl.launch.run_checks import check_names
 from tests.end_to_end import run
@@ -32,11 +32,30 @@ class Near(ServerKind):
 APART = ("launch.head=h", "trainer.nodes=2", "inference.nodes=2", "inference.servers=5")
 
 
+WORKERS = ("rollout.nodes=1", "rollout.workers=1")
+
+
 def test_trainer_ranks_stand_first_and_every_server_on_one_machine() -> None:
     assert nodes(recipe()) == [Node(0, True)]
     assert nodes(recipe(*APART)) == [Node(0, True), Node(1, True), Node(2, False, (0, 2, 4)), Node(3, False, (1, 3))]
     with pytest.raises(ValueError, match=r"launch.node_rank=4: the run has trainer.nodes=2 \+ inference.nodes=2"):
         node(recipe(*APART), 4)
+
+
+def test_rollout_workers_stand_between_the_trainer_and_the_servers() -> None:
+    given = recipe(*APART, "rollout.nodes=2", "rollout.workers=3")
+    assert nodes(given)[1:4] == [Node(1, True), Node(2, False, workers=(0, 2)), Node(3, False, workers=(1,))]
+    assert nodes(given)[4:] == [Node(4, False, (0, 2, 4)), Node(5, False, (1, 3))]
+    assert lines(given)[0].startswith("head: controller; ") and lines(given)[2] == "node 2: rollout worker 0, 2"
+    grown = recipe(*APART, "rollout.nodes=2", "rollout.workers=3", "inference.servers=5..6")
+    assert most_machines(grown) == 7 and node(grown, 6).servers == (5,)
+    with pytest.raises(ValueError, match=r"trainer.nodes=2 \+ rollout.nodes=2 \+ inference.nodes=2"):
+        node(given, 6)
+
+
+def test_a_machine_of_workers_needs_no_gpu() -> None:
+    given = recipe(*APART, "rollout.nodes=1", "rollout.workers=4", "launch.device=cuda")
+    assert gpus(given, node(given, 2)) == 0
 
 
 @pytest.mark.parametrize(("most", "machines", "later"), [(5, 4, []), (6, 5, [(5,)]), (10, 6, [(5, 6, 7), (8, 9)])])
@@ -102,6 +121,15 @@ def test_weights_of_servers_elsewhere_do_not_go_through_this_machines_memory() -
         (["inference.servers=some"], "want a number, or LEAST..MOST"),
         (["inference.servers=1..3", "inference.nodes=1", "launch.type=slurm"], "has the nodes that it has"),
         (["inference.port=5"], "inference.port=5 does nothing with inference.nodes=0"),
+        ([*APART, "rollout.nodes=2", "rollout.workers=1"], "rollout.nodes=2 is larger than rollout.workers=1"),
+        (["rollout.nodes=1", "rollout.workers=1"], "rollout.nodes=1 needs launch.head=HOST"),
+        (
+            ["rollout.nodes=1", "rollout.workers=1", "trainer.type=null", "launch.head=h"],
+            "does nothing with trainer.type",
+        ),
+        ([*APART, "rollout.nodes=1", "rollout.workers=1", "launch.node_rank=5"], "is not below trainer.nodes=2"),
+        (["launch.type=ray", "launch.ray_worker_resources={CPU: 2}"], "does nothing with rollout.nodes=0"),
+        (["launch.type=slurm", "launch.slurm.worker_args=[-p b]"], "worker_args does nothing with rollout.nodes=0"),
         (["launch.tls.certificate=c"], "launch.tls needs both certificate and key"),
         (["launch.tls.certificate=c", "launch.tls.key=k"], "launch.tls.certificate does nothing"),
         (["launch.slurm.server_args=[-p b]"], "launch.slurm does nothing with launch.type=local"),
@@ -131,6 +159,14 @@ def test_a_kind_that_says_nothing_of_other_machines_stands_on_the_head_alone(tmp
     (tmp_path / "near.py").write_text(NEAR)
     (found,) = server_problems(recipe(f"inference.engine={tmp_path}/near.py:Near", *APART))
     assert "cannot stand on other machines" in found
+    (found,) = server_problems(recipe(f"inference.engine={tmp_path}/near.py:Near", "launch.head=h", *WORKERS))
+    assert "rollout.nodes=1: " in found and "cannot be called from other machines" in found
+
+
+def test_servers_have_the_runs_key_where_other_machines_call_them() -> None:
+    assert not served_beyond(recipe()) and served_beyond(recipe(*APART))
+    assert served_beyond(recipe("launch.head=h", *WORKERS)), "those on the head, too"
+    assert not served_beyond(recipe("launch.head=h", *WORKERS, "inference.urls=[http://a:1]"))
 
 
 def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.ray_nodes import wanted
+from agentrl.launch.ray_nodes import RayError, wanted
+from agentrl.launch.ray_run import connect
 from tests.without_packages import run_without
 
 RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
@@ -27,17 +29,30 @@ def test_each_node_has_the_gpus_of_its_ranks_and_servers() -> None:
     apart = recipe("trainer.nproc=4", "launch.device=cuda", *sized, "launch.ray_server_resources={server: 1}")
     assert [wanted(apart, rank).get("GPU") for rank in range(5)] == [4, 4, 4, 4, 4]
     assert wanted(apart, 2) == {"CPU": 1, "GPU": 4, "server": 1}
+    workers = ["rollout.nodes=1", "rollout.workers=9", "launch.ray_worker_resources={CPU: 9}", "launch.device=cuda"]
+    assert wanted(recipe(*workers, "inference.nodes=1"), 2) == {"CPU": 9}
     assert wanted(recipe("launch.device=cpu", "launch.ray_resources={CPU: 8, trainer: 1}")) == {"CPU": 8, "trainer": 1}
 
 
 def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = recipe("seed=5", "launch.restarts=3", "launch.ray_address=10.0.0.5:6379", "launch.ray_resources={a: 1}")
+    kinds = ["rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
+    ray = ["address=10.0.0.5:6379", "resources={a: 1}", "server_resources={b: 1}", "worker_resources={c: 1}"]
+    given = recipe("seed=5", "launch.restarts=3", *kinds, *(f"launch.ray_{one}" for one in ray))
+    assert len(ray) == sum(name.startswith("ray_") for name in type(given.launch).model_fields), "all keys of Ray"
     file = tmp_path / "machine.yaml"
     file.write_text(render(recipe_of_machine(given), comments=False))
     each = load_recipe(str(file), ["launch.head=10.0.0.5", "launch.node_rank=1"])
     assert each.seed == 5 and each.launch.type == "local" and each.trainer.nodes == 2
     assert run_folder(each) == run_folder(given) == tmp_path / "runs" / "mine"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
+    """Ray would try for more than four minutes."""
+    with pytest.raises(RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
+        connect(recipe(f'launch.ray_address="{address}"'))
+    assert "Connection refused" in str(caught.value)
 
 
 def test_the_extra_is_named(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def test_a_worker_that_dies_in_an_episode_is_started_again_and_the_episode
         processes = tmp_path / "processes"
         processes.mkdir()
         command = partial(commands.rollout_worker, tiny_model, tmp_path)
-        watch = WorkerWatch(supervisor, 1, command, env, processes)
+        watch = WorkerWatch(supervisor, range(1), command, env, processes)
         watch.start()
         watch.wait_ready(SECONDS)
         write_json(processes / "controller.json", {"url": made.url})  # it waits for the file

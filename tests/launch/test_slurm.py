@@ -71,6 +71,31 @@ def test_servers_on_a_partition_of_their_own_are_a_component_of_the_job(tmp_path
     assert re.findall(r"--het-group=\d", text) == ["--het-group=0", "--het-group=1"]
 
 
+def test_the_launchers_of_rollout_workers_are_a_step_between_the_others(tmp_path: Path) -> None:
+    workers = ("rollout.nodes=2", "rollout.workers=8")
+    text = script(recipe(tmp_path, *SERVERS, *workers))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "#SBATCH --nodes=7\n" in text
+    steps = re.findall(r"^  srun (.*) --ntasks=", text, re.MULTILINE)
+    assert steps == ["--relative=0 --nodes=2", "--relative=2 --nodes=2", "--relative=4 --nodes=3"]
+    assert re.findall(r"launch.node_rank=(.*)'", text) == [
+        "$SLURM_NODEID", "$((2 + SLURM_PROCID))", "$((4 + SLURM_PROCID))",
+    ]  # fmt: skip
+    apart = script(recipe(tmp_path, *SERVERS, *workers, "launch.slurm.worker_args=[-p cpu]"))
+    assert "#SBATCH --nodes=5\n" in apart and "#SBATCH hetjob\n#SBATCH --nodes=2\n" in apart
+    steps = re.findall(r"^  srun (.*) --ntasks=", apart, re.MULTILINE)
+    assert steps == [
+        "--het-group=0 --relative=0 --nodes=2", "--het-group=1 --nodes=2", "--het-group=0 --relative=2 --nodes=3",
+    ]  # fmt: skip
+    both = script(
+        recipe(tmp_path, *SERVERS, *workers, "launch.slurm.worker_args=[-p c]", "launch.slurm.server_args=[-p d]")
+    )
+    assert both.count("#SBATCH hetjob\n") == 2 and "#SBATCH --nodes=2\n" in both.split("#SBATCH hetjob\n")[0]
+    assert re.findall(r"--het-group=\d --nodes=\d", both) == [
+        "--het-group=0 --nodes=2", "--het-group=1 --nodes=2", "--het-group=2 --nodes=3",
+    ]  # fmt: skip
+
+
 def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ["launch.slurm.modules=[cuda/12.8, gcc]", "launch.slurm.container=reg/our image:1"]

@@ -28,7 +28,9 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 def watching(
     supervisor: Supervisor, folder: Path, clock: Clock, code: str, count: int = 1, wait: bool = True
 ) -> WorkerWatch:
-    made = WorkerWatch(supervisor, count, lambda index: [sys.executable, "-c", code, str(index)], {}, folder, clock)
+    made = WorkerWatch(
+        supervisor, range(count), lambda index: [sys.executable, "-c", code, str(index)], {}, folder, clock
+    )
     made.start()
     if not wait:
         return made

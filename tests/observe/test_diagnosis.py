@@ -47,6 +47,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("clip", {"train/clip_fraction": 0.7}, "70% of the tokens"),
     ("critic", {"critic/explained": -0.4}, "-40%"),
     ("overhead", {"time/overhead_share": 0.5}, "50% of a step"),
+    ("slow_rank", {"ranks/slowest": 3.0, "ranks/slowdown": 2.4}, "trainer rank 3 takes 2.4 times as long"),
 ]
 
 
@@ -91,6 +92,13 @@ def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, w
         if finding.level == "warning"
     }
     assert found == warned
+
+
+def test_ranks_that_take_turns_in_being_slowest_are_no_finding() -> None:
+    turns = [HEALTHY | {"ranks/slowest": float(step % 2), "ranks/slowdown": 2.0} for step in range(6)]
+    assert diagnose(turns) == []
+    once = [HEALTHY | {"ranks/slowest": 1.0, "ranks/slowdown": ratio} for ratio in (3.0, 3.0, 3.0, 1.2)]
+    assert diagnose(once) == []
 
 
 def test_a_slow_symptom_must_last() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
+from agentrl.models.sizes import Decoder, decoder_of
 from agentrl.plan.assumptions import Assumptions, assumed
 from agentrl.plan.cards import find_card
-from agentrl.plan.decoder import Decoder, decoder_of
 from agentrl.plan.published import PUBLISHED
 from agentrl.plan.times import Case
 from agentrl.plan.work import work_of

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agentrl.config.errors import ConfigError
+from agentrl.config.mesh import MeshConfig
 from agentrl.config.recipe import TrainerConfig
 from agentrl.launch.dry_run import memory as dry_run_memory
 from agentrl.launch.model_shape import model_shape
@@ -17,8 +18,10 @@ from agentrl.plan.memory import (
     total,
     trainer_memory,
 )
-from agentrl.plan.mesh import Mesh, check_mesh, mesh_of
+from agentrl.plan.mesh import Mesh, decided, mesh_of
 from agentrl.plan.published import PUBLISHED
+from agentrl.plan.times import microbatches
+from agentrl.train import free_layers
 from agentrl.train.optimizer import apply_gradients, make_optimizer
 from tests.plan.planned import LLAMA_8B, SMOL, case_for, known_for
 
@@ -119,6 +122,13 @@ def test_the_largest_micro_batch_fills_the_card() -> None:
     assert not largest_microbatch(case.recipe, case.decoder, Mesh(), case.known), "states alone are too large"
 
 
+def test_a_micro_batch_has_the_recipes_tokens_for_each_rank_that_shares_them() -> None:
+    case = case_for(LLAMA_8B)
+    one, two = (trainer_memory(case.recipe, case.decoder, Mesh(shards=8, context=each), case.known) for each in (1, 2))
+    assert named(one, "activations") == named(two, "activations")
+    assert microbatches(case, Mesh(shards=2, context=4)) == microbatches(case, Mesh(shards=8))
+
+
 def test_context_ranks_share_the_tokens_of_a_row() -> None:
     case = case_for(LLAMA_8B)
     one, two = (activation_bytes(case.recipe, case.decoder, Mesh(shards=8, context=each)) for each in (1, 2))
@@ -149,14 +159,29 @@ def test_the_largest_context_names_what_sets_it() -> None:
 
 
 def test_a_mesh_is_what_is_left_for_shards() -> None:
-    assert mesh_of(32, replicas=2, context=2, tensor=2) == Mesh(2, 4, 2, 2)
+    config = MeshConfig(replicas=2, context_parallel=2, tensor_parallel=2)
+    assert mesh_of(config, 32) == Mesh(2, 4, 2, 2)
     assert Mesh(2, 4, 2, 2).ranks == 32 and Mesh(2, 4, 2, 2).rows == 8
-    with pytest.raises(ConfigError, match="not a multiple"):
-        mesh_of(6, tensor=4)
+    assert mesh_of(MeshConfig(expert_parallel=4, reshard_after_forward=True), 8) == Mesh(1, 8, 1, 1, True, 4)
+    with pytest.raises(ConfigError, match="does not divide the 6 ranks"):
+        mesh_of(MeshConfig(tensor_parallel=4), 6)
 
 
-def test_tensor_ranks_divide_the_key_heads() -> None:
-    small = case_for(SMOL).decoder
-    check_mesh(Mesh(tensor=3), small)
-    with pytest.raises(ConfigError, match="3 key heads"):
-        check_mesh(Mesh(tensor=2), small)
+@pytest.mark.parametrize("model", [SMOL, LLAMA_8B])
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(shards=4), Mesh(2, 4), Mesh(1, 2, 4), Mesh(1, 4, 1, 2), Mesh(shards=64)])
+@pytest.mark.parametrize("gigabytes", [1, 4, 24, 80, 141, 192])
+def test_layers_are_freed_where_the_trainer_frees_them(model: str, mesh: Mesh, gigabytes: float) -> None:
+    case = case_for(model)
+    found = decided(mesh, case.recipe.trainer, case.decoder, gigabytes * GB)
+    parameters, ranks = round(case.decoder.parameters / mesh.tensor), mesh.shards * mesh.context
+    assert found.reshard == free_layers.decide(parameters, ranks, gigabytes * GB, 2).frees
+
+
+def test_experts_that_ranks_share_are_not_gathered() -> None:
+    case = case_for("Qwen/Qwen3-30B-A3B")
+    every, count = case.decoder.expert_parameters, case.decoder.parameters
+    assert every == 48 * 128 * 3 * 2048 * 768, "48 layers of 128 experts, three matrices each"
+    assert Mesh(shards=8, expert=4).whole(case.decoder) == count - every + every / 4
+    items = trainer_memory(case.recipe, case.decoder, Mesh(shards=8, expert=4), case.known)
+    assert named(items, "gathered") == pytest.approx(2 * (count - every + every / 4))
+    assert named(items, "moments") == count, "the states are divided among all ranks as before"

@@ -44,7 +44,7 @@ def test_a_plan_names_memory_time_split_and_every_assumption(capsys: pytest.Capt
 
 
 def test_each_assumption_can_be_set_and_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["trainer.kl_coef=0.1", "model.name=Qwen/Qwen3-8B", "--gpus", "16", "--tensor", "2"]
+    settings = ["trainer.kl_coef=0.1", "model.name=Qwen/Qwen3-8B", "--gpus", "16", "trainer.tensor_parallel=2"]
     settings += ["inference.max_running=1024", "rollout.max_concurrent=16384", "rollout.batch_size=512"]
     base = data(capsys, *settings)
     same = []
@@ -61,17 +61,29 @@ def test_each_assumption_can_be_set_and_changes_the_plan(capsys: pytest.CaptureF
 
 
 def test_what_does_not_fit_is_said_with_changes_that_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    big = ["model.name=Qwen/Qwen3-8B", "--gpus", "4"]
+    big = ["model.name=Qwen/Qwen3-8B", "--gpus", "4", "trainer.reshard_after_forward=false"]
     found = data(capsys, *big)
     assert not found["best"]["fits"]
     text = planned(capsys, "gsm8k_grpo", *big)
     assert "does not fit" in text and "TOO MUCH" in text
     offered = [line.strip() for line in found["change"] if line.endswith(", fits")]
-    assert offered
+    assert offered and any(line.startswith("trainer.reshard_after_forward=true") for line in offered)
     for line in offered:
         change = line.split(":")[0]
-        words = change.split()[:1] if change.startswith("--reshard") else change.split(",")[0].split()
+        words = change.split(",")[0].split()
         assert data(capsys, *big, *words)["best"]["fits"], f"{line}: and it does"
+
+
+def test_the_mesh_is_that_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["trainer.replicas=2", "trainer.context_parallel=2", "trainer.tensor_parallel=2"]
+    found = data(capsys, "--gpus", "32", *keys, "trainer.reshard_after_forward=true", "model.name=Qwen/Qwen3-8B")
+    mesh = found["best"]["mesh"]
+    assert {name: mesh[name] for name in ("replicas", "context", "tensor", "reshard")} == {
+        "replicas": 2, "context": 2, "tensor": 2, "reshard": True,
+    }  # fmt: skip
+    assert mesh["replicas"] * mesh["shards"] * 4 + found["best"]["servers"] * found["best"]["server_gpus"] == 32
+    experts = data(capsys, "--gpus", "16", "trainer.expert_parallel=4", "model.name=Qwen/Qwen3-30B-A3B")
+    assert experts["best"]["mesh"]["expert"] == 4
 
 
 def test_an_adapter_is_offered_where_a_single_card_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +105,10 @@ def test_one_card_takes_turns(capsys: pytest.CaptureFixture[str]) -> None:
         (["gsm8k_grpo", "--assume", "mfu=fast"], "want NAME=NUMBER"),
         (["gsm8k_grpo", "--assume", "mfu=-1"], "not negative"),
         (["gsm8k_grpo", "--gpus", "16", "--server-gpus", "16"], "no split of 16 cards"),
-        (["gsm8k_grpo", "--gpus", "16", "--tensor", "3"], "no split of 16 cards"),
-        (["gsm8k_grpo", "--gpus", "9", "--tensor", "3"], "key heads"),
+        (["gsm8k_grpo", "--gpus", "16", "trainer.tensor_parallel=3"], "no split of 16 cards"),
+        (["gsm8k_grpo", "--gpus", "9", "trainer.tensor_parallel=3"], "num_key_value_heads=2"),
+        (["gsm8k_grpo", "--gpus", "9", "trainer.expert_parallel=2"], "the model has no experts"),
+        (["gsm8k_grpo", "trainer.replicas=2", "trainer.nproc=3"], "does not divide the 3 ranks"),
         (["gsm8k_grpo", "--probe", "10"], "it has no GPU"),
         (["gsm8k_sft"], "training on episodes"),
         ([], "name a recipe"),

@@ -27,6 +27,35 @@ async def test_a_push_pauses_loads_verifies_and_resumes_every_server() -> None:
     assert transaction.committed == Committed(3, "/new")
 
 
+async def test_a_version_is_brought_near_before_the_servers_pause_and_loaded_from_there() -> None:
+    transaction, backends = make()
+    asked: list[tuple[str, str, int]] = []
+
+    async def near(server: str, path: str, version: int) -> str:
+        assert not any(backend.calls for backend in backends), "servers sample while it is copied"
+        asked.append((server, path, version))
+        return f"/near{path}"
+
+    transaction._near = near
+    await transaction.push(MANIFEST)
+    assert asked == [(backend.url, "/new", 3) for backend in backends]
+    for backend in backends:
+        assert backend.calls == [("pause", "retract"), ("load", ("/near/new", 3)), ("verify", 3), ("resume", None)]
+    assert transaction.committed == Committed(3, "/new"), "the folder that all see"
+
+
+async def test_servers_go_on_when_a_version_cannot_be_brought_near() -> None:
+    transaction, backends = make()
+
+    async def near(server: str, path: str, version: int) -> str:
+        raise InferenceError("No space left on device")
+
+    transaction._near = near
+    with pytest.raises(WeightPushError, match="version 3 was not taken: No space left on device"):
+        await transaction.push(MANIFEST)
+    assert [backend.calls for backend in backends] == [[], []] and transaction.committed == Committed(2, "/old")
+
+
 @pytest.mark.parametrize("failure", ["load", "verify", "values"])
 async def test_when_one_server_fails_all_go_back_to_the_committed_version_and_go_on(failure: str) -> None:
     transaction, backends = make()

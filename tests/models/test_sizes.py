@@ -11,7 +11,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from agentrl.bench.model_flops import Work as CountedWork
 from agentrl.bench.model_flops import update_flops
 from agentrl.launch.model_shape import model_shape
-from agentrl.plan.decoder import decoder_of
+from agentrl.models.sizes import decoder_of
 from agentrl.plan.published import PUBLISHED
 
 MORE = {

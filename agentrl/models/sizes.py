@@ -86,6 +86,11 @@ class Decoder:
         return self._layers(self.experts) + self.hidden + self.head * (1 if self.tied else 2)
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts, without their routers."""
+        return self.sparse_layers * self.experts * self._mlp(self.expert_inner)
+
+    @property
     def active(self) -> int:
         """Parameters that a token is multiplied with, without embedding and head."""
         return self._layers(self.experts_used) + self.hidden
