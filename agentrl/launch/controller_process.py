@@ -40,7 +40,7 @@ from agentrl.launch.loop_watch import LoopWatch
 from agentrl.launch.paused_servers import note_paused
 from agentrl.launch.worker_watch import LOST_WORKERS
 from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
-from agentrl.rollout.assemble import make_backend, make_client, make_workflow
+from agentrl.rollout.assemble import first_push_probe, make_backend, make_client, make_workflow
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
@@ -105,7 +105,8 @@ async def serve(
     evaluator = Evaluator(recipe, workflow, client, journal, held_out, workers)
     lease = recipe.weights.lease_seconds
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
-    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses)
+    mode, probe = recipe.weights.pause_mode, first_push_probe(recipe, client.template)
+    weights = WeightTransaction(router, Committed(0, str(model)), mode, lease, pauses, probe)
 
     teacher = make_teacher(recipe, teacher_urls)
 

@@ -29,6 +29,7 @@ KEYS = (
     "inference.dtype",
     "teacher.dtype",
     "weights.transport",
+    "weights.names",
 )  # the keys that are resolved here
 
 
@@ -50,7 +51,11 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
     }
     changes = {name: values for name, values in changes.items() if name in read}
     recipe = _with(recipe, changes)
-    return _with(recipe, {"weights": {"transport": transport_of(recipe, shape)}}) if "weights" in read else recipe
+    if "weights" not in read:
+        return recipe
+    asked, kind = recipe.weights.names, server_kind(recipe.inference.engine).capabilities
+    names = asked if asked != "auto" else kind.weight_names
+    return _with(recipe, {"weights": {"transport": transport_of(recipe, shape), "names": names}})
 
 
 def _with(recipe: Recipe, changes: dict[str, dict[str, Any]]) -> Recipe:

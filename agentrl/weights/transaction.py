@@ -16,7 +16,7 @@ who takes part in a broadcast and before its push: it would be asked to receive 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import Backend, InferenceError, PauseMode, ServerUnreachable
 from agentrl.inference.router import Router
+from agentrl.weights.first_push import changed, scores
 from agentrl.weights.pauses import Pauses
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class WeightTransaction:
         mode: Treatment of requests in flight, see ``weights.pause_mode``.
         lease_seconds: Longest time a push may take.
         pauses: Pauses the servers.
+        probe: Ids of a text whose logprobs a push of the committed version must leave as they are; none: not checked.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class WeightTransaction:
         mode: PauseMode,
         lease_seconds: float,
         pauses: Pauses | None = None,
+        probe: Sequence[int] = (),
     ) -> None:
         self._router = router
         self.committed = initial
@@ -76,6 +79,7 @@ class WeightTransaction:
         self._mode: PauseMode = mode
         self._lease = lease_seconds
         self._pauses = pauses or Pauses(longest=lease_seconds)
+        self._probe = tuple(probe)
         self._lock = asyncio.Lock()
         self._joining = 0  # servers that wait for a file
         self._filed = asyncio.Event()  # set while the committed version stands in a file and no broadcast is due
@@ -111,6 +115,8 @@ class WeightTransaction:
         """
         async with self._lock:
             try:
+                if self._probe and manifest.version == self.committed.version:
+                    return await self._push_unchanged(self._router.backends, manifest)
                 return await self._swap(self._router.backends, manifest)
             except _NoneLeft as error:
                 if not manifest.path:
@@ -122,6 +128,22 @@ class WeightTransaction:
         except InferenceError as error:
             raise WeightPushError(f"version {manifest.version} was not taken: {error}") from error
         return {}
+
+    async def _push_unchanged(self, servers: list[Backend], manifest: WeightManifest) -> dict[str, float]:
+        """Push the weights that the servers have, and compare what they compute.
+
+        Raises:
+            WeightPushError: As :meth:`push`, or a server computes something else; it keeps these weights.
+            _NoneLeft: No server is left.
+        """
+        before = await scores(servers, self._probe)
+        found = await self._swap(servers, manifest)
+        if wrong := changed(before, await scores(servers, self._probe)):
+            raise WeightPushError(
+                f"the first push, of unchanged weights, changed the logprobs of {wrong}: the server reads them in "
+                "another way than its own files; use inference.engine=embedded for this model"
+            )
+        return found
 
     def _commit(self, manifest: WeightManifest) -> None:
         self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest

@@ -13,9 +13,10 @@ from agentrl.config.load import load_recipe
 from agentrl.core.weight_manifest import mismatches
 from agentrl.engine.weight_store import digests, load_weights
 from agentrl.launch.resolve import resolve
-from agentrl.train.__main__ import make_policy, make_publisher
+from agentrl.train.__main__ import make_policy
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
+from agentrl.train.publishing import make_publisher
 from tests.engine.test_families import load
 from tests.models.families import FAMILIES, REFUSED, UNSERVED
 from tests.train.test_families import group
@@ -32,7 +33,7 @@ def check_family(name: str, folder: Path, dtype: str = "float32") -> None:
     policy = make_policy(recipe, folder, ranks, torch.device("cpu"))
     policy.train()
     layout, optimizer = layout_of(policy.model), torch.optim.AdamW(policy.parameters(), lr=1e-2)
-    publisher = make_publisher(recipe, policy, folder / "run", torch.device("cpu"), None, ranks)
+    publisher = make_publisher(recipe, policy, folder / "run", torch.device("cpu"), None, ranks, folder)
     before = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     for version in range(1, 4):
         batch = collated(group(), 200, layout)
