@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.launch.model_shape import shape_of_folder
-from agentrl.models.folder_check import refused_folder
+from agentrl.models.folder_check import (
+    RESIZE,
+    embedding_rows,
+    refused_folder,
+    tokens_without_row,
+    too_many_tokens,
+)
 
 Verdict = Literal["ok", "slower", "refused"]
 SMALL = 300_000_000  # parameters up to which the model itself is tried
@@ -99,19 +105,18 @@ def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
 
 def _sizes(folder: Path, tokenizer: Any) -> Iterator[Line]:
     """Compares the tokenizer with the embedding, whose rows the config names."""
-    config = _config(folder)
-    rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    rows = embedding_rows(folder)
     if not rows:
         return
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        text = f"the tokenizer has ids up to {largest}, and the embedding {rows} rows: such an id would be no token"
-        remedy = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
-        yield Line("vocabulary", "refused", text, remedy)
-    else:
-        spare = rows - len(tokenizer)
-        text = f"{rows} rows in the embedding" + (f", {spare} of them without a token" if spare > 0 else "")
-        yield Line("vocabulary", "ok", text)
+    ordinary, special = tokens_without_row(tokenizer, rows)
+    if ordinary:
+        yield Line("vocabulary", "refused", too_many_tokens(ordinary, rows).removesuffix(f": {RESIZE}"), RESIZE)
+        return
+    spare = rows - len(tokenizer)
+    text = f"{rows} rows in the embedding" + (f", {spare} of them without a token" if spare > 0 else "")
+    if special:
+        text += f"; none for {', '.join(special[:3])}, so that a prompt with it is refused"
+    yield Line("vocabulary", "ok", text)
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:

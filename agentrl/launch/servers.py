@@ -29,9 +29,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
-    """Find the model by its name, check that it has a chat template, and print its source."""
+    """Find the model by its name, check that it has a chat template or gets one, and print its source."""
     model = resolve_model(recipe.model.name, say=lambda text: console.print(text, highlight=False, soft_wrap=True))
-    require_chat_template(model.path)
+    if recipe.model.chat_template in (None, "training"):  # else the recipe brings one
+        require_chat_template(model.path)
     console.print(f"model   {model.source}", highlight=False, soft_wrap=True)
     return model
 
