@@ -29,8 +29,7 @@ KEYS = (
     "inference.dtype",
     "teacher.dtype",
     "weights.transport",
-    "weights.names",
-)  # the keys that are resolved here
+)  # the keys that are resolved here and shown; weights.names is another, which only the kind of server decides
 
 
 def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:

@@ -1,0 +1,123 @@
+"""Weights as a model's files have them: the same names, shapes and values as `save_pretrained` writes.
+
+The reference is the file that transformers writes of the same model; a server reads such files.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from agentrl.weights.file_names import file_weights, stand_as_they_are, wrong_names
+from agentrl.weights.file_publisher import WeightPublisher
+from agentrl.weights.gather import full_tensor
+from tests.models.families import FAMILIES, small_model
+
+CONVERTED = {  # families whose files have other tensors than the model, and one of these in the files
+    "mixtral": "model.layers.1.block_sparse_moe.experts.3.w2.weight",
+    "qwen3_moe": "model.layers.0.mlp.experts.2.down_proj.weight",
+    "hrm_text": None,
+    "deepseek_v3": "model.layers.1.mlp.experts.0.gate_proj.weight",
+}
+AS_THEY_ARE = ("llama", "gpt2", "gemma2", "mamba2")
+
+
+def loaded(name: str, folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """A family's model as it is loaded from its files, and these files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small_model(name).save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), load_file(
+            folder / "model.safetensors"
+        )
+
+
+def check_family(name: str, folder: Path) -> None:
+    model, files = loaded(name, folder)
+    sent = file_weights(model, model.named_parameters())
+    assert len(sent) == len(dict(sent))
+    assert wrong_names(sent, folder, model.base_model_prefix) is None
+    for given, weight in sent:
+        value = full_tensor(weight)
+        assert weight.shape == value.shape and torch.equal(value, files[given]), given
+    left = set(files) - set(dict(sent))
+    buffers = dict(model.named_buffers())
+    assert all(any(torch.equal(files[one], other) for other in buffers.values()) for one in left), left
+
+
+@pytest.mark.parametrize("name", [*CONVERTED, *AS_THEY_ARE])
+def test_weights_are_those_of_the_files(name: str, tmp_path: Path) -> None:
+    check_family(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(CONVERTED) - set(AS_THEY_ARE)))
+def test_weights_of_every_family_are_those_of_its_files(name: str, tmp_path: Path) -> None:
+    check_family(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_experts_stand_one_by_one(name: str, tmp_path: Path) -> None:
+    model, _ = loaded(name, tmp_path)
+    shapes = [(given, tuple(weight.shape)) for given, weight in model.named_parameters()]
+    assert not stand_as_they_are(model, shapes)
+    sent = dict(file_weights(model, model.named_parameters()))
+    assert CONVERTED[name] is None or CONVERTED[name] in sent
+
+
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_what_stands_in_the_files_as_it_is_is_passed_on(name: str) -> None:
+    model = small_model(name)
+    named = list(model.named_parameters())
+    assert stand_as_they_are(model, [(given, tuple(weight.shape)) for given, weight in named])
+    assert all(one is other for (_, one), (_, other) in zip(file_weights(model, named), named, strict=True))
+
+
+def test_what_is_sent_follows_the_weights_in_any_order_of_asking(tmp_path: Path) -> None:
+    model, _ = loaded("qwen3_moe", tmp_path)
+    sent = file_weights(model, model.named_parameters())
+    experts = [(name, weight) for name, weight in sent if ".experts." in name]
+    for name, weight in (experts[3], experts[4], experts[0], experts[4]):  # as samples of a broadcast are taken
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+        model.save_pretrained(tmp_path / "again")
+        assert torch.equal(full_tensor(weight), load_file(tmp_path / "again" / "model.safetensors")[name]), name
+
+
+def test_a_published_file_is_one_that_transformers_reads(tmp_path: Path) -> None:
+    model, _ = loaded("qwen3_moe", tmp_path)
+    publisher = WeightPublisher(
+        file_weights(model, model.named_parameters()), torch.float32, "disk", tmp_path / "run", is_writer=True
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    manifest = publisher.write(1)
+    assert manifest is not None
+    assert not any(".experts." in name for name in manifest.samples), "a server cannot be asked for one expert of many"
+    (Path(manifest.path) / "config.json").write_text((tmp_path / "config.json").read_text())
+    again = AutoModelForCausalLM.from_pretrained(manifest.path, dtype=torch.float32)
+    for (name, one), (_, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    publisher.close()
+
+
+def test_names_that_the_files_lack_are_found(tmp_path: Path) -> None:
+    model, files = loaded("qwen3_moe", tmp_path)
+    named = list(model.named_parameters())
+    wrong = wrong_names(named, tmp_path, model.base_model_prefix)
+    assert wrong is not None and "experts.gate_up_proj" in wrong and "which the files lack" in wrong
+    name = "model.norm.weight"
+    save_file({**files, name: torch.zeros(7)}, tmp_path / "model.safetensors")
+    sent = file_weights(model, named)
+    wrong = wrong_names(sent, tmp_path, model.base_model_prefix)
+    assert wrong is not None and wrong == "model.norm.weight [32], which is [7] in the files"
+    save_file({name.removeprefix("model."): one for name, one in files.items()}, tmp_path / "model.safetensors")
+    assert wrong_names(sent, tmp_path, model.base_model_prefix) is None, "files may leave out the decoder's name"
+    assert wrong_names(sent, tmp_path / "run", "model") is None, "there is nothing to compare with"
