@@ -181,7 +181,7 @@ def _write_small(folder: Path, target: Path, trust: bool) -> str | None:
     from agentrl.train.policy import ModelRefused, load_config
 
     try:
-        model = small_model(load_config(folder, trust=trust).get_text_config(decoder=True))
+        model = small_model(load_config(folder, trust=trust))
     except ModelRefused as error:
         return str(error)
     if model is None:

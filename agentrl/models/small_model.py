@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from agentrl.models.auto_class import auto_class, makes_model
+
 log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
@@ -46,16 +48,36 @@ _MOST = {  # largest value of a size, by its name in configs
 
 
 def small_configs(config: Any) -> Iterator[Any]:
-    """Yields smaller copies of a text model's config, the smallest first.
+    """Yields smaller copies of a model's config, the smallest first.
 
     The first is small in all sizes that are known here. Some classes do not accept it, because one of their other
     sizes depends on these; then the second is for them, in which only the number of layers and the vocabulary are.
+    Of a model of more than text, the other parts have one layer.
     """
+    text = config.get_text_config(decoder=True)
     for narrow in (True, False):
         try:
-            yield _smaller(config, narrow=narrow)
+            small = _smaller(text, narrow=narrow)
+            yield small if text is config else _with_text(config, small)
         except UNFIT as error:
             log.info("no small %s: %s: %s", type(config).__name__, type(error).__name__, error)
+
+
+def _with_text(config: Any, small: Any) -> Any:
+    """Copies the config of a model of more than text, with a small text part."""
+    whole, text = copy.deepcopy(config), config.get_text_config(decoder=True)
+    for name in type(config).sub_configs:
+        part = getattr(config, name, None)
+        if part is text:
+            setattr(whole, name, small)
+        elif part is not None:
+            for key in _DEPTHS:
+                if type(getattr(part, key, None)) is int:
+                    setattr(getattr(whole, name), key, 1)
+    return whole
+
+
+_DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layers")  # names of the number of layers of other parts
 
 
 def short_windows(model: Any, context: int) -> Any | None:
@@ -69,9 +91,10 @@ def short_windows(model: Any, context: int) -> Any | None:
         The small model with the attention implementation of ``model``; ``None`` if no small config is accepted.
     """
     text = model.config.get_text_config(decoder=True)
-    for config in small_configs(text):
-        for name, value in windows_of(config).items():
-            setattr(config, name, SHORT if value < context else value)
+    for config in small_configs(text if makes_model(text) else model.config):
+        small_text = config.get_text_config(decoder=True)
+        for name, value in windows_of(small_text).items():
+            setattr(small_text, name, SHORT if value < context else value)
         config._attn_implementation = text._attn_implementation
         small = fitting_model(config)
         if small is not None:
@@ -116,11 +139,9 @@ def random_model(config: Any, seed: int = 0) -> Any:
         config: One of :func:`small_configs`.
         seed: Seed of the parameters.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto_class(config).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=_BIAS)

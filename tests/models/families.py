@@ -9,8 +9,13 @@ import warnings
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from agentrl.models.auto_class import auto_class
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -108,9 +113,20 @@ UNSERVED: dict[str, str] = {}  # families that the embedded engine cannot serve,
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
 
 
+WITH_IMAGES = sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+SEEN: dict[str, Any] = {  # sizes of the parts for images and sounds, of which only the number of layers must be small
+    "num_hidden_layers": 1, "depth": 1, "num_layers": 1, "n_layers": 1, "hidden_size": 32, "embed_dim": 32,
+    "intermediate_size": 48, "num_attention_heads": 4, "num_heads": 4, "image_size": 16, "patch_size": 4,
+    "spatial_merge_size": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0], "deepstack_visual_indexes": [0],
+}  # fmt: skip
+
+
 def small_config(name: str) -> Any:
     """Makes the miniature config of a family: the text part of a composite one."""
-    kind = type(AutoConfig.for_model(name).get_text_config(decoder=True))
+    return _small_text(name, type(AutoConfig.for_model(name).get_text_config(decoder=True)))
+
+
+def _small_text(name: str, kind: Any) -> Any:
     known = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
     sizes = {key: value for key, value in SMALL.items() if key in known and key not in kind.attribute_map}
     if "kv_lora_rank" in known:  # latent attention has as many key heads as query heads
@@ -119,16 +135,32 @@ def small_config(name: str) -> Any:
     return kind(**{key: value for key, value in sizes.items() if value is not None})
 
 
+def small_config_with_images(name: str) -> Any:
+    """Makes the miniature config of a family whose models take images too, with all its parts."""
+    whole = AutoConfig.for_model(name)
+    text = whole.get_text_config(decoder=True)
+    parts: dict[str, Any] = {}
+    for part in type(whole).sub_configs:
+        config = getattr(whole, part, None)
+        if config is text:
+            parts[part] = _small_text(config.model_type, type(config))
+        elif config is not None:
+            known = set(inspect.signature(type(config).__init__).parameters) - set(type(config).attribute_map)
+            parts[part] = type(config)(**{key: value for key, value in SEEN.items() if key in known})
+    return type(whole)(**parts)
+
+
 def small_model(name: str, seed: int = 0) -> Any:
     """Makes a family's miniature model in float32, in evaluation mode; each parameter is random, biases too."""
-    config = small_config(name)
-    for key in ("initializer_range", "init_std"):
-        if hasattr(config, key):
-            setattr(config, key, 0.2)
+    config = small_config(name) if name not in WITH_IMAGES else small_config_with_images(name)
+    for part in (config, config.get_text_config(decoder=True)):
+        for key in ("initializer_range", "init_std"):
+            if hasattr(part, key):
+                setattr(part, key, 0.2)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto_class(config).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)

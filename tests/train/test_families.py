@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from agentrl.bench.made_batch import TrainSequence
+from agentrl.models.auto_class import auto_class
 from agentrl.models.way import form_of
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import ModelRefused, Policy, load_model
@@ -60,7 +60,8 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 def plain(folder: Path, like: Any) -> Any:
     """The same model with the attention that the trainer chose, in evaluation mode: its masks are transformers'."""
     attention = like.config.get_text_config(decoder=True)._attn_implementation
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    kind = auto_class(like.config)
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def check(policy: Policy, layout: Any, reference: Any, sequences: list[TrainSequence]) -> None:
