@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+PLAIN = frozenset({"llama", "qwen2", "qwen3"})
+"""Model types whose models with full attention in all layers can be trained; held to it by tests."""
+
 WEIGHTS = ("*.safetensors", "*.bin")
 RESIZE = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
 UNQUANTISED = "train and serve the original weights, or convert them (dequantize() of transformers) and save the result"
@@ -48,6 +51,13 @@ def refused_config(config: Mapping[str, Any]) -> str | None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         return f"its weights are quantised ({method}), so they cannot be trained or replaced: {UNQUANTISED}"
     return None
+
+
+def is_plain(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config is that of a family that can be trained, with full attention in all layers."""
+    window = config.get("sliding_window") and config.get("use_sliding_window", True)
+    full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    return config.get("model_type") in PLAIN and full and not window
 
 
 def embedding_rows(folder: Path) -> int | None:

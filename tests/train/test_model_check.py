@@ -29,8 +29,8 @@ from transformers import (
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.host import entry
-from agentrl.launch.model_check import PLAIN, is_plain
 from agentrl.launch.resolve import resolve
+from agentrl.models.folder_check import PLAIN, is_plain
 from agentrl.train.model_check import check_model
 from agentrl.train.policy import ModelRefused
 from tests.train.noisy_models import CONFIGS
