@@ -15,7 +15,6 @@ from tests.models.families import FAMILIES, small_model
 from tests.train.test_families import group
 from tests.train.test_rows import collated
 
-
 MODELS = Path(transformers.__file__).parent / "models"
 
 
