@@ -113,7 +113,11 @@ UNSERVED: dict[str, str] = {}  # families that the embedded engine cannot serve,
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
 
 
-WITH_IMAGES = sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+WHOLE = " whole"  # behind a family's name: the model with its parts for images, where the text part is one by itself
+WITH_IMAGES = sorted(
+    {*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES} - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    | {name + WHOLE for name in FAMILIES if "ForConditionalGeneration" in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]}
+)
 SEEN: dict[str, Any] = {  # sizes of the parts for images and sounds, of which only the number of layers must be small
     "num_hidden_layers": 1, "depth": 1, "num_layers": 1, "n_layers": 1, "hidden_size": 32, "embed_dim": 32,
     "intermediate_size": 48, "num_attention_heads": 4, "num_heads": 4, "image_size": 16, "patch_size": 4,
@@ -137,7 +141,7 @@ def _small_text(name: str, kind: Any) -> Any:
 
 def small_config_with_images(name: str) -> Any:
     """Makes the miniature config of a family whose models take images too, with all its parts."""
-    whole = AutoConfig.for_model(name)
+    whole = AutoConfig.for_model(name.removesuffix(WHOLE))
     text = whole.get_text_config(decoder=True)
     parts: dict[str, Any] = {}
     for part in type(whole).sub_configs:
