@@ -68,13 +68,13 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
         "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_headdim": 8,
     },
     "zaya": {"num_experts_per_tok": 1},
-    **dict.fromkeys(
-        (
+    **{
+        name: {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
+        for name in (
             "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_5_omni_text",
             "qwen3_omni_moe_text", "paddleocr_vl_text", "cosmos3_edge_text",
-        ),
-        {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}},
-    ),
+        )
+    },
 }  # fmt: skip
 _ENCODER = "an encoder with a causal mask, of before decoders; its checkpoints do not generate"
 _PART = "the decoder half of an encoder-decoder, which generates nothing without the other half"
