@@ -149,7 +149,7 @@ def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
 
 def _context_length(config: Any, asked: int | None) -> int:
     """Returns the context length to serve, at most the model's maximum."""
-    known = getattr(config, "max_position_embeddings", None)
+    known = max(getattr(config, "max_position_embeddings", None) or 0, 0)  # some classes say -1 for any length
     if asked is None:
         return known or DEFAULT_CONTEXT
     if known and asked > known:

@@ -163,7 +163,8 @@ def _template(folder: Path) -> Iterator[Line]:
 def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     """Tries engine and trainer, on the model or on a small random one of its config."""
     config, of = _config(folder), "the model itself"
-    context = context or min(config.get("max_position_embeddings") or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    known = max(config.get("max_position_embeddings") or 0, 0)  # some classes say -1 for any length
+    context = context or min(known or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
         if shape_of_folder(folder).parameters > SMALL:
             why = _write_small(folder, Path(small), trust)

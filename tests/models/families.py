@@ -115,8 +115,9 @@ SAMPLE = {  # characteristic families, and the way in which the trainer computes
     "jamba": "padded",
     "bloom": "padded",
 }
-REFUSED: dict[str, str] = {}  # families that cannot be trained, and the reason that is given
-UNSERVED: dict[str, str] = {}  # families that the embedded engine cannot serve, and the reason that is given
+_LATER = "tokens of one sequence depend on another after it"
+REFUSED: dict[str, str] = {"xlnet": _LATER}  # families that cannot be trained, and the reason that is given
+UNSERVED: dict[str, str] = {"xlnet": _LATER}  # families that the embedded engine cannot serve, and the reason that is given
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
 
 
