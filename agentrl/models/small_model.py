@@ -40,7 +40,8 @@ _MOST = {  # largest value of a size, by its name in configs
         _HEAD,
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _MOST_EXPERTS),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "index_n_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "linear_num_key_heads"), 2),
+    "index_n_heads": 8,  # with few, whose scores are rectified, several tokens have the score 0, and any is as good
     **dict.fromkeys(("n_group", "topk_group"), 1),
     "linear_num_value_heads": 4, "linear_num_heads": 4, "qk_rope_head_dim": _ROTATED,
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,

@@ -18,7 +18,8 @@ from transformers.models.auto.modeling_auto import (
 from agentrl.models.auto_class import auto_class
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 64, "unpadded_vocab_size": 64,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "sliding_window": 4,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     "attention_chunk_size": 4, "original_max_position_embeddings": 128, "layer_types": None,
@@ -28,7 +29,7 @@ SMALL: dict[str, Any] = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
     "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_num_experts": 4, "moe_k": 2, "num_dense_layers": 1,
     "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "index_topk": 3, "index_head_dim": 8, "index_n_heads": 2, "mlp_layer_types": None,
+    "index_topk": 3, "index_head_dim": 8, "index_n_heads": 8, "mlp_layer_types": None,
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "linear_head_dim": 8, "linear_num_heads": 4,
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1,
@@ -44,11 +45,14 @@ _SHARING: dict[str, Any] = {  # the last two layers take the keys of earlier one
     "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostly kinds of layers
+    "bailing_hybrid": {"layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
     "dots3_note": {"num_key_value_heads": 4, "per_layer_config": {}},
     "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
     "gemma3n": _SHARING,
@@ -58,7 +62,13 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "modernbert-decoder": {"local_attention": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    **{
+        name: {"layer_types": ["linear_attention", "full_attention"]}
+        for name in (
+            "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear", "olmo_hybrid",
+            "granitemoehybrid",
+        )
+    },
     "zamba": {
         "num_hidden_layers": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
@@ -100,24 +110,17 @@ EXCEPTIONS: dict[str, str] = {
     "blt": "predicts bytes in patches, whose ends a second model chooses",
     "reformer": "hashes with random numbers: a logprob is not a function of the tokens",
 }  # fmt: skip
-SAMPLE = {  # characteristic families, and the way in which the trainer computes them on a CPU
-    "llama": "trees",
-    "gpt2": "trees",
-    "mixtral": "trees",
-    "mistral": "trees",
-    "gemma2": "trees",
-    "gpt_oss": "trees",
-    "llama4_text": "trees",
-    "cohere": "trees",
-    "phi": "trees",
-    "mamba2": "padded",
-    "qwen3_next": "padded",
-    "jamba": "padded",
-    "bloom": "padded",
-}
+SAMPLE = (  # characteristic families, which are tried each time
+    "llama", "gpt2", "mixtral", "mistral", "gemma2", "gpt_oss", "llama4_text", "cohere", "phi", "mamba2", "qwen3_next",
+    "jamba", "bloom",
+)  # fmt: skip
+SAMPLE_WITH_IMAGES = ("gemma3 whole", "qwen2_vl", "llava")
 _LATER = "tokens of one sequence depend on another after it"
-REFUSED: dict[str, str] = {"xlnet": _LATER}  # families that cannot be trained, and the reason that is given
-UNSERVED: dict[str, str] = {"xlnet": _LATER}  # families that the embedded engine cannot serve, and the reason that is given
+REFUSED: dict[str, str] = {  # families that cannot be trained, and the reason that is given
+    "cpmant": _LATER,
+    "xlnet": _LATER,
+}
+UNSERVED = REFUSED  # families that the embedded engine cannot serve, and the reason that is given
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(EXCEPTIONS))
 
 

@@ -19,10 +19,11 @@ from agentrl.train.mesh import RankMesh
 from agentrl.train.publishing import make_publisher
 from tests.engine.test_families import load
 from tests.models.families import FAMILIES, REFUSED, UNSERVED
+from tests.models.ways import WAYS_WITH_IMAGES
 from tests.train.test_families import group
 from tests.train.test_rows import collated
 
-SAMPLE = ("llama", "mixtral", "gemma2", "gpt2", "mamba2", "qwen3_next", "deepseek_v3", "jamba")
+SAMPLE = ("llama", "mixtral", "gemma2", "gpt2", "mamba2", "qwen3_next", "deepseek_v3", "jamba", "gemma3 whole")
 
 
 def check_family(name: str, folder: Path, dtype: str = "float32") -> None:
@@ -68,6 +69,6 @@ def test_weights_that_a_class_keeps_in_float32_are_verified_in_bfloat16(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(SAMPLE) - set(REFUSED) - set(UNSERVED)))
+@pytest.mark.parametrize("name", sorted({*FAMILIES, *WAYS_WITH_IMAGES} - {*SAMPLE, *REFUSED, *UNSERVED}))
 def test_every_family_is_served_as_it_was_trained(name: str, tmp_path: Path, mesh: DeviceMesh) -> None:
     check_family(name, tmp_path)

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.models.auto_class import auto_class
 from agentrl.weights.file_names import file_weights, stand_as_they_are, wrong_names
 from agentrl.weights.file_publisher import WeightPublisher
 from agentrl.weights.gather import full_tensor
 from tests.models.families import FAMILIES, small_model
+from tests.models.ways import WAYS_WITH_IMAGES
 
 CONVERTED = {  # families whose files have other tensors than the model, and one of these in the files
     "mixtral": "model.layers.1.block_sparse_moe.experts.3.w2.weight",
@@ -56,7 +58,7 @@ def test_weights_are_those_of_the_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(CONVERTED) - set(AS_THEY_ARE)))
+@pytest.mark.parametrize("name", sorted({*FAMILIES, *WAYS_WITH_IMAGES} - {*CONVERTED, *AS_THEY_ARE}))
 def test_weights_of_every_family_are_those_of_its_files(name: str, tmp_path: Path) -> None:
     check_family(name, tmp_path)
 

@@ -1,0 +1,2 @@
+WAYS: dict = {}
+WAYS_WITH_IMAGES: dict = {}
