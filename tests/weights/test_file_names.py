@@ -33,10 +33,10 @@ def loaded(name: str, folder: Path) -> tuple[Any, dict[str, Tensor]]:
     """A family's model as it is loaded from its files, and these files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        small_model(name).save_pretrained(folder)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), load_file(
-            folder / "model.safetensors"
-        )
+        made = small_model(name)
+        made.save_pretrained(folder)
+        model = auto_class(made.config).from_pretrained(folder, dtype=torch.float32)
+    return model, load_file(folder / "model.safetensors")
 
 
 def check_family(name: str, folder: Path) -> None:
