@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from agentrl.models.auto_class import auto_class, makes_model
 
 log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
-UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
+UNFIT = (
+    TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError,
+    StrictDataclassError,
+)  # fmt: skip
 """Exceptions of a class for a config whose sizes it does not accept."""
 
 SHORT = 4  # tokens of a window or a chunk that is cut
@@ -157,11 +161,18 @@ def _smaller(config: Any, *, narrow: bool) -> Any:
     values["vocab_size"] = min(values["vocab_size"], VOCABULARY)
     if narrow:
         _narrow(values)
-    values["pad_token_id"] = None  # an id beyond the vocabulary would be refused
     values["bos_token_id"] = values["eos_token_id"] = 0
     values |= {name: _SPREAD for name in ("initializer_range", "init_std") if name in values}
     own = {general: name for name, general in names.items()}
-    return type(config).from_dict({own.get(key, key): value for key, value in values.items()})
+    try:
+        return _made(type(config), values | {"pad_token_id": None}, own)  # an id beyond the vocabulary would be refused
+    except StrictDataclassError:  # a class that wants one
+        return _made(type(config), values | {"pad_token_id": 0}, own)
+
+
+def _made(kind: Any, values: dict[str, Any], own: dict[str, str]) -> Any:
+    """Makes a config of a class from values by their general names."""
+    return kind.from_dict({own.get(key, key): value for key, value in values.items()})
 
 
 def _cut_layers(config: Any, values: dict[str, Any]) -> None:

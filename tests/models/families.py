@@ -59,9 +59,11 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "gemma3n_text": _SHARING,
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 4, "attention_types": [[["global", "local"], 1]]},
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
+    "minicpm3": {"dim_model_base": 32},
     "modernbert-decoder": {"local_attention": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "full_attention"]},
     **{
         name: {"layer_types": ["linear_attention", "full_attention"]}
         for name in (
