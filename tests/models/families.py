@@ -71,6 +71,8 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
             "granitemoehybrid",
         )
     },
+    "xlstm": {"num_heads": 4},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "zamba": {
         "num_hidden_layers": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
@@ -78,6 +80,13 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "zamba2": {
         "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3],
         "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "mamba_headdim": 8,
+    },
+    **{
+        name: {
+            "layer_types": ["linear_attention", "full_attention"], "indexer_n_heads": 8, "indexer_kv_heads": 1,
+            "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 2,
+        }
+        for name in ("qwen4_exp", "qwen4_exp_text")
     },
     "zaya": {"num_experts_per_tok": 1},
     **{

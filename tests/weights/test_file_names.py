@@ -36,7 +36,8 @@ def loaded(name: str, folder: Path) -> tuple[Any, dict[str, Tensor]]:
         made = small_model(name)
         made.save_pretrained(folder)
         model = auto_class(made.config).from_pretrained(folder, dtype=torch.float32)
-    return model, load_file(folder / "model.safetensors")
+        model.save_pretrained(folder / "saved")  # a class may have changed the padding token's row when it was loaded
+    return model, load_file(folder / "saved" / "model.safetensors")
 
 
 def check_family(name: str, folder: Path) -> None:
