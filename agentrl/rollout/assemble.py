@@ -79,7 +79,7 @@ def first_push_probe(recipe: Recipe, template: ChatTemplate) -> list[int]:
     """Returns the ids of a text whose logprobs the first push must leave as they are; none where it is not checked."""
     if recipe.weights.names != "files" or not server_kind(recipe.inference.engine).capabilities.scoring:
         return []
-    return template.tokenizer(TEXT)["input_ids"]
+    return template.encoder.ids(TEXT)
 
 
 def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSettings, SessionSettings]:
