@@ -199,6 +199,7 @@ def _narrow(values: dict[str, Any]) -> None:
         if type(values.get(name)) is int:
             values[name] = min(values[name], most)
     heads = values.get("num_attention_heads")
+    before = values.get("head_dim") or (values["hidden_size"] // heads if heads and values.get("hidden_size") else 0)
     if type(heads) is int:
         shared = values.get("num_key_value_heads")
         groups = max(1, heads // shared) if shared else 1
@@ -208,10 +209,22 @@ def _narrow(values: dict[str, Any]) -> None:
     if type(values.get("head_dim")) is int:
         values["head_dim"] = _ROTATED if rotated else _HEAD
     values["hidden_size"] = width = (heads or 4) * _HEAD
+    if before:
+        _narrow_rotation(values, before)
     for name in ("word_embed_proj_dim", "attention_hidden_size", "lru_width", "conv_dim", "conv_dim_out"):
         if values.get(name):
             values[name] = width
     _narrow_states(values, width)
+
+
+def _narrow_rotation(values: dict[str, Any], before: int) -> None:
+    """Makes the parts of a rotation by several axes (time, height, width of images) as small as the heads."""
+    for rotation in (values.get("rope_parameters"), values.get("rope_scaling")):
+        parts = rotation.get("mrope_section") if isinstance(rotation, dict) else None
+        if rotation and parts:
+            small = [max(1, part * _HEAD // before) for part in parts]
+            small[0] += sum(parts) * _HEAD // before - sum(small)
+            rotation["mrope_section"] = small
 
 
 def _narrow_states(values: dict[str, Any], width: int) -> None:
