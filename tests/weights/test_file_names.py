@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agentrl.models.auto_class import auto_class
 from agentrl.weights.file_names import file_weights, stand_as_they_are, wrong_names
 from agentrl.weights.file_publisher import WeightPublisher
 from agentrl.weights.gather import full_tensor
-from tests.models.families import FAMILIES, small_model
+from tests.models.families import FAMILIES, small_config_with_images, small_model
 from tests.models.ways import WAYS_WITH_IMAGES
 
 CONVERTED = {  # families whose files have other tensors than the model, and one of these in the files
@@ -109,6 +109,21 @@ def test_a_published_file_is_one_that_transformers_reads(tmp_path: Path) -> None
     for (name, one), (_, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(one, other), name
     publisher.close()
+
+
+def test_the_text_side_of_a_model_is_sent_under_the_names_of_the_whole(tmp_path: Path) -> None:
+    """transformers loads the text part of such a folder alone; a server holds the whole model."""
+    torch.manual_seed(0)
+    whole = AutoModelForImageTextToText.from_config(small_config_with_images("qwen3_5"), dtype=torch.float32)
+    whole.save_pretrained(tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert not any("visual" in name for name, _ in model.named_parameters())
+    sent = file_weights(model, model.named_parameters())
+    assert wrong_names(sent, tmp_path, model.base_model_prefix) is None
+    assert any(".language_model." in name for name, _ in sent)
+    for name, weight in sent:
+        assert torch.equal(full_tensor(weight), files[name]), name
 
 
 def test_names_that_the_files_lack_are_found(tmp_path: Path) -> None:
