@@ -29,8 +29,10 @@ def serve(
     require_chat_template(found.path)
     _say(found.source)
     from agentrl.engine.__main__ import main
+    from agentrl.host.entry import REFUSED
 
-    raise typer.Exit(main(["--model", str(found.path), *context.args]))
+    code = main(["--model", str(found.path), *context.args])
+    raise typer.Exit(2 if code == REFUSED else code)
 
 
 def _say(text: str) -> None:

@@ -229,6 +229,11 @@ class WeightsConfig(Section):
         description="Running requests during a push: recompute their KV cache, keep it (cheap on a CPU), or resubmit.",
     )
     lease_seconds: Seconds = Field(default=120.0, description="A push longer than this is rolled back.")
+    names: Literal["auto", "files", "model"] = Field(
+        default="auto",
+        description="Names and shapes of the weights that are sent: of the model's files, where experts stand one by "
+        "one, or of the loaded model. auto: as the kind of server takes them.",
+    )
 
 
 class LaunchConfig(Section):

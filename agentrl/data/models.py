@@ -190,7 +190,8 @@ def require_chat_template(path: Path) -> None:
         return
     raise DataError(
         f"the model in {path} has no chat template (looked for chat_template.jinja and for chat_template in "
-        f"tokenizer_config.json). Base models have none: take the Instruct variant, or put a chat_template.jinja there"
+        "tokenizer_config.json). Base models have none: take the Instruct variant, set "
+        "model.chat_template=chatml_tools, or put a chat_template.jinja there"
     )
 
 

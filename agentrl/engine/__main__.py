@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.engine import KEPT_TOKENS
+from agentrl.host.entry import refuse
 from agentrl.host.key_guard import KEY_ENV, KeyGuard
 from agentrl.host.process import tie_to_parent, write_json
 
@@ -98,7 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: Arguments of the command line without the program's name; ``None`` takes ``sys.argv``.
 
     Returns:
-        0 after a signal, 1 if the model cannot be served, 2 for wrong arguments or a port in use.
+        0 after a signal, :data:`~agentrl.host.entry.REFUSED` if the model cannot be served, 1 if it could not be
+        loaded otherwise, 2 for wrong arguments or a port in use.
     """
     args = build_parser().parse_args(argv)
     least = {
@@ -223,7 +225,11 @@ def _start_service(args: argparse.Namespace) -> "Service":
 
 def _announce(args: argparse.Namespace, listener: socket.socket, service: "Service") -> int:
     """Write the ready file, or print why the model could not be loaded."""
+    from agentrl.engine.model import ModelError
+
     error = service.engine.ready.exception()
+    if isinstance(error, ModelError):
+        return refuse(ModelError(f"cannot serve {args.model}: {error}"))
     if error is not None:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1

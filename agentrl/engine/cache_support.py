@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.model_calls import ModelCalls
-from agentrl.models.probe import COARSE, FAULTS, TOLERANCE, hidden_window, wrong_rows, wrong_trees
+from agentrl.models.probe import COARSE, FAULTS, hidden_window, wrong_rows, wrong_trees
 from agentrl.models.small_model import short_windows
 from agentrl.models.tree_support import ids_of, limited_attention
 from agentrl.models.way import Way
 
 Past = Literal["slots", "caches", "recomputed"]
 PROMPT, DECODED = 9, 4  # tokens of the trial: longer than a short window
+# Largest mean difference of a logit over its mean size. Rounding gives 1e-5 at most; some state-space classes bound
+# their time steps in a forward pass and not in decoding, which gives 4e-4.
+TOLERANCE = {torch.float32: 2e-4}
 
 
 def find_past(model: Any, context: int) -> tuple[Past | None, str]:

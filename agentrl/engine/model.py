@@ -13,6 +13,7 @@ import torch
 
 from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.models.auto_class import auto_class
 from agentrl.models.folder_check import refused_folder, unknown_config
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
@@ -130,17 +131,17 @@ def load_without_tokenizer(
 
 def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
     """Loads the weights with the first attention that the class has."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
     except (ValueError, KeyError) as error:
         raise ModelError(unknown_config(Path(path), error)) from error
     errors = []
     for attention in ("sdpa", "eager"):
         how: dict[str, Any] = {"attn_implementation": attention, "local_files_only": True, "trust_remote_code": trust}
         try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
+            return auto_class(config).from_pretrained(path, dtype=dtype, **how)
         except (ValueError, ImportError) as error:  # no such attention, a missing package
             errors.append(error)
     raise ModelError(f"{path} cannot be loaded: {errors[0]}") from errors[0]
@@ -148,7 +149,7 @@ def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
 
 def _context_length(config: Any, asked: int | None) -> int:
     """Returns the context length to serve, at most the model's maximum."""
-    known = getattr(config, "max_position_embeddings", None)
+    known = max(getattr(config, "max_position_embeddings", None) or 0, 0)  # some classes say -1 for any length
     if asked is None:
         return known or DEFAULT_CONTEXT
     if known and asked > known:

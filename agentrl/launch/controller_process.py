@@ -43,7 +43,13 @@ from agentrl.launch.placement import placed
 from agentrl.launch.worker_port import WorkerPort
 from agentrl.launch.worker_watch import LOST_WORKERS
 from agentrl.observe.sinks import METRICS_FILE, MetricsWriter, read_metrics
-from agentrl.rollout.assemble import access_to_servers, make_backend, make_client, make_workflow
+from agentrl.rollout.assemble import (
+    access_to_servers,
+    first_push_probe,
+    make_backend,
+    make_client,
+    make_workflow,
+)
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
 from agentrl.rollout.deadline import Limits
@@ -111,7 +117,8 @@ async def serve(
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
     placed_at, access = run_dir / "processes" / FOLDER, access_to_servers(recipe)
     near = Relays(placed_at, run_dir, access, lease).near if placed(recipe) else None
-    weights = WeightTransaction(router, Committed(0, str(model)), recipe.weights.pause_mode, lease, pauses, near)
+    mode, probe = recipe.weights.pause_mode, first_push_probe(recipe, client.template)
+    weights = WeightTransaction(router, Committed(0, str(model)), mode, lease, pauses, near, probe)
 
     teacher = make_teacher(recipe, teacher_urls)
 

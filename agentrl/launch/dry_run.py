@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.errors import UserError
 from agentrl.config.hints import hints
 from agentrl.config.mesh import check_mesh
 from agentrl.config.recipe import Recipe
@@ -20,6 +21,7 @@ from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch import placement
 from agentrl.launch.model_shape import ModelShape, model_shape
 from agentrl.launch.resolve import BYTES, decided, pushed_bytes, resolve
+from agentrl.models.folder_check import is_plain, refused_config
 from agentrl.weights.transport import BUFFERS, costs
 
 
@@ -120,6 +122,8 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
     shape, unknown = None, "the model's config.json is not available"
     if config is not None:
         check_mesh(recipe.trainer, config)
+        if recipe.trainer.type is not None and (why := refused_config(config)):
+            raise UserError(f"the model cannot be trained: {why}")
         try:
             shape = model_shape(config)
         except ValueError as error:
@@ -127,7 +131,17 @@ def plan(recipe: Recipe, config: Mapping[str, Any] | None, model: str) -> tuple[
     resolved = resolve(recipe, shape)
     chosen = [f"auto       {key}: {value}" for key, value in decided(recipe, resolved).items()]
     said = [f"hint       {one}" for one in hints(resolved)]
-    return resolved, [*_before_memory(resolved, model), *chosen, *_memory_lines(resolved, shape, unknown), *said]
+    before = [*_before_memory(resolved, model), *_rows(resolved, config)]
+    return resolved, [*before, *chosen, *_memory_lines(resolved, shape, unknown), *said]
+
+
+def _rows(recipe: Recipe, config: Mapping[str, Any] | None) -> list[str]:
+    """Says how the trainer computes several sequences, which for most models is found by trying."""
+    if not config or recipe.trainer.type is None or recipe.trainer.type in SUPERVISED:
+        return []
+    if is_plain(config):
+        return ["rows       prefix trees: common beginnings are computed once"]
+    return [f"rows       prefix trees or slower ones; agentrl model check {recipe.model.name} tries which"]
 
 
 def _before_memory(recipe: Recipe, model: str) -> list[str]:

@@ -25,6 +25,7 @@ from agentrl.inference.backend import Generation, SamplingParams
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.models.folder_check import embedding_rows, tokens_without_row, too_many_tokens
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.assemble import make_settings, make_workflow
 from agentrl.rollout.deadline import Limits, within
@@ -128,8 +129,16 @@ async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, t
         template, locked, free = make_settings(recipe, model)
     except TemplateError as error:
         raise PromptError(f"model {recipe.model.name}: {error}") from error
+    rows = embedding_rows(model)
+    _check_vocabulary(recipe, template, rows)
     settings = locked if recipe.trainer.type is not None else free
     first = await _prompt(recipe, workflow, tasks[0], template, settings)
+    if beyond := [one for one in first.token_ids if rows is not None and one >= rows]:
+        token = template.text(beyond[:1], special=True)
+        raise PromptError(
+            f"model {recipe.model.name}: the first prompt holds {token!r} (id {beyond[0]}), and the model's embedding "
+            f"has {rows} rows: take another chat template (model.chat_template)"
+        )
     if not first.too_long:
         return first
     others = tasks[1 :: max(1, len(tasks) // TRIED)][:TRIED]
@@ -138,6 +147,17 @@ async def first_prompt(recipe: Recipe, model: Path, workflow: RolloutWorkflow, t
             return first
     told = f", nor does that of {len(others)} other tasks" if others else ""
     raise PromptError(f"{first.problem}{told}: set inference.context_length higher, or shorten the prompt")
+
+
+def _check_vocabulary(recipe: Recipe, template: ChatTemplate, rows: int | None) -> None:
+    """Refuses a tokenizer that encodes ordinary text to ids that the model does not know.
+
+    Raises:
+        PromptError: There are such ids.
+    """
+    ordinary = tokens_without_row(template.tokenizer, rows)[0] if rows is not None else []
+    if ordinary and rows is not None:
+        raise PromptError(f"model {recipe.model.name}: {too_many_tokens(ordinary, rows)}")
 
 
 async def _prompt(

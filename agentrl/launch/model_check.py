@@ -6,17 +6,13 @@ model again when it has loaded it.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.launch import commands
 from agentrl.launch.supervisor import Supervisor
-
-PLAIN = frozenset({"llama", "qwen2", "qwen3"})
-"""Model types whose models with full attention in all layers can be trained; held to it by tests."""
+from agentrl.models.folder_check import is_plain
 
 NICENESS = 19  # the servers load at the same time
 
@@ -34,10 +30,3 @@ def start_model_check(trainer: TrainerConfig, model: Path, run_dir: Path, superv
     if trainer.lora_targets or not is_plain(config):
         command = commands.model_check(model, run_dir)
         supervisor.start("model-check", command, env=CPU_ENV, niceness=NICENESS, brief=True)
-
-
-def is_plain(config: Mapping[str, Any]) -> bool:
-    """Whether a model's config is that of a family that can be trained, with full attention in all layers."""
-    window = config.get("sliding_window") and config.get("use_sliding_window", True)
-    full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
-    return config.get("model_type") in PLAIN and full and not window

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.launch.model_shape import shape_of_folder
-from agentrl.models.folder_check import refused_folder
+from agentrl.models.folder_check import (
+    RESIZE,
+    embedding_rows,
+    refused_folder,
+    tokens_without_row,
+    too_many_tokens,
+)
 
 Verdict = Literal["ok", "slower", "refused"]
 SMALL = 300_000_000  # parameters up to which the model itself is tried
@@ -99,19 +105,18 @@ def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
 
 def _sizes(folder: Path, tokenizer: Any) -> Iterator[Line]:
     """Compares the tokenizer with the embedding, whose rows the config names."""
-    config = _config(folder)
-    rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    rows = embedding_rows(folder)
     if not rows:
         return
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        text = f"the tokenizer has ids up to {largest}, and the embedding {rows} rows: such an id would be no token"
-        remedy = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
-        yield Line("vocabulary", "refused", text, remedy)
-    else:
-        spare = rows - len(tokenizer)
-        text = f"{rows} rows in the embedding" + (f", {spare} of them without a token" if spare > 0 else "")
-        yield Line("vocabulary", "ok", text)
+    ordinary, special = tokens_without_row(tokenizer, rows)
+    if ordinary:
+        yield Line("vocabulary", "refused", too_many_tokens(ordinary, rows).removesuffix(f": {RESIZE}"), RESIZE)
+        return
+    spare = rows - len(tokenizer)
+    text = f"{rows} rows in the embedding" + (f", {spare} of them without a token" if spare > 0 else "")
+    if special:
+        text += f"; none for {', '.join(special[:3])}, so that a prompt with it is refused"
+    yield Line("vocabulary", "ok", text)
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:
@@ -158,7 +163,8 @@ def _template(folder: Path) -> Iterator[Line]:
 def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     """Tries engine and trainer, on the model or on a small random one of its config."""
     config, of = _config(folder), "the model itself"
-    context = context or min(config.get("max_position_embeddings") or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    known = max(config.get("max_position_embeddings") or 0, 0)  # some classes say -1 for any length
+    context = context or min(known or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
         if shape_of_folder(folder).parameters > SMALL:
             why = _write_small(folder, Path(small), trust)
@@ -176,7 +182,7 @@ def _write_small(folder: Path, target: Path, trust: bool) -> str | None:
     from agentrl.train.policy import ModelRefused, load_config
 
     try:
-        model = small_model(load_config(folder, trust=trust).get_text_config(decoder=True))
+        model = small_model(load_config(folder, trust=trust))
     except ModelRefused as error:
         return str(error)
     if model is None:

@@ -29,7 +29,7 @@ KEYS = (
     "inference.dtype",
     "teacher.dtype",
     "weights.transport",
-)  # the keys that are resolved here
+)  # the keys that are resolved here and shown; weights.names is another, which only the kind of server decides
 
 
 def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
@@ -50,7 +50,11 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
     }
     changes = {name: values for name, values in changes.items() if name in read}
     recipe = _with(recipe, changes)
-    return _with(recipe, {"weights": {"transport": transport_of(recipe, shape)}}) if "weights" in read else recipe
+    if "weights" not in read:
+        return recipe
+    asked, kind = recipe.weights.names, server_kind(recipe.inference.engine).capabilities
+    names = asked if asked != "auto" else kind.weight_names
+    return _with(recipe, {"weights": {"transport": transport_of(recipe, shape), "names": names}})
 
 
 def _with(recipe: Recipe, changes: dict[str, dict[str, Any]]) -> Recipe:

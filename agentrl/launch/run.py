@@ -53,7 +53,7 @@ from agentrl.launch.results import (
     read_training,
 )
 from agentrl.launch.resume import RunError, check_resumable
-from agentrl.launch.run_checks import check_components, check_disk
+from agentrl.launch.run_checks import check_components, check_disk, check_folder
 from agentrl.launch.run_owner import FILE as OWNER
 from agentrl.launch.run_owner import RunOwner
 from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
@@ -173,6 +173,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     """Start the run's processes, wait for their end, and print a report."""
     started = time.monotonic()
     model = find_model(recipe, console)
+    check_folder(model.path)
     teacher = find_teacher(recipe, model.path, console)
     check_mesh(recipe.trainer, json.loads((model.path / "config.json").read_text()))
     recipe = resolve(recipe, shape_of_folder(model.path))

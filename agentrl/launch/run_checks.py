@@ -16,6 +16,7 @@ from agentrl.launch.placement import server_problems
 from agentrl.launch.resume import RunError
 from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import server_python
+from agentrl.models.folder_check import refused_folder
 from agentrl.rollout.assemble import make_workflow
 
 
@@ -88,6 +89,16 @@ def check_tls(recipe: Recipe) -> None:
 
 def _has_compiler() -> bool:
     return bool(os.environ.get("CXX")) or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
+def check_folder(model: Path) -> None:
+    """Refuse a model that no trainer can train, from its folder's JSON files.
+
+    Raises:
+        RunError: It is quantised, an encoder-decoder, or lacks files.
+    """
+    if why := refused_folder(model):
+        raise RunError(f"the model cannot be trained: {why}")
 
 
 def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:

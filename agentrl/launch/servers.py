@@ -31,9 +31,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
-    """Find the model by its name, check that it has a chat template, and print its source."""
+    """Find the model by its name, check that it has a chat template or gets one, and print its source."""
     model = resolve_model(recipe.model.name, say=lambda text: say(console, text))
-    require_chat_template(model.path)
+    if recipe.model.chat_template in (None, "training"):  # else the recipe brings one
+        require_chat_template(model.path)
     say(console, f"model   {model.source}")
     return model
 

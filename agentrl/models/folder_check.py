@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+PLAIN = frozenset({"llama", "qwen2", "qwen3"})
+"""Model types whose models with full attention in all layers can be trained; held to it by tests."""
+
 WEIGHTS = ("*.safetensors", "*.bin")
+RESIZE = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
 UNQUANTISED = "train and serve the original weights, or convert them (dequantize() of transformers) and save the result"
 
 
@@ -47,6 +51,47 @@ def refused_config(config: Mapping[str, Any]) -> str | None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         return f"its weights are quantised ({method}), so they cannot be trained or replaced: {UNQUANTISED}"
     return None
+
+
+def is_plain(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config is that of a family that can be trained, with full attention in all layers."""
+    window = config.get("sliding_window") and config.get("use_sliding_window", True)
+    full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    return config.get("model_type") in PLAIN and full and not window
+
+
+def embedding_rows(folder: Path) -> int | None:
+    """Returns how many ids a folder's model knows, from its config; ``None`` if that does not tell."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    parts = [config, *(config.get(name) for name in ("text_config", "language_config", "llm_config"))]
+    found = [part["vocab_size"] for part in parts if isinstance(part, dict) and isinstance(part.get("vocab_size"), int)]
+    return found[-1] if found else None
+
+
+def tokens_without_row(tokenizer: Any, rows: int) -> tuple[list[str], list[str]]:
+    """Returns the tokens whose ids are beyond the embedding: those of ordinary text, and special ones.
+
+    Text models of a family with images keep its special tokens in their tokenizer, which no text is encoded to.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        rows: Number of ids that the model knows.
+    """
+    beyond = {one: name for name, one in tokenizer.get_vocab().items() if one >= rows}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {one for one in beyond if one in added and added[one].special}
+    return [beyond[one] for one in sorted(beyond.keys() - special)], [beyond[one] for one in sorted(special)]
+
+
+def too_many_tokens(ordinary: list[str], rows: int) -> str:
+    """Says that a tokenizer has ids that the embedding lacks, and what can be done."""
+    return (
+        f"the tokenizer has {len(ordinary)} tokens (e.g. {ordinary[0]!r}) beyond the {rows} rows of the model's "
+        f"embedding: {RESIZE}"
+    )
 
 
 def unknown_config(folder: Path, error: Exception) -> str:

@@ -43,19 +43,22 @@ class HeadForm:
         return "linear" + (f" with {', '.join(parts)}" if parts else "")
 
 
-class _States:
-    """Output of a decoder: hidden states, and nothing else of what a head may ask for."""
+class _States(dict[str, Tensor]):
+    """Output of a decoder: hidden states, and nothing else of what a head may ask for.
+
+    Models of more than text unpack it into an output of their own.
+    """
 
     def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
+        super().__init__(last_hidden_state=hidden)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return None
+        return self.get(name)
 
     def __getitem__(self, index: Any) -> Any:
-        return (self.last_hidden_state,)[index]
+        return super().__getitem__(index) if isinstance(index, str) else tuple(self.values())[index]
 
 
 class OwnHead(nn.Module):

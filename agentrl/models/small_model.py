@@ -10,11 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from agentrl.models.auto_class import auto_class, makes_model
 
 log = logging.getLogger(__name__)
 VOCABULARY = 512
 MOST_PARAMETERS = 300_000_000  # of a small model; a larger one takes seconds
-UNFIT = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError)
+UNFIT = (
+    TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError, ImportError,
+    StrictDataclassError,
+)  # fmt: skip
 """Exceptions of a class for a config whose sizes it does not accept."""
 
 SHORT = 4  # tokens of a window or a chunk that is cut
@@ -38,7 +44,8 @@ _MOST = {  # largest value of a size, by its name in configs
         _HEAD,
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _MOST_EXPERTS),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "index_n_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "linear_num_key_heads"), 2),
+    "index_n_heads": 8,  # with few, whose scores are rectified, several tokens have the score 0, and any is as good
     **dict.fromkeys(("n_group", "topk_group"), 1),
     "linear_num_value_heads": 4, "linear_num_heads": 4, "qk_rope_head_dim": _ROTATED,
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,
@@ -46,16 +53,36 @@ _MOST = {  # largest value of a size, by its name in configs
 
 
 def small_configs(config: Any) -> Iterator[Any]:
-    """Yields smaller copies of a text model's config, the smallest first.
+    """Yields smaller copies of a model's config, the smallest first.
 
     The first is small in all sizes that are known here. Some classes do not accept it, because one of their other
     sizes depends on these; then the second is for them, in which only the number of layers and the vocabulary are.
+    Of a model of more than text, the other parts have one layer.
     """
+    text = config.get_text_config(decoder=True)
     for narrow in (True, False):
         try:
-            yield _smaller(config, narrow=narrow)
+            small = _smaller(text, narrow=narrow)
+            yield small if text is config else _with_text(config, small)
         except UNFIT as error:
             log.info("no small %s: %s: %s", type(config).__name__, type(error).__name__, error)
+
+
+def _with_text(config: Any, small: Any) -> Any:
+    """Copies the config of a model of more than text, with a small text part."""
+    whole, text = copy.deepcopy(config), config.get_text_config(decoder=True)
+    for name in type(config).sub_configs:
+        part = getattr(config, name, None)
+        if part is text:
+            setattr(whole, name, small)
+        elif part is not None:
+            for key in _DEPTHS:
+                if type(getattr(part, key, None)) is int:
+                    setattr(getattr(whole, name), key, 1)
+    return whole
+
+
+_DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layers")  # names of the number of layers of other parts
 
 
 def short_windows(model: Any, context: int) -> Any | None:
@@ -69,9 +96,10 @@ def short_windows(model: Any, context: int) -> Any | None:
         The small model with the attention implementation of ``model``; ``None`` if no small config is accepted.
     """
     text = model.config.get_text_config(decoder=True)
-    for config in small_configs(text):
-        for name, value in windows_of(config).items():
-            setattr(config, name, SHORT if value < context else value)
+    for config in small_configs(text if makes_model(text) else model.config):
+        small_text = config.get_text_config(decoder=True)
+        for name, value in windows_of(small_text).items():
+            setattr(small_text, name, SHORT if value < context else value)
         config._attn_implementation = text._attn_implementation
         small = fitting_model(config)
         if small is not None:
@@ -116,11 +144,9 @@ def random_model(config: Any, seed: int = 0) -> Any:
         config: One of :func:`small_configs`.
         seed: Seed of the parameters.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto_class(config).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=_BIAS)
@@ -135,11 +161,18 @@ def _smaller(config: Any, *, narrow: bool) -> Any:
     values["vocab_size"] = min(values["vocab_size"], VOCABULARY)
     if narrow:
         _narrow(values)
-    values["pad_token_id"] = None  # an id beyond the vocabulary would be refused
     values["bos_token_id"] = values["eos_token_id"] = 0
     values |= {name: _SPREAD for name in ("initializer_range", "init_std") if name in values}
     own = {general: name for name, general in names.items()}
-    return type(config).from_dict({own.get(key, key): value for key, value in values.items()})
+    try:
+        return _made(type(config), values | {"pad_token_id": None}, own)  # an id beyond the vocabulary would be refused
+    except StrictDataclassError:  # a class that wants one
+        return _made(type(config), values | {"pad_token_id": 0}, own)
+
+
+def _made(kind: Any, values: dict[str, Any], own: dict[str, str]) -> Any:
+    """Makes a config of a class from values by their general names."""
+    return kind.from_dict({own.get(key, key): value for key, value in values.items()})
 
 
 def _cut_layers(config: Any, values: dict[str, Any]) -> None:
@@ -166,6 +199,7 @@ def _narrow(values: dict[str, Any]) -> None:
         if type(values.get(name)) is int:
             values[name] = min(values[name], most)
     heads = values.get("num_attention_heads")
+    before = values.get("head_dim") or (values["hidden_size"] // heads if heads and values.get("hidden_size") else 0)
     if type(heads) is int:
         shared = values.get("num_key_value_heads")
         groups = max(1, heads // shared) if shared else 1
@@ -175,10 +209,22 @@ def _narrow(values: dict[str, Any]) -> None:
     if type(values.get("head_dim")) is int:
         values["head_dim"] = _ROTATED if rotated else _HEAD
     values["hidden_size"] = width = (heads or 4) * _HEAD
+    if before:
+        _narrow_rotation(values, before)
     for name in ("word_embed_proj_dim", "attention_hidden_size", "lru_width", "conv_dim", "conv_dim_out"):
         if values.get(name):
             values[name] = width
     _narrow_states(values, width)
+
+
+def _narrow_rotation(values: dict[str, Any], before: int) -> None:
+    """Makes the parts of a rotation by several axes (time, height, width of images) as small as the heads."""
+    for rotation in (values.get("rope_parameters"), values.get("rope_scaling")):
+        parts = rotation.get("mrope_section") if isinstance(rotation, dict) else None
+        if rotation and parts:
+            small = [max(1, part * _HEAD // before) for part in parts]
+            small[0] += sum(parts) * _HEAD // before - sum(small)
+            rotation["mrope_section"] = small
 
 
 def _narrow_states(values: dict[str, Any], width: int) -> None:

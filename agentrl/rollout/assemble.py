@@ -18,6 +18,7 @@ from agentrl.inference.router import Router
 from agentrl.inference.session import SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.inference.tool_parsers import PARSERS
+from agentrl.weights.first_push import TEXT
 
 
 def make_workflow(recipe: Recipe) -> RolloutWorkflow:
@@ -72,6 +73,13 @@ def make_client(recipe: Recipe, model: Path, urls: list[str]) -> ChatClient:
         patience=inference.patience,
     )
     return ChatClient(router, *make_settings(recipe, model))
+
+
+def first_push_probe(recipe: Recipe, template: ChatTemplate) -> list[int]:
+    """Returns the ids of a text whose logprobs the first push must leave as they are; none where it is not checked."""
+    if recipe.weights.names != "files" or not server_kind(recipe.inference.engine).capabilities.scoring:
+        return []
+    return template.encoder.ids(TEXT)
 
 
 def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSettings, SessionSettings]:

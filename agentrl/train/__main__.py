@@ -6,7 +6,7 @@ once. A model that cannot be trained is refused before the first batch, after a 
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -41,15 +41,14 @@ from agentrl.train.policy import (
     load_model,
     shard,
 )
+from agentrl.train.publishing import make_publisher
 from agentrl.train.rank import DTYPES, join_group, set_threads
 from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.sharded_loading import inside, load_sharded, loads_whole
 from agentrl.train.trainer import Trainer, TrainingStopped
 from agentrl.train.training_noise import remove_noise
 from agentrl.train.trial_update import TrialBatch, trial_batch, trial_error, trial_without_logprobs
-from agentrl.weights.broadcast_publisher import BroadcastPublisher
-from agentrl.weights.file_publisher import Publisher, WeightPublisher
-from agentrl.weights.gather import Weight, own_part
+from agentrl.weights.gather import own_part
 
 
 def build_trainer(
@@ -70,7 +69,7 @@ def build_trainer(
         from agentrl.train.lora import BasePolicy
 
         reference = BasePolicy(policy)
-    publisher = make_publisher(recipe, policy, run_dir, device, client, mesh)
+    publisher = make_publisher(recipe, policy, run_dir, device, client, mesh, model_path)
     critic = make_critic(decided, model_path, mesh, device) if config.advantage == "gae" else None
     engine = PolicyLearner(policy, reference, config, device, critic, mesh)
     if device.type == "cpu":
@@ -310,29 +309,6 @@ def prepared(module: Any, config: TrainerConfig, mesh: RankMesh, device: torch.d
     if config.compile:
         compile_layers(module.model)
     return module
-
-
-def make_publisher(
-    recipe: Recipe, policy: Policy, run_dir: Path, device: torch.device, client: ControllerClient | None, mesh: RankMesh
-) -> Publisher:
-    """Makes the publisher for the weight transport that the resolved recipe names."""
-    folder, is_writer, transport = run_dir / "weights", dist.get_rank() == 0, recipe.weights.transport
-    assert transport != "auto", "the launcher resolves it"
-    place = (mesh.tensor_rank, mesh.shape.tensor)
-    dtype = DTYPES[recipe.inference.dtype]
-    weights: Iterable[tuple[str, Weight]] = policy.model.named_parameters()
-    if recipe.trainer.lora_rank is not None:
-        from agentrl.weights.lora_weights import plain_weights
-
-        weights = plain_weights(policy.model)
-        if recipe.trainer.lora_push == "adapter" and transport != "broadcast":
-            from agentrl.weights.adapter_publisher import AdapterPublisher
-
-            return AdapterPublisher(policy.model, dtype, transport, folder, is_writer=is_writer)
-    if transport != "broadcast":
-        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer, tensor=place)
-    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer, tensor=place)
-    return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
 
 def take_memory(nbytes: int) -> None:

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
-from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED
 from agentrl.train.first_mismatch import TrainingStopped
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import Policy, reshard
+from agentrl.weights.file_names import stand_as_they_are
 from agentrl.weights.gather import Weight, full_tensor
 from agentrl.weights.own_parts import seen_by_all, write_parts
 from agentrl.weights.safetensors_files import make_files, places
@@ -64,7 +64,7 @@ def export_model(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     begun.check(partial)
-    parts = not gather and mesh.shape.size > 1 and has_plain_names(policy.model, shapes) and seen_by_all(partial)
+    parts = not gather and mesh.shape.size > 1 and stand_as_they_are(policy.model, shapes) and seen_by_all(partial)
     with _Writing(target) as made:
         if parts and mesh.rank == 0:
             make_files(partial, shapes, dtype)
@@ -98,13 +98,6 @@ def exported_weights(model: Any, *, adapter: bool) -> list[tuple[str, Weight]]:
     from agentrl.weights.lora_weights import plain_weights
 
     return list(plain_weights(model))
-
-
-def has_plain_names(model: Any, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
-    """Whether transformers writes a model's weights under their own names, and does not take experts apart."""
-    state = {name: torch.empty(shape, device="meta") for name, shape in shapes}
-    found = revert_weight_conversion(model, dict(state))
-    return {name: tensor.shape for name, tensor in found.items()} == {name: one.shape for name, one in state.items()}
 
 
 def _gathered(weights: Sequence[tuple[str, Weight]], dtype: torch.dtype, rank: int) -> dict[str, torch.Tensor]:

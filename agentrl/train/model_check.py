@@ -38,9 +38,6 @@ def check_model(recipe: Recipe, model_path: Path) -> str | None:
         ModelRefused: The model cannot be trained.
     """
     config = load_config(model_path, trust=recipe.model.trust_remote_code, weights=False)
-    text = config.get_text_config(decoder=True)
-    if text is not config:
-        return f"{type(config).__name__} is of more than text"
     model = small_model(config)
     if model is None:
         return f"no small model can be made of {type(config).__name__}"

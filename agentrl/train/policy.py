@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel
 
 from agentrl.config.errors import UserError
+from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
@@ -194,7 +195,7 @@ def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any
         ModelRefused: It cannot be loaded.
     """
     config = without_noise(load_config(path, trust=trust))
-    kind, errors = AutoModelForCausalLM if head else AutoModel, []
+    kind, errors = auto_class(config) if head else AutoModel, []
     for attention in ("sdpa", "eager"):
         chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
         try:

@@ -90,6 +90,8 @@ class Trainer:
 
     def run(self) -> None:
         """Trains until the steps or the time budget are used up, then saves and exports; or saves when asked to."""
+        if self.step == 0 and self.recipe.weights.names == "files":
+            self._publish(final=False)  # the servers' own weights: what fails on the way fails before an update
         start = time.monotonic()
         final = self._over
         if final:

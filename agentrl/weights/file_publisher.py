@@ -29,6 +29,7 @@ from agentrl.core.weight_manifest import (
     fingerprint,
     sweep_stale,
 )
+from agentrl.weights.file_names import FileWeight
 from agentrl.weights.gather import Weight, full_tensor
 from agentrl.weights.own_parts import seen_by_all, write_parts
 from agentrl.weights.safetensors_files import DTYPE_NAMES, safetensors_header
@@ -95,7 +96,8 @@ class WeightPublisher:
         self.unchanged: float | None = None
         itemsize = torch.empty((), dtype=dtype).element_size()
         self._nbytes = sum(p.shape.numel() for _, p in self._parameters) * itemsize
-        self._sampled = spread([n for n, p in self._parameters if len(p.shape) == 2], SAMPLED_PARAMETERS)
+        asked = [n for n, p in self._parameters if len(p.shape) == 2 and not isinstance(p, FileWeight)]
+        self._sampled = spread(asked, SAMPLED_PARAMETERS)  # servers cannot be asked for one expert of many
         self._folder: Path | None = None
         self._buffers: list[tuple[Path, mmap.mmap, int]] = []
         self.transport: Literal["shm", "disk"] = transport

@@ -4,6 +4,7 @@ Guarantees: nothing is written to a parameter; what an adapter adds is computed 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,7 +43,25 @@ class MergedWeight:
         return torch.addmm(base, left, right, alpha=self.scale)
 
 
-Weight = Tensor | MergedWeight
+class MadeWeight(Protocol):
+    """A weight that is computed from others when it is asked for."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole weight."""
+        ...
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether something that it is made of is trained."""
+        ...
+
+    def full_tensor(self) -> Tensor:
+        """The whole weight, on every rank; a collective."""
+        ...
+
+
+Weight = Tensor | MergedWeight | MadeWeight
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -51,8 +70,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(weight: Weight) -> Tensor:
-    """The whole weight without its graph, on every rank; a collective where it is sharded or merged."""
-    if isinstance(weight, MergedWeight):
+    """The whole weight without its graph, on every rank; a collective where it is sharded or made of others."""
+    if not isinstance(weight, Tensor):
         return weight.full_tensor()
     data = weight.detach()
     if isinstance(data, DTensor):

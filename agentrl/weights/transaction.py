@@ -1,12 +1,12 @@
 """A weight push as a transaction over all servers: pause, load, verify, commit, resume.
 
-Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes
-in both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`). A push, its resume and its
+Guarantees: either all servers hold the new version, verified, or all hold the last committed one; generation resumes in
+both cases, also when this process ends in the middle (:mod:`agentrl.weights.pauses`). A push, its resume and its
 roll-back end within ``weights.lease_seconds`` each, and the pauses are renewed until then: no server samples with a
-version that was rolled back. Nothing is committed that a server did not confirm. A server that dies, restarts or
-stands still meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves. When
-the last one is taken out, the push waits for one to join, for ``inference.patience`` at most; it gets the new version
-then.
+version that was rolled back. Nothing is committed that a server did not confirm. A server that dies, restarts or stands
+still meanwhile is taken out and does not stop the others; one that joins holds the committed version before it serves.
+When the last one is taken out, the push waits for one to join, for ``inference.patience`` at most; it gets the new
+version then.
 
 A version that was broadcast stands in no file: after a failed broadcast the servers stay paused, and their pauses are
 renewed, until the trainer offers the version again in a file, and a server that joins waits for a version in a file,
@@ -16,7 +16,7 @@ who takes part in a broadcast and before its push: it would be asked to receive 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import Backend, InferenceError, PauseMode, ServerUnreachable
 from agentrl.inference.router import Router
+from agentrl.weights.first_push import changed, scores
 from agentrl.weights.pauses import Pauses
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class WeightTransaction:
         pauses: Pauses the servers.
         near: Function of a server's URL, a folder and a version that returns the folder from which the server loads the
             version; by default the same folder.
+        probe: Ids of a text whose logprobs a push of the committed version must leave as they are; none: not checked.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class WeightTransaction:
         lease_seconds: float,
         pauses: Pauses | None = None,
         near: Callable[[str, str, int], Awaitable[str]] | None = None,
+        probe: Sequence[int] = (),
     ) -> None:
         self._router = router
         self.committed = initial
@@ -80,6 +83,7 @@ class WeightTransaction:
         self._lease = lease_seconds
         self._near = near or _same
         self._pauses = pauses or Pauses(longest=lease_seconds)
+        self._probe = tuple(probe)
         self._lock = asyncio.Lock()
         self._joining = 0  # servers that wait for a file
         self._filed = asyncio.Event()  # set while the committed version stands in a file and no broadcast is due
@@ -115,6 +119,8 @@ class WeightTransaction:
         """
         async with self._lock:
             try:
+                if self._probe and manifest.version == self.committed.version:
+                    return await self._push_unchanged(self._router.backends, manifest)
                 return await self._swap(self._router.backends, manifest)
             except _NoneLeft as error:
                 if not manifest.path:
@@ -126,6 +132,22 @@ class WeightTransaction:
         except InferenceError as error:
             raise WeightPushError(f"version {manifest.version} was not taken: {error}") from error
         return {}
+
+    async def _push_unchanged(self, servers: list[Backend], manifest: WeightManifest) -> dict[str, float]:
+        """Push the weights that the servers have, and compare what they compute.
+
+        Raises:
+            WeightPushError: As :meth:`push`, or a server computes something else; it keeps these weights.
+            _NoneLeft: No server is left.
+        """
+        before = await scores(servers, self._probe)
+        found = await self._swap(servers, manifest)
+        if wrong := changed(before, await scores(servers, self._probe)):
+            raise WeightPushError(
+                f"the first push, of unchanged weights, changed the logprobs of {wrong}: the server reads them in "
+                "another way than its own files; use inference.engine=embedded for this model"
+            )
+        return found
 
     def _commit(self, manifest: WeightManifest) -> None:
         self.committed, self._manifest = Committed(manifest.version, manifest.path or None), manifest

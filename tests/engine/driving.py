@@ -73,6 +73,6 @@ def reference_logprobs(model: torch.nn.Module, request: Request, temperature: fl
     """Logprobs of a request's output under the plain model, float64 [output]."""
     ids = torch.tensor([[*request.prompt, *request.output]])
     with torch.inference_mode():
-        logits = model(ids).logits[0].double() / temperature
+        logits = model(ids, use_cache=False).logits[0].double() / temperature
     rows = logits[len(request.prompt) - 1 : -1].log_softmax(-1)
     return rows.gather(-1, torch.tensor(request.output)[:, None]).squeeze(-1)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from agentrl.engine.__main__ import main
+from agentrl.host.entry import REFUSED
 from tests.engine.driving import SECONDS
 
 COMMAND = [sys.executable, "-m", "agentrl.engine", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
@@ -50,14 +51,14 @@ def test_it_serves_and_a_signal_ends_it_cleanly(tiny: Path, tmp_path: Path) -> N
     assert "Traceback" not in log.read_text()
 
 
-def test_a_gone_parent_or_a_wrong_model_is_code_1(tmp_path: Path) -> None:
-    for arguments, words in ((["--parent-pid", "1"], "parent"), ([], "no model folder")):
+def test_a_gone_parent_is_code_1_and_a_wrong_model_a_refusal(tmp_path: Path) -> None:
+    for arguments, words, code in ((["--parent-pid", "1"], "parent", 1), ([], "refused: cannot serve", REFUSED)):
         if os.getpid() == 1 and "parent" in words:
             continue
         done = subprocess.run(
             [*COMMAND, "--model", str(tmp_path), *arguments], capture_output=True, text=True, timeout=SECONDS
         )
-        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
 
 
 def _wait_for(path: Path, process: subprocess.Popen) -> dict:

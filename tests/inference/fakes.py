@@ -20,6 +20,7 @@ class FakeBackend:
         refuse: Control calls that fail, by name.
         wrong: What :meth:`verify` reports.
         dead: Nothing is answered any more.
+        shift_after: Control call after which each logprob of given tokens is one nat lower; empty for none.
         held_by_other: What :meth:`paused` answers.
         renewed: Set at each renewal of a pause.
     """
@@ -36,6 +37,7 @@ class FakeBackend:
         self.refuse: set[str] = set()
         self.wrong: list[str] = []
         self.dead = False
+        self.shift_after = ""
         self.held_by_other = False
         self.renewed = asyncio.Event()
 
@@ -52,7 +54,8 @@ class FakeBackend:
         self.scored.append((token_ids, start))
         if self.dead:
             raise ServerUnreachable(f"{self.url} is dead")
-        return [-0.5 * token for token in token_ids[start:]]
+        shift = self.shift_after and any(name == self.shift_after for name, _ in self.calls)
+        return [-0.5 * token - bool(shift) for token in token_ids[start:]]
 
     async def alive(self) -> bool:
         return not self.dead

@@ -1,3 +1,6 @@
+import pytest
+
+from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.launch.dry_run import memory, plan
@@ -68,6 +71,18 @@ def test_the_plan_names_processes_tokens_and_memory():
     text = "\n".join(plan(load_recipe("gsm8k_grpo", settings, device="cpu"), SMOLLM2, "a model")[1])
     for word in ("inference server, embedded", "rollout controller", "trainer rank, grpo", "64 episodes", "135M"):
         assert word in text
+
+
+def test_the_plan_says_how_sequences_are_computed_and_refuses_what_cannot_be_trained():
+    recipe = load_recipe("gsm8k_grpo", device="cpu")
+    assert "rows       prefix trees: common beginnings" in "\n".join(plan(recipe, SMOLLM2, "a model")[1])
+    text = "\n".join(plan(recipe, {**SMOLLM2, "model_type": "mamba2"}, "a model")[1])
+    assert f"agentrl model check {recipe.model.name} tries which" in text
+    quantised = {**SMOLLM2, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(UserError, match=r"cannot be trained.*quantised \(fp8\)"):
+        plan(recipe, quantised, "a model")
+    text = "\n".join(plan(load_recipe("gsm8k_grpo", ["trainer.type=null"], device="cpu"), quantised, "a model")[1])
+    assert "rows  " not in text, "an evaluation computes none"
 
 
 def test_an_unknown_model_is_planned_without_memory():

@@ -4,16 +4,28 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
 from agentrl.host.entry import REFUSED, refusal_in, refuse
 from agentrl.launch import run as run_module
 from agentrl.launch.controller_process import serve
+from agentrl.launch.servers import find_model
 from agentrl.launch.supervisor import ChildRefused
+from agentrl.models.folder_check import tokens_without_row
+
+
+def changed(model: Path, folder: Path, **config: Any) -> Path:
+    """A copy of a model's folder with other values in its config."""
+    shutil.copytree(model, folder)
+    content = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
 
 
 async def controller(folder: Path, model: Path, *settings: str) -> None:
@@ -42,6 +54,61 @@ async def test_a_tokenizer_without_an_end_is_refused_before_there_are_servers(ti
     (bare / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         await controller(tmp_path / "x", bare)
+
+
+async def test_a_tokenizer_with_ids_that_the_embedding_lacks_is_refused_before_there_are_servers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = changed(tiny_model, tmp_path / "few", vocab_size=100)
+    with pytest.raises(UserError, match=r"tokens \(e\.g\. .*\) beyond the 100 rows.*resize_token_embeddings"):
+        await controller(tmp_path / "x", folder)
+
+
+async def test_special_tokens_without_a_row_are_refused_only_in_a_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    """As those of images in the tokenizers of text models."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = max(tokenizer.get_vocab().values()) + 1
+    folder = changed(tiny_model, tmp_path / "image", vocab_size=rows)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    assert tokens_without_row(tokenizer, rows) == ([], ["<image>"])
+    tokenizer.chat_template = tokenizer.chat_template.replace("{%", "<image>{%", 1)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match=rf"the first prompt holds '<image>' \(id {rows}\).*{rows} rows"):
+        await controller(tmp_path / "x", folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised \(gptq\).*dequantize"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_a_model_that_no_trainer_can_train_is_refused_before_a_process_starts(
+    config: dict[str, Any], said: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = changed(tiny_model, tmp_path / "model", **config)
+    settings = [f"model.name={folder}", f"launch.run_dir={tmp_path / 'runs'}", "name=x"]
+    recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
+    with pytest.raises(run_module.RunError, match=said):
+        run_module.run_recipe(recipe, resume=False, console=Console(file=io.StringIO()))
+    assert not (tmp_path / "runs" / "x").exists()
+
+
+def test_a_base_model_needs_a_template_from_somewhere(tiny_model: Path, tmp_path: Path) -> None:
+    folder = changed(tiny_model, tmp_path / "base")
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    console = Console(file=io.StringIO())
+    with pytest.raises(UserError, match=r"no chat template.*model\.chat_template=chatml_tools"):
+        find_model(load_recipe("arithmetic_grpo", [f"model.name={folder}"], device="cpu"), console)
+    given = [f"model.name={folder}", "model.chat_template=chatml_tools"]
+    assert find_model(load_recipe("arithmetic_grpo", given, device="cpu"), console).path == folder.resolve()
 
 
 def test_a_refusal_is_read_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,8 +60,16 @@ def test_processes_can_read_what_was_decided(name: str) -> None:
     assert Recipe.model_validate_json(json.dumps(resolved.model_dump(mode="json"))) == resolved
 
 
+@pytest.mark.parametrize(("engine", "names"), [("embedded", "model"), ("sglang", "files"), ("vllm", "files")])
+def test_weights_are_sent_by_the_names_that_a_server_takes(engine: str, names: str) -> None:
+    assert resolve(loaded(f"inference.engine={engine}"), SHAPE).weights.names == names
+
+
 def test_what_is_asked_for_stays() -> None:
-    asked = loaded("trainer.dtype=float32", "inference.dtype=float32", "trainer.threads=5", "weights.transport=disk")
+    asked = loaded(
+        *("trainer.dtype=float32", "inference.dtype=float32", "trainer.threads=5", "weights.transport=disk"),
+        "weights.names=files",
+    )
     resolved = resolve(asked, SHAPE)
     assert decided(asked, resolved) == {}
     assert {key for key in KEYS if key.startswith("trainer")} == {"trainer.dtype", "trainer.threads"}

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from agentrl.bench.made_batch import TrainSequence
+from agentrl.models.auto_class import auto_class
 from agentrl.models.way import form_of
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import ModelRefused, Policy, load_model
-from tests.models.families import FAMILIES, REFUSED, SAMPLE, small_model
+from tests.models.families import FAMILIES, REFUSED, SAMPLE, SAMPLE_WITH_IMAGES, small_model
+from tests.models.ways import WAYS, WAYS_WITH_IMAGES
 from tests.train.test_rows import collated
 
 PROMPT, ANSWERS, TEMPERATURE, CHUNK = 7, (6, 4, 7, 5), 0.8, 5
@@ -60,7 +61,8 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 def plain(folder: Path, like: Any) -> Any:
     """The same model with the attention that the trainer chose, in evaluation mode: its masks are transformers'."""
     attention = like.config.get_text_config(decoder=True)._attn_implementation
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    kind = auto_class(like.config)
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def check(policy: Policy, layout: Any, reference: Any, sequences: list[TrainSequence]) -> None:
@@ -104,13 +106,24 @@ def check_family(name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_characteristic_family_trains_exactly(name: str, tmp_path: Path) -> None:
-    assert check_family(name, tmp_path) == SAMPLE[name]
+    assert check_family(name, tmp_path) == WAYS[name][0]
+
+
+@pytest.mark.parametrize("name", SAMPLE_WITH_IMAGES)
+def test_a_model_that_takes_images_trains_as_text(name: str, tmp_path: Path) -> None:
+    assert check_family(name, tmp_path) == WAYS_WITH_IMAGES[name][0]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(SAMPLE) - set(REFUSED)))
 def test_every_family_trains_exactly(name: str, tmp_path: Path) -> None:
-    check_family(name, tmp_path)
+    assert check_family(name, tmp_path) == WAYS[name][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(WAYS_WITH_IMAGES) - set(SAMPLE_WITH_IMAGES)))
+def test_every_model_that_takes_images_trains_as_text(name: str, tmp_path: Path) -> None:
+    assert check_family(name, tmp_path) == WAYS_WITH_IMAGES[name][0]
 
 
 @pytest.mark.parametrize("name", REFUSED)

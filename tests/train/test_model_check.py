@@ -15,11 +15,13 @@ from transformers import (
     CohereConfig,
     FalconConfig,
     Gemma2Config,
+    Gemma3Config,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2VLConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
     SmolLM3Config,
@@ -29,8 +31,8 @@ from transformers import (
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.host import entry
-from agentrl.launch.model_check import PLAIN, is_plain
 from agentrl.launch.resolve import resolve
+from agentrl.models.folder_check import PLAIN, is_plain
 from agentrl.train.model_check import check_model
 from agentrl.train.policy import ModelRefused
 from tests.train.noisy_models import CONFIGS
@@ -50,7 +52,14 @@ TAKEN: dict[str, PreTrainedConfig] = {
     "no attention of ours": BloomConfig(hidden_size=1024, n_layer=24, n_head=16),
     "scaled logits": CohereConfig(**LARGE),
     "soft caps": Gemma2Config(sliding_window=4096),
-}
+    "images, and windows": Gemma3Config(),
+    "images alone": Qwen2VLConfig(
+        text_config={
+            "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        }
+    ),
+}  # fmt: skip
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "encoder-decoder": (T5Config(), "'t5' is an encoder-decoder"),
     "quantised": (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.config.recipe import Recipe
+from agentrl.config.recipe import Recipe, WeightsConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import StopReason
 from agentrl.train.checkpoint_state import SAVED_FILE, STOP_FILE
@@ -85,6 +85,25 @@ def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
     trainer.run()
     assert client.recorded == [(1, False), (2, True)] and client.finished
     assert done == [("save", 2), ("export", 2)]
+
+
+@pytest.mark.parametrize(("names", "pushed"), [("model", [1]), ("files", [0, 1])])
+def test_servers_that_take_the_files_names_get_unchanged_weights_first(
+    tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, names: str, pushed: list[int]
+) -> None:
+    """What fails on the way to such a server fails before an update is made."""
+    trainer, client, _ = make_trainer(tiny_model, tmp_path, {"epochs": 1}, {"last": True})
+    trainer.recipe = trainer.recipe.model_copy(update={"weights": WeightsConfig(names=names)})  # type: ignore[arg-type]
+    versions: list[int] = []
+
+    class Noting(Nowhere):
+        def publish(self, version: int, offer: Any) -> None:
+            versions.append(version)
+            assert len(client.recorded) == max(0, version - 1)
+
+    trainer.publisher = Noting()  # type: ignore[assignment]
+    trainer.run()
+    assert versions == pushed
 
 
 def test_an_empty_batch_makes_the_step_before_it_the_final_one(

@@ -56,6 +56,23 @@ async def test_servers_go_on_when_a_version_cannot_be_brought_near() -> None:
     assert [backend.calls for backend in backends] == [[], []] and transaction.committed == Committed(2, "/old")
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_a_push_of_unchanged_weights_must_leave_what_servers_compute(wrong: bool) -> None:
+    backends = [FakeBackend(lambda ids, params: answer([1]), f"http://{i}") for i in range(3)]
+    backends[2].dead = True
+    transaction = WeightTransaction(Router(list(backends)), Committed(2, "/old"), "retract", 10.0, probe=[5, 6, 7])
+    if wrong:
+        backends[1].shift_after = "load"
+        with pytest.raises(WeightPushError, match=r"changed the logprobs of http://1 \(by 1 nats on average\)"):
+            await transaction.push(MANIFEST.model_copy(update={"version": 2}))
+        assert backends[0].calls[-1] == backends[1].calls[-1] == ("resume", None)
+    else:
+        await transaction.push(MANIFEST.model_copy(update={"version": 2}))
+    assert backends[0].scored == [([5, 6, 7], 1)] * 2
+    await transaction.push(MANIFEST)
+    assert backends[0].scored == [([5, 6, 7], 1)] * 2, "new weights change what servers compute"
+
+
 @pytest.mark.parametrize("failure", ["load", "verify", "values"])
 async def test_when_one_server_fails_all_go_back_to_the_committed_version_and_go_on(failure: str) -> None:
     transaction, backends = make()

@@ -70,6 +70,7 @@ class Embedded(ServerKind):
         token_versions=True,
         pause_modes=("retract", "in_place", "abort"),
         transports=("shm", "disk", "broadcast"),
+        weight_names="model",
         adapters=True,
         scoring=True,
         remote=True,

@@ -8,7 +8,7 @@ up a kind starts nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.core.registry import load, registered
 from agentrl.host import key_guard
@@ -35,6 +35,8 @@ class Capabilities:
             weight push, so only ``weights.pause_mode=abort`` is possible.
         pause_modes: Supported pause modes for requests in flight during a weight push.
         transports: Supported transports of new weights.
+        weight_names: Names and shapes in which servers take weights: ``files``, those of the model's files, where each
+            expert of a mixture has its own; or ``model``, those of the model that transformers makes of them.
         adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
@@ -49,6 +51,7 @@ class Capabilities:
     token_versions: bool = False
     pause_modes: tuple[PauseMode, ...] = ()
     transports: tuple[Transport, ...] = ()
+    weight_names: Literal["files", "model"] = "files"
     adapters: bool = False
     structured_output: bool = False
     scoring: bool = False
