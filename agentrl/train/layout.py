@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from agentrl.models.pixels import Pixels
 from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach
 from agentrl.models.way import Way
@@ -102,10 +103,12 @@ class PlainPadded:
 
     Args:
         span: Row length in tokens at which dense attention costs as much as the rest of the model.
+        pixels: For a model that takes images, what makes its arguments for them.
     """
 
-    def __init__(self, span: float) -> None:
+    def __init__(self, span: float, pixels: Pixels | None = None) -> None:
         self._span = span
+        self._pixels = pixels
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """See :class:`Layout`; each branch is a row."""
@@ -122,8 +125,25 @@ class PlainPadded:
             token_ids=token_ids,
             positions=positions,
             mask=None,
+            pixels=self._images(rows, token_ids),
             **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
         )
+
+    def _images(self, rows: Sequence[RowArrays], token_ids: Tensor) -> dict[str, Tensor]:
+        """Makes the arguments that hold the rows' images.
+
+        Raises:
+            ValueError: A row holds images, and the model takes none.
+        """
+        images = [one for row in rows for one in row.images]
+        if not images:
+            return {}
+        if self._pixels is None:
+            raise ValueError("a sequence holds images, and the model takes none")
+        pictured = torch.zeros_like(token_ids, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            pictured[index, : len(row.pictured)] = torch.from_numpy(row.pictured)
+        return self._pixels.arguments(token_ids, pictured, images)
 
 
 class PlainPacked(PlainPadded):

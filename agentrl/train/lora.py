@@ -17,10 +17,11 @@ from peft.helpers import rescale_adapter_scale
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
+from agentrl.models.auto_class import auto_class
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.weights.gather import full_tensor, own_part
@@ -77,7 +78,8 @@ def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
 def names_in_files(path: Path, config: AdapterConfig) -> dict[str, str]:
     """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(path)))
+        own = AutoConfig.from_pretrained(str(path))
+        model = auto_class(own).from_config(own)
     return {
         rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
         for target in adapter_targets(model, config)

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel
 
 from agentrl.config.errors import UserError
+from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
+from agentrl.models.pixels import embedded_as, keep_pixels
 from agentrl.models.probe import FAULTS, Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
@@ -84,7 +86,8 @@ class Policy(nn.Module):
         decoder = decoder_of(self.model)
         if not self.balance or not torch.is_grad_enabled():
             return hidden_states(decoder, batch)
-        out = decoder(input_ids=batch.token_ids, use_cache=False, output_router_logits=True, **batch.inputs)
+        with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
+            out = decoder(use_cache=False, output_router_logits=True, **inputs)
         self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
         return out.last_hidden_state.flatten(0, 1)
 
@@ -111,7 +114,8 @@ def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
 
 def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
     """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
-    return decoder(input_ids=batch.token_ids, use_cache=False, **batch.inputs).last_hidden_state.flatten(0, 1)
+    with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
+        return decoder(use_cache=False, **inputs).last_hidden_state.flatten(0, 1)
 
 
 @torch.no_grad()
@@ -194,13 +198,16 @@ def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any
         ModelRefused: It cannot be loaded.
     """
     config = without_noise(load_config(path, trust=trust))
-    kind, errors = AutoModelForCausalLM if head else AutoModel, []
+    kind, errors = auto_class(config) if head else AutoModel, []
     for attention in ("sdpa", "eager"):
         chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
         try:
-            return kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
+            model = kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
         except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
             errors.append(error)
+        else:
+            keep_pixels(model, path)
+            return model
     raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
 
 
