@@ -58,6 +58,33 @@ def image_part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(given)}}
 
 
+def images_as_data(messages: Any) -> Any:
+    """Returns messages whose PIL images are data URLs; the same object if there are none.
+
+    Args:
+        messages: A list or tuple of messages; what is no message stays as it is.
+    """
+    if not any(_holds_pil(message) for message in messages):
+        return messages
+    return type(messages)(_without_pil(message) if _holds_pil(message) else message for message in messages)
+
+
+def _holds_pil(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return isinstance(content, list | tuple) and any(map(_is_pil_part, content))
+
+
+def _is_pil_part(part: Any) -> bool:
+    if not isinstance(part, Mapping) or part.get("type") not in PARTS:
+        return False
+    given = part.get("image_url")
+    return any(map(is_pil, (part.get("image"), given, given.get("url") if isinstance(given, Mapping) else None)))
+
+
+def _without_pil(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [image_part(part) if _is_pil_part(part) else part for part in message["content"]]}
+
+
 def data_url(given: Any) -> str:
     """Returns an image as a data URL.
 
@@ -126,7 +153,13 @@ def shown_text(content: Any) -> str:
     """Returns a content for a person: its text, with ``[image]`` in the place of each image."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.get("text", "[image]") if isinstance(part, Mapping) else str(part) for part in content)
+    return "".join(_shown_part(part) if isinstance(part, Mapping) else str(part) for part in content)
+
+
+def _shown_part(part: Mapping[str, Any]) -> str:
+    if isinstance(part.get("text"), str):
+        return part["text"]
+    return "[image]" if part.get("type") in PARTS else f"[{part.get('type', 'part')}]"
 
 
 def opened(data: bytes) -> "Image":

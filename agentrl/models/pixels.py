@@ -8,6 +8,7 @@ processor and called by the names of its own forward pass; no class of models is
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.core.image_reader import ImageReader
+from agentrl.core.images import data_url, image_bytes
 from agentrl.models.decoder import decoder_of
 
 KINDS = "mm_token_type_ids"  # argument of models whose positions depend on images: 1 for the placeholder of an image
 IDS = "input_ids"
+_BLANK = 32  # pixels of each side of a blank image
 _NEUTRAL = 0  # token that stands for a sampled placeholder where the model looks for placeholders
 
 
@@ -57,6 +60,22 @@ class Pixels:
         """Returns the arguments that hold images alone."""
         arrays = self.reader.arrays(images)
         return {name: torch.as_tensor(one).to(device) for name, one in arrays.items() if name in self._known}
+
+    def idle(self, decoder: Any, device: torch.device) -> Tensor:
+        """Computes the features of a blank image and returns 0, which depends on the tower's parameters.
+
+        Ranks that share a sharded tower must use it in the same passes, whether or not their own rows hold images.
+        """
+        found = decoder.get_image_features(**self.tensors([_blank()], device)).pooler_output
+        parts = found if isinstance(found, (list, tuple)) else [found]
+        return torch.stack([part.sum() for part in parts]).sum() * 0
+
+
+@lru_cache(maxsize=1)
+def _blank() -> bytes:
+    from PIL import Image
+
+    return image_bytes(data_url(Image.new("RGB", (_BLANK, _BLANK), (90, 120, 150))))
 
 
 def keep_pixels(model: Any, folder: Path) -> None:

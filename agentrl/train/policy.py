@@ -23,7 +23,7 @@ from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
-from agentrl.models.pixels import embedded_as, keep_pixels
+from agentrl.models.pixels import embedded_as, keep_pixels, pixels_of
 from agentrl.models.probe import FAULTS, Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
@@ -84,6 +84,9 @@ class Policy(nn.Module):
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
         decoder = decoder_of(self.model)
+        pixels = pixels_of(self.model)
+        if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
+            return hidden_states(decoder, batch) + pixels.idle(decoder, batch.token_ids.device)
         if not self.balance or not torch.is_grad_enabled():
             return hidden_states(decoder, batch)
         with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
