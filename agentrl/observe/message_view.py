@@ -1,7 +1,7 @@
 """Shows chat messages to a person.
 
-Guarantees: a message is shown in full: its reasoning, its text, with ``[image]`` for an image, every tool call and every
-call's error; no markup and no control character in it is obeyed.
+Guarantees: a message is shown in full: its reasoning, its text, with ``[image]`` for an image, every tool call and
+every call's error; no markup and no control character in it is obeyed.
 """
 
 from rich.text import Text

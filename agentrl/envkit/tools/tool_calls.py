@@ -81,8 +81,9 @@ async def run_tool_calls(
             many were left out.
 
     Returns:
-        One event per call, in order. A ``str`` result is the answer unchanged, a PIL image or a list with images (PIL
-        images or parts of a message) becomes parts of a message, anything else becomes JSON. Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in the answer.
+        One event per call, in order. A ``str`` result is the answer unchanged; a PIL image, or a list with images (PIL
+        images or parts of a message), becomes parts of a message; anything else becomes JSON. Half of a surrogate pair,
+        which a JSON request cannot contain, becomes U+FFFD in the answer.
 
     Raises:
         ValueError: Two tools have the same name, or a limit is not above 0.
