@@ -87,7 +87,7 @@ def tokenizer_of(folder: Path, kind: str) -> Any:
 
 def _common(tokenizer: Any) -> dict[str, Any]:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    return {**TEXT, "vocab_size": len(tokenizer), "eos_token_id": end, "initializer_range": 0.2}
+    return {**TEXT, "vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": end, "initializer_range": 0.2}
 
 
 def _qwen(folder: Path, tokenizer: Any) -> Any:

@@ -146,7 +146,7 @@ class ChatTemplate:
         messages, tools = json.loads(conversation)
         self.check_images(messages)
         self.prompts.check(messages, tools)
-        return self.encode(self._expanded(self.render(messages, generation=True, tools=tools), messages))
+        return self.encode(self.expanded(self.render(messages, generation=True, tools=tools), messages))
 
     def check_images(self, messages: Sequence[Message]) -> None:
         """Refuses images where the model or its servers take none.
@@ -162,7 +162,7 @@ class ChatTemplate:
         """Has images refused although the model takes them."""
         self._no_images = self._no_images or why
 
-    def _expanded(self, text: str, messages: Sequence[Message]) -> str:
+    def expanded(self, text: str, messages: Sequence[Message]) -> str:
         """Puts the placeholders of the messages' images into their rendered text."""
         if self.images is None:
             return text
@@ -191,7 +191,7 @@ class ChatTemplate:
         """
         self.check_images(messages)
         said, shorter, whole = self._probe(messages, answered, tools)
-        whole = self._expanded(whole, messages)
+        whole = self.expanded(whole, messages)
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
@@ -299,7 +299,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self._expanded(self.render(messages, generation=False, tools=tools), messages))
+        return self.encode(self.expanded(self.render(messages, generation=False, tools=tools), messages))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
