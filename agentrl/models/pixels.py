@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from agentrl.core.image_reader import ImageReader
 from agentrl.core.images import data_url, image_bytes
@@ -122,7 +123,10 @@ def embedded_as(model: Any, token_ids: Tensor, arguments: dict[str, Tensor]) -> 
 def vision_parameters(model: Any) -> list[nn.Parameter]:
     """Returns the parameters of a model's image tower and projector: all that are not of its text model or its head."""
     text_config = model.config.get_text_config(decoder=True)
-    text = next((one for one in decoder_of(model).children() if getattr(one, "config", None) is text_config), None)
+    if text_config is model.config:
+        return []
+    parts = [one for one in decoder_of(model).children() if isinstance(one, PreTrainedModel)]
+    text = next((one for one in parts if one.config is text_config), None)
     if text is None:
         return []
     head = model.get_output_embeddings()

@@ -35,6 +35,11 @@ ROUND = 5  # significant binary digits of a rounded length: padding is at most a
 class Layout(Protocol):
     """The interface of a layout."""
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether rows may hold images."""
+        ...
+
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """Builds rows of at most ``budget`` tokens each; a longer branch is a row of its own."""
         ...
@@ -55,6 +60,8 @@ class Padded:
         span: Row length in tokens at which dense attention costs as much as the rest of the model.
         way: Masks that the model takes.
     """
+
+    takes_images = False
 
     def __init__(self, span: float, way: Way = TREES) -> None:
         self._span = span
@@ -110,6 +117,11 @@ class PlainPadded:
         self._span = span
         self._pixels = pixels
 
+    @property
+    def takes_images(self) -> bool:
+        """See :class:`Layout`."""
+        return self._pixels is not None
+
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """See :class:`Layout`; each branch is a row."""
         return lone_rows(branches, tokens)
@@ -130,16 +142,10 @@ class PlainPadded:
         )
 
     def _images(self, rows: Sequence[RowArrays], token_ids: Tensor) -> dict[str, Tensor]:
-        """Makes the arguments that hold the rows' images.
-
-        Raises:
-            ValueError: A row holds images, and the model takes none.
-        """
+        """Makes the arguments that hold the rows' images."""
         images = [one for row in rows for one in row.images]
-        if not images:
+        if not images or self._pixels is None:
             return {}
-        if self._pixels is None:
-            raise ValueError("a sequence holds images, and the model takes none")
         pictured = torch.zeros_like(token_ids, dtype=torch.bool)
         for index, row in enumerate(rows):
             pictured[index, : len(row.pictured)] = torch.from_numpy(row.pictured)
@@ -176,6 +182,8 @@ class Packed:
         blocks: Whether the mask is a ``BlockMask`` for ``flex_attention`` (the default on CUDA) or tiles for
             :mod:`agentrl.train.tree_attention` (the default elsewhere).
     """
+
+    takes_images = False
 
     def __init__(self, span: float, way: Way = TREES, *, blocks: bool | None = None) -> None:
         self._span = span
@@ -227,5 +235,12 @@ class Packed:
 def collate(
     rows: Sequence[Row], branches: Sequence[Branch], tokens: TokenColumns, layout: Layout, device: torch.device
 ) -> MicroBatch:
-    """Makes the tensors of a micro-batch from its planned rows."""
-    return layout.tensors([lay_out(row, branches, tokens) for row in rows], tokens, device)
+    """Makes the tensors of a micro-batch from its planned rows.
+
+    Raises:
+        ValueError: A row holds images, and the model takes none.
+    """
+    arrays = [lay_out(row, branches, tokens) for row in rows]
+    if not layout.takes_images and any(row.images for row in arrays):
+        raise ValueError("a sequence holds images, and the model takes none")
+    return layout.tensors(arrays, tokens, device)
