@@ -244,14 +244,14 @@ async def test_a_rank_gets_the_images_of_its_own_rows(tiny_vision: Path, templat
 def test_a_text_model_refuses_rows_with_images(tiny_model: Path) -> None:
     model = load_model(tiny_model, context=64)
     tokens = TokenColumns(
-        starts=np.array([0, 3]), sampled_starts=np.array([0, 1]), token_ids=np.array([1, 2, 3], np.int32),
+        starts=np.array([0, 2, 3]), sampled_starts=np.array([0, 0, 1]), token_ids=np.array([1, 2, 3], np.int32),
         loss_mask=np.array([False, False, True]),
         sampled={"behavior": np.zeros(1, np.float32), "versions": np.zeros(1, np.int32)},
-        places=np.array([0]), turns=np.zeros(1, np.int32), total=1, images={0: (b"x",)},
+        places=np.array([0, 0]), turns=np.array([-1, 0], np.int32), total=1, images={0: (b"x",)},
     )  # fmt: skip
-    layout = layout_of(model)
+    layout, branches = layout_of(model), [Branch((0, 1), (False, True))]
     with pytest.raises(ValueError, match="a sequence holds images"):
-        collate(layout.rows([Branch((0,), (True,))], tokens, 64), [Branch((0,), (True,))], tokens, layout, CPU)
+        collate(layout.rows(branches, tokens, 64), branches, tokens, layout, CPU)
 
 
 def recipe_of(*settings: str) -> Any:
