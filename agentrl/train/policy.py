@@ -86,7 +86,8 @@ class Policy(nn.Module):
         decoder = decoder_of(self.model)
         pixels = pixels_of(self.model)
         if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
-            return hidden_states(decoder, batch) + pixels.idle(decoder, batch.token_ids.device)
+            nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
+            return hidden_states(decoder, batch) + nothing
         if not self.balance or not torch.is_grad_enabled():
             return hidden_states(decoder, batch)
         with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:

@@ -5,6 +5,9 @@ micro-batch. The reference is transformers' own forward pass with the arguments 
 """
 
 import random
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,9 @@ from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy, load_model
 from agentrl.train.shares import Work, pack, plan_shares, unpack
+from tests.end_to_end import ROOT, environment
 from tests.inference.fakes import FakeBackend, answer
-from tests.tiny_vision import picture
+from tests.tiny_vision import build_tiny_vision, picture
 
 TEMPERATURE, CHUNK = 0.8, 5
 EXACT = 1e-5  # largest difference of a logprob in nats, and of a gradient relative to the largest, in float32
@@ -239,6 +243,31 @@ async def test_a_rank_gets_the_images_of_its_own_rows(tiny_vision: Path, templat
                 found[micro.places] = policy(micro)[0]
     assert (found - whole).abs().max() < EXACT
     assert images[0] | images[1] == set(columns.images.values()) and len(images[0]) < len(columns.images)
+
+
+async def test_ranks_without_images_take_part_in_the_tower(tmp_path: Path) -> None:
+    """A sharded tower is gathered, and its gradients are reduced, by all ranks together, in one order."""
+    folder = build_tiny_vision(tmp_path / "model")
+    columns = await columns_of_a_group(ChatTemplate.from_folder(folder))
+    records = [one.model_copy(update={"reward": float(index % 3)}) for index, one in enumerate(columns.episodes)]
+    (tmp_path / "columns").write_bytes(replace(columns, episodes=tuple(records)).to_bytes())
+    for ranks in (1, 2):
+        words = [
+            sys.executable,
+            "-m",
+            "tests.train.images_on_ranks",
+            str(folder),
+            str(tmp_path / "columns"),
+            str(ranks),
+        ]
+        done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    one, two = (torch.load(folder / f"{ranks}.pt") for ranks in (1, 2))
+    start = dict(AutoModelForImageTextToText.from_pretrained(folder).named_parameters())
+    assert one.keys() == start.keys()
+    for name, weight in one.items():
+        assert (weight - two[name]).abs().max() < 1e-5, name
+        assert (weight - start[name]).abs().max() > 1e-6, name
 
 
 def test_a_text_model_refuses_rows_with_images(tiny_model: Path) -> None:
