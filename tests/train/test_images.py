@@ -245,6 +245,7 @@ async def test_a_rank_gets_the_images_of_its_own_rows(tiny_vision: Path, templat
     assert images[0] | images[1] == set(columns.images.values()) and len(images[0]) < len(columns.images)
 
 
+@pytest.mark.long
 async def test_ranks_without_images_take_part_in_the_tower(tmp_path: Path) -> None:
     """A sharded tower is gathered, and its gradients are reduced, by all ranks together, in one order."""
     folder = build_tiny_vision(tmp_path / "model")
@@ -252,15 +253,10 @@ async def test_ranks_without_images_take_part_in_the_tower(tmp_path: Path) -> No
     records = [one.model_copy(update={"reward": float(index % 3)}) for index, one in enumerate(columns.episodes)]
     (tmp_path / "columns").write_bytes(replace(columns, episodes=tuple(records)).to_bytes())
     for ranks in (1, 2):
-        words = [
-            sys.executable,
-            "-m",
-            "tests.train.images_on_ranks",
-            str(folder),
-            str(tmp_path / "columns"),
-            str(ranks),
-        ]
-        done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        words = ["tests.train.images_on_ranks", str(folder), str(tmp_path / "columns"), str(ranks)]
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
     one, two = (torch.load(folder / f"{ranks}.pt") for ranks in (1, 2))
     start = dict(AutoModelForImageTextToText.from_pretrained(folder).named_parameters())
