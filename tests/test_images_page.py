@@ -72,7 +72,7 @@ async def test_the_shown_environment_runs_in_an_episode(template: ChatTemplate, 
     nodes = episode.trajectories["assistant"].nodes
     (url,) = images_of(nodes[0].message)
     assert opened(image_bytes(url)).getpixel((0, 0)) == (255, 255, 255)
-    assert template.images is not None and template.images.token_id in nodes[0].token_ids
+    assert template.shown.reader is not None and template.shown.reader.token_id in nodes[0].token_ids
     again = Episode.model_validate_json(episode.model_dump_json())
     assert Columns.of([again]).images == Columns.of([episode]).images != {}
 
@@ -85,7 +85,7 @@ async def test_a_tool_answers_with_an_image(template: ChatTemplate) -> None:
     result = episode.trajectories["assistant"].nodes[2]
     assert result.message["role"] == "tool" and result.message["content"][0]["text"] == "picture 3:"
     assert images_of(result.message) == [data_url(picture(3))]
-    assert template.images is not None
-    count = template.images.placeholders(data_url(picture(3))).count(template.images.token)
-    assert result.token_ids.count(template.images.token_id) == count and not any(result.loss_mask)
+    assert template.shown.reader is not None
+    count = template.shown.reader.placeholders(data_url(picture(3))).count(template.shown.reader.token)
+    assert result.token_ids.count(template.shown.reader.token_id) == count and not any(result.loss_mask)
     assert Columns.of([episode]).message_images() == {2: (image_bytes(data_url(picture(3))),)}

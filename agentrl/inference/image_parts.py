@@ -8,9 +8,55 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.core.episode import Message
+from agentrl.core.image_reader import ImageReader
+from agentrl.core.images import images_of
+from agentrl.core.message_shape import MessageError
 from agentrl.core.template_marks import TemplateError
 
 _MARK = "agentrl0text0here"  # occurs in no template
+
+
+class ShownImages:
+    """The images of messages: refused where they cannot be sent, else put into rendered texts as placeholders.
+
+    Args:
+        reader: Reader of the model's images; ``None`` for a model that takes none.
+        why: Why it takes none.
+
+    Attributes:
+        reader: As given.
+    """
+
+    def __init__(self, reader: ImageReader | None, why: str) -> None:
+        self.reader = reader
+        self._refused = why if reader is None else ""
+
+    def refuse(self, why: str) -> None:
+        """Has images refused although the model takes them."""
+        self._refused = self._refused or why
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Refuses images where the model or its servers take none.
+
+        Raises:
+            MessageError: A message holds an image.
+        """
+        role = next((message.get("role") for message in messages if images_of(message)), None)
+        if role is not None and self._refused:
+            raise MessageError(f"the {role} message holds an image, which cannot be sent: {self._refused}")
+
+    def expanded(self, text: str, messages: Sequence[Message]) -> str:
+        """Puts the placeholders of the messages' images into their rendered text.
+
+        Raises:
+            TemplateError: The template leaves an image out, or a message holds the text of a placeholder.
+        """
+        if self.reader is None:
+            return text
+        try:
+            return self.reader.expanded(text, [url for message in messages for url in images_of(message)])
+        except ValueError as error:
+            raise TemplateError(str(error)) from error
 
 
 def takes_text(render: Callable[[Sequence[Message]], str]) -> bool:

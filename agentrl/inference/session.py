@@ -154,9 +154,9 @@ class ChatSession(OpenAINames):
         if tools:
             self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
         index = self._ledger.add_prompt(parent, new, ids, key)
-        if self._template.images is not None:
+        if (reader := self._template.shown.reader) is not None:
             urls = [url for message in new for url in images_of(message)]
-            self._ledger.hold_images(index, self._template.images.places(urls, ids))
+            self._ledger.hold_images(index, reader.places(urls, ids))
         return index
 
     def _has_system(self, node: int) -> bool:

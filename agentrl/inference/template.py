@@ -18,12 +18,11 @@ from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.dummy_turn import SAID, USER, call_for, tail
 from agentrl.core.episode import Message
 from agentrl.core.image_reader import ImageReader
-from agentrl.core.images import images_of
 from agentrl.core.message_shape import MessageError
 from agentrl.core.template_marks import Mark, Marks, TemplateError, Tokenizer
 from agentrl.core.turn_ends import find_turn_ends
 from agentrl.inference.encoding import TextEncoder
-from agentrl.inference.image_parts import as_template_takes, takes_text
+from agentrl.inference.image_parts import ShownImages, as_template_takes, takes_text
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.rewriting import REWRITES, rewrites_turns
 from agentrl.inference.template_notes import template_notes
@@ -50,6 +49,7 @@ class ChatTemplate:
         no_images: Why it takes none.
 
     Attributes:
+        shown: The images of messages, and whether they can be sent.
         end_ids: Ids that end a turn.
         stop_ids: Those of them that the model's own configuration does not name, so that servers must be told to stop
             there. A base model's configuration may name ``<|endoftext|>`` alone, and its template closes a turn with
@@ -79,7 +79,7 @@ class ChatTemplate:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
         self.policy = policy
-        self.images, self._no_images = images, no_images if images is None else ""
+        self.shown = ShownImages(images, no_images)
         self.eos_id: int = tokenizer.eos_token_id
         self.encoder = TextEncoder(tokenizer)
         self._variables = dict(variables or {})
@@ -144,32 +144,9 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
-        self.check_images(messages)
+        self.shown.check(messages)
         self.prompts.check(messages, tools)
-        return self.encode(self.expanded(self.render(messages, generation=True, tools=tools), messages))
-
-    def check_images(self, messages: Sequence[Message]) -> None:
-        """Refuses images where the model or its servers take none.
-
-        Raises:
-            MessageError: A message holds an image.
-        """
-        role = next((message.get("role") for message in messages if images_of(message)), None)
-        if role is not None and self._no_images:
-            raise MessageError(f"the {role} message holds an image, which cannot be sent: {self._no_images}")
-
-    def refuse_images(self, why: str) -> None:
-        """Has images refused although the model takes them."""
-        self._no_images = self._no_images or why
-
-    def expanded(self, text: str, messages: Sequence[Message]) -> str:
-        """Puts the placeholders of the messages' images into their rendered text."""
-        if self.images is None:
-            return text
-        try:
-            return self.images.expanded(text, [url for message in messages for url in images_of(message)])
-        except ValueError as error:
-            raise TemplateError(str(error)) from error
+        return self.encode(self.shown.expanded(self.render(messages, generation=True, tools=tools), messages))
 
     def following(
         self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int], tools: Tools = ()
@@ -189,9 +166,9 @@ class ChatTemplate:
         Raises:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
-        self.check_images(messages)
+        self.shown.check(messages)
         said, shorter, whole = self._probe(messages, answered, tools)
-        whole = self.expanded(whole, messages)
+        whole = self.shown.expanded(whole, messages)
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
@@ -299,7 +276,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self.expanded(self.render(messages, generation=False, tools=tools), messages))
+        return self.encode(self.shown.expanded(self.render(messages, generation=False, tools=tools), messages))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
@@ -373,7 +350,7 @@ class ChatTemplate:
         return self._apply(messages, generation=generation, tools=tools)
 
     def _apply(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
-        if self.images is not None:
+        if self.shown.reader is not None:
             messages = as_template_takes(messages, text=self._takes_text)
         return self._applied(messages, generation=generation, tools=tools)
 

@@ -52,8 +52,8 @@ def prompt_of(template: ChatTemplate, text: str, *images: Any) -> tuple[list[int
     urls = [data_url(one) for one in images]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     ids = template.first([{"role": "user", "content": [*parts, {"type": "text", "text": text}]}])
-    assert template.images is not None
-    return ids, tuple(template.images.places(urls, ids))
+    assert template.shown.reader is not None
+    return ids, tuple(template.shown.reader.places(urls, ids))
 
 
 def asked(

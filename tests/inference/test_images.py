@@ -58,8 +58,8 @@ async def test_the_ledger_holds_the_placeholders_of_the_models_own_processor(
     ((sent, params),) = backend.requests
     assert sent == processed(tiny_vision, shown, images)
     assert not any(session.trajectory.nodes[1].loss_mask) and session.trajectory.nodes[1].token_ids == sent
-    assert template.images is not None
-    token = template.images.token_id
+    assert template.shown.reader is not None
+    token = template.shown.reader.token_id
     places = [at for at, one in enumerate(sent) if one == token]
     first, second = params.images
     assert (first.start, second.end) == (places[0], places[-1] + 1) and first.end <= second.start
@@ -77,9 +77,9 @@ async def test_images_of_later_turns_come_behind_those_of_earlier_ones(template:
     backend: FakeBackend = session._backend  # type: ignore[assignment]
     sent, params = backend.requests[-1]
     assert [one.url for one in params.images] == [data_url(picture(seed)) for seed in (1, 2, 3)]
-    assert template.images is not None
+    assert template.shown.reader is not None
     for image in params.images:
-        assert sent[image.start] == sent[image.end - 1] == template.images.token_id
+        assert sent[image.start] == sent[image.end - 1] == template.shown.reader.token_id
     assert sent[: len(backend.requests[0][0])] == backend.requests[0][0]
     assert backend.requests[0][1].images == params.images[:1]
     drift = session.drift()
@@ -95,9 +95,9 @@ async def test_a_conversation_without_images_sends_none(template: ChatTemplate) 
 
 
 async def test_a_text_that_holds_the_placeholder_is_refused(template: ChatTemplate) -> None:
-    assert template.images is not None
+    assert template.shown.reader is not None
     with pytest.raises(TemplateError, match=r"holds the image placeholder .* 1 times, and its messages hold 0 images"):
-        await session_of(template).create(messages=[{"role": "user", "content": f"see {template.images.token}"}])
+        await session_of(template).create(messages=[{"role": "user", "content": f"see {template.shown.reader.token}"}])
 
 
 async def test_a_text_model_refuses_an_image_with_one_line(tiny_model: Path) -> None:
@@ -110,7 +110,7 @@ async def test_a_text_model_refuses_an_image_with_one_line(tiny_model: Path) -> 
 
 async def test_a_kind_of_server_without_images_refuses_them(tiny_vision: Path) -> None:
     template = ChatTemplate.from_folder(tiny_vision)
-    template.refuse_images("servers of the kind inference.engine=mine take no images beside ids")
+    template.shown.refuse("servers of the kind inference.engine=mine take no images beside ids")
     with pytest.raises(MessageError, match=r"inference\.engine=mine take no images"):
         await session_of(template).create(messages=[asking("what?", picture())])
 
