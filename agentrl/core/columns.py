@@ -185,7 +185,7 @@ class Columns:
             nodes = [self._node(index, tokens, sampled) for index in range(found.first, found.end)]
             trajectories[found.episode][found.role] = Trajectory(nodes=nodes)
         return [
-            Episode(**record.model_dump(exclude={"roles"}), trajectories=of_one)
+            Episode(**record.model_dump(exclude={"roles", "images"}), trajectories=of_one)
             for record, of_one in zip(self.episodes, trajectories, strict=True)
         ]
 

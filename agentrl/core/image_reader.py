@@ -21,7 +21,6 @@ COPIED = (*FILES, "video_preprocessor_config.json", "chat_template.json")
 """Files of a model with images that belong to a copy of it, beside config, tokenizer and weights."""
 
 REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a group have the same ones
-_NO_MODEL = "the model reads text alone (its folder has no preprocessor_config.json)"
 
 
 class PromptImage(NamedTuple):
@@ -64,10 +63,10 @@ class ImageReader:
             folder: Model folder.
 
         Returns:
-            The reader, and an empty text; or ``None``, and why the model takes no images.
+            The reader; or ``None``, and why the model takes no images, which is empty for a model of text.
         """
         if not any((folder / name).is_file() for name in FILES):
-            return None, _NO_MODEL
+            return None, ""
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(str(folder))

@@ -21,15 +21,17 @@ class ShownImages:
 
     Args:
         reader: Reader of the model's images; ``None`` for a model that takes none.
-        why: Why it takes none.
+        why: Why it takes none; empty for a model of text, whose messages may hold none at all.
 
     Attributes:
         reader: As given.
+        possible: Whether messages may hold images, be they refused later.
     """
 
     def __init__(self, reader: ImageReader | None, why: str) -> None:
         self.reader = reader
-        self._refused = why if reader is None else ""
+        self.possible = reader is not None or bool(why)
+        self._refused = "" if reader is not None else why
 
     def refuse(self, why: str) -> None:
         """Has images refused although the model takes them."""

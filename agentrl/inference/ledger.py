@@ -56,7 +56,7 @@ class Ledger:
         """The stored node with this index."""
         return self.trajectory.nodes[index]
 
-    def find(self, messages: Sequence[Any], tools: str) -> tuple[list[Message], int | None]:
+    def find(self, messages: Sequence[Any], tools: str, *, images: bool = False) -> tuple[list[Message], int | None]:
         """Finds the stored path to continue; returns the messages that follow it, and its last node.
 
         New messages may follow a sampled answer, or start a conversation: the messages between two answers were
@@ -66,12 +66,13 @@ class Ledger:
         Args:
             messages: The conversation's messages, as dicts or ``openai``'s objects.
             tools: The conversation's tools as text; another set of tools is another conversation.
+            images: Whether messages may hold images.
 
         Raises:
             TypeError: An element of ``messages`` is no message.
         """
         path = self._latest[: self._unchanged(messages, tools)]
-        rest = [in_shape(message, images=True) for message in messages[len(path) :]]
+        rest = [in_shape(message, images=images) for message in messages[len(path) :]]
         new = 0
         for given, message in zip(messages[len(path) :], rest, strict=True):
             place = path[-1].place if path else ROOT

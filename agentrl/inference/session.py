@@ -136,14 +136,15 @@ class ChatSession(OpenAINames):
         if not messages:
             raise ValueError("chat.completions.create: messages is empty")
         key = json.dumps(tools, sort_keys=True) if tools else ""
-        new, parent = self._ledger.find(messages, key)
+        images = self._template.shown.possible
+        new, parent = self._ledger.find(messages, key, images=images)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
         if parent is not None and self._template.rewrites(new, tools, has_system=self._has_system(parent)):
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":
-                parent, new = None, [in_shape(message, images=True) for message in messages]
+                parent, new = None, [in_shape(message, images=images) for message in messages]
         if parent is None:
             self._tools[len(self.trajectory.nodes)] = tools
             ids = self._template.first(new, tools)

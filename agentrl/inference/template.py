@@ -68,7 +68,7 @@ class ChatTemplate:
         policy: RewritePolicy | None = None,
         variables: Mapping[str, Any] | None = None,
         images: ImageReader | None = None,
-        no_images: str = "the model reads text alone",
+        no_images: str = "",
     ) -> None:
         if not tokenizer.chat_template:
             raise TemplateError(

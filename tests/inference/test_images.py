@@ -102,7 +102,7 @@ async def test_a_text_that_holds_the_placeholder_is_refused(template: ChatTempla
 
 async def test_a_text_model_refuses_an_image_with_one_line(tiny_model: Path) -> None:
     session = session_of(ChatTemplate.from_folder(tiny_model))
-    why = "the user message holds an image, which cannot be sent: the model reads text alone"
+    why = "the user message holds a part of type 'image': models here read text alone"
     with pytest.raises(MessageError, match=why) as found:
         await session.create(messages=[asking("what?", picture())])
     assert "\n" not in str(found.value)
