@@ -65,7 +65,7 @@ def test_the_calculator_is_called_and_its_result_repeated(tmp_path: Path) -> Non
 
 
 def test_the_reward_rises_on_a_tiny_random_model_that_sees(tmp_path: Path) -> None:
-    """From random weights to letters that name the color at a place: better than the best answer without the picture."""
+    """From random weights to the color at a place: better than the best answer that does not look."""
     folder = build_tiny_vision(tmp_path / "model")
     before, after, _ = train("shapes_grpo", tmp_path, "shapes", f"model.name={folder}", *TINY_SHAPES)
     assert before["eval/reward"] < 0.1

@@ -18,6 +18,7 @@ from agentrl.inference.kinds.sglang import SGLangBackend
 from agentrl.inference.kinds.vllm import VLLMBackend
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.rollout.teacher_scoring import score_trajectory
 from tests.inference.fakes import FakeBackend, answer
 from tests.tiny_vision import picture
 
@@ -139,6 +140,12 @@ async def test_columns_carry_each_image_once_through_every_way(template: ChatTem
     assert list(second.images.values()) == files[:1] and second.message_images() == {1: (files[0],)}
     assert concatenate([first, second]).message_images() == expected
     assert list(columns.select([False, True]).images.values()) == files[:1]
+
+
+async def test_a_teacher_that_sees_no_images_refuses_to_score(template: ChatTemplate) -> None:
+    episode = await episode_of(template, 1)
+    with pytest.raises(InferenceError, match="a teacher scores token ids alone, and the messages hold images"):
+        await score_trajectory(episode.trajectories["assistant"], None)  # type: ignore[arg-type]
 
 
 class _Http:
