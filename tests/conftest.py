@@ -9,6 +9,7 @@ import pytest
 from agentrl.envs.python import require_sandbox
 from agentrl.rewards.sandbox import SandboxUnavailableError
 from tests.tiny import build_tiny_model
+from tests.tiny_vision import KINDS, build_tiny_vision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,6 +25,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny random model with room for prompts of some thousand characters."""
     return build_tiny_model(tmp_path_factory.mktemp("roomy-model"), positions=4096)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def tiny_vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random model that takes images, one of each kind."""
+    return build_tiny_vision(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="session")

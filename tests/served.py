@@ -8,8 +8,8 @@ from pathlib import Path
 import uvicorn
 
 from agentrl.engine.engine import Engine
+from agentrl.engine.make_runner import make_runner
 from agentrl.engine.model import load_model
-from agentrl.engine.runner import ModelRunner
 from agentrl.engine.server import build_app
 from agentrl.engine.service import Service
 
@@ -20,7 +20,7 @@ SECONDS = 60  # longest wait for its start or end
 def served(folder: Path, slots: int = 8) -> Iterator[str]:
     """URL of a server of the model in ``folder``, in float32."""
     engine = Engine(
-        lambda: ModelRunner(load_model(str(folder), dtype="float32", device="cpu"), slots), max_running=slots, threads=1
+        lambda: make_runner(load_model(str(folder), dtype="float32", device="cpu"), slots), max_running=slots, threads=1
     ).start()
     engine.ready.result(SECONDS)
     config = uvicorn.Config(

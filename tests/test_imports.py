@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {
     "core": set(),
     "host": set(),
-    "models": set(),
+    "models": {"core"},
     "envkit": {"core", "host"},
     "config": {"core"},
     "inference": {"core", "host"},

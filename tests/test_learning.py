@@ -11,6 +11,7 @@ import pytest
 from agentrl.cli.new_env import write_environment
 from agentrl.observe.examine_run import examine
 from tests.end_to_end import ROOT, command, environment
+from tests.tiny_vision import build_tiny_vision
 
 pytestmark = pytest.mark.long
 SECONDS = 1500  # deadline of one run on a slow machine
@@ -61,6 +62,24 @@ def test_the_calculator_is_called_and_its_result_repeated(tmp_path: Path) -> Non
     before, after, _ = train("calculator_grpo", tmp_path, "calculator")
     assert after["eval/tool_used_low"] > before["eval/tool_used_high"], "the gain is within the noise"
     assert after["eval/reward_low"] > before["eval/reward_high"], "the gain is within the noise"
+
+
+def test_the_reward_rises_on_a_tiny_random_model_that_sees(tmp_path: Path) -> None:
+    """From random weights to the color at a place: better than the best answer that does not look."""
+    folder = build_tiny_vision(tmp_path / "model")
+    before, after, _ = train("shapes_grpo", tmp_path, "shapes", f"model.name={folder}", *TINY_SHAPES)
+    assert before["eval/reward"] < 0.1
+    assert after["eval/reward_low"] > 0.325, "a quarter right and the form of the rest, whatever the picture is"
+
+
+TINY_SHAPES = (
+    "launch.device=cpu", "env.kwargs={size: 16, short: true}", "train_dataset.kwargs={ask: color}",
+    "valid_dataset.kwargs={ask: color}", "sampling.max_new_tokens=1", "inference.context_length=256",
+    "inference.dtype=float32", "inference.threads=1", "rollout.batch_size=16", "rollout.group_size=16",
+    "rollout.max_staleness=0", "trainer.dtype=float32", "trainer.threads=1", "trainer.freeze=[]",
+    "trainer.total_steps=150", "trainer.learning_rate=3e-3", "trainer.schedule=linear",
+    "trainer.tokens_per_microbatch=8192", "eval.every=0", "eval.tasks=200",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["client", "engine", "episodes", "weights"])

@@ -181,6 +181,9 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
         description="Rows of a micro-batch: padded with a dense mask, or packed end to end with sparse attention. "
         "auto: packed if the model's attention can be replaced, except for layers compiled on a CPU.",
     )
+    freeze: list[Literal["vision"]] = Field(
+        default=[], description="Parts of the model that are not trained; vision: the image tower and its projector."
+    )
     router_aux_loss: float = Field(
         default=0.0,
         ge=0,

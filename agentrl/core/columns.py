@@ -1,24 +1,29 @@
 """Stores the training data of finished episodes as arrays (columns) and serializes it to bytes.
 
 Guarantees: :meth:`Columns.to_episodes` inverts :meth:`Columns.of`, except that messages, tasks and what else is there
-for the record alone are dropped and logprobs are float32; tokens keep the order of episodes, roles, messages and
+for the record alone are dropped and logprobs are float32; the images of messages are kept once for each content, as the
+bytes of their files; tokens keep the order of episodes, roles, messages and
 positions; the bytes are a safetensors file, nothing is pickled; a missing reward stays missing (NaN in a column,
 ``None`` in a record).
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from agentrl.core.episode import NOT_SAMPLED, Episode, EpisodeBase, Node, Trajectory
+from agentrl.core.images import image_bytes, images_of
 
 FINISH_REASONS = (None, "stop", "length", "abort")
 SAID = "said"  # name of the tensor that holds JSON
+IMAGE = "image/"  # beginning of the names of tensors that hold images
 
 
 class EpisodeRecord(EpisodeBase):
@@ -26,9 +31,12 @@ class EpisodeRecord(EpisodeBase):
 
     Attributes:
         roles: Role -> number of its messages.
+        images: Messages whose tokens hold placeholders of images: index among the episode's messages, and names of the
+            images in their order.
     """
 
     roles: dict[str, int]
+    images: list[tuple[int, list[str]]] = Field(default=[])
 
 
 class TrajectoryRange(NamedTuple):
@@ -66,6 +74,7 @@ class Columns:
         logprobs: float32 ``[sampled]``, behavior logprobs.
         versions: int32 ``[sampled]``, policy version that sampled the token.
         teacher_logprobs: float32 ``[sampled]``, 0 for messages that no teacher scored; ``[0]`` if none was.
+        images: Name -> bytes of an image's file; names are digests of the bytes.
     """
 
     episodes: tuple[EpisodeRecord, ...]
@@ -80,16 +89,18 @@ class Columns:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     teacher_logprobs: NDArray[np.float32]
+    images: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> "Columns":
         """Converts episodes to columns."""
+        images: dict[str, bytes] = {}
         nodes = [node for one in episodes for trajectory in one.trajectories.values() for node in trajectory.nodes]
         mask = _joined([node.loss_mask for node in nodes], np.bool_)
         taught = any(node.teacher_logprobs for node in nodes)
         teacher = [node.teacher_logprobs or [0.0] * len(node.token_ids) for node in nodes] if taught else []
         return cls(
-            episodes=tuple(_record(one) for one in episodes),
+            episodes=tuple(_record(one, images) for one in episodes),
             parents=np.array([-1 if node.parent is None else node.parent for node in nodes], np.int32),
             follows=np.array([-1 if node.follows is None else node.follows for node in nodes], np.int32),
             sizes=np.array([len(node.token_ids) for node in nodes], np.int32),
@@ -101,12 +112,13 @@ class Columns:
             logprobs=_joined([node.logprobs for node in nodes], np.float32)[mask],
             versions=_joined([node.versions for node in nodes], np.int32)[mask],
             teacher_logprobs=_joined(teacher, np.float32)[mask] if taught else np.zeros(0, np.float32),
+            images=images,
         )
 
     @property
     def nbytes(self) -> int:
-        """Size of all columns in bytes, without the records."""
-        return sum(getattr(self, name).nbytes for name in COLUMNS)
+        """Size of all columns and images in bytes, without the records."""
+        return sum(getattr(self, name).nbytes for name in COLUMNS) + sum(map(len, self.images.values()))
 
     def trajectories(self) -> Iterator[TrajectoryRange]:
         """Yields the message range of each role of each episode, in order."""
@@ -153,7 +165,17 @@ class Columns:
             mask = tokens if name in of_tokens else sampled if name in of_sampled else messages
             values = getattr(self, name)
             found[name] = values[mask] if len(values) else values
-        return Columns(tuple(one for one, own in zip(self.episodes, chosen, strict=True) if own), **found)
+        records = tuple(one for one, own in zip(self.episodes, chosen, strict=True) if own)
+        return Columns(records, **found, images=_used(records, self.images))
+
+    def message_images(self) -> dict[int, tuple[bytes, ...]]:
+        """Returns the images of each message whose tokens hold placeholders, by the message's index."""
+        found: dict[int, tuple[bytes, ...]] = {}
+        first = 0
+        for record in self.episodes:
+            found |= {first + index: tuple(self.images[name] for name in names) for index, names in record.images}
+            first += sum(record.roles.values())
+        return found
 
     def to_episodes(self) -> list[Episode]:
         """Converts the columns back to episodes, with empty messages."""
@@ -163,7 +185,7 @@ class Columns:
             nodes = [self._node(index, tokens, sampled) for index in range(found.first, found.end)]
             trajectories[found.episode][found.role] = Trajectory(nodes=nodes)
         return [
-            Episode(**record.model_dump(exclude={"roles"}), trajectories=of_one)
+            Episode(**record.model_dump(exclude={"roles", "images"}), trajectories=of_one)
             for record, of_one in zip(self.episodes, trajectories, strict=True)
         ]
 
@@ -196,7 +218,8 @@ class Columns:
         from safetensors.numpy import save
 
         said = {"episodes": [record.model_dump(mode="json") for record in self.episodes], "more": more}
-        return save({name: getattr(self, name) for name in COLUMNS} | {SAID: as_bytes(said)})
+        arrays = {name: getattr(self, name) for name in COLUMNS} | image_arrays(self.images)
+        return save(arrays | {SAID: as_bytes(said)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "tuple[Columns, dict[str, Any]]":
@@ -205,10 +228,12 @@ class Columns:
 
         arrays = load(data)
         said = from_array(arrays.pop(SAID))
-        return cls(tuple(EpisodeRecord.model_validate(record) for record in said["episodes"]), **arrays), said["more"]
+        images = take_images(arrays)
+        records = tuple(EpisodeRecord.model_validate(record) for record in said["episodes"])
+        return cls(records, **arrays, images=images), said["more"]
 
 
-COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "episodes")
+COLUMNS = tuple(one.name for one in fields(Columns) if one.name not in ("episodes", "images"))
 _OF_MESSAGES = ("parents", "follows", "sizes", "finish", "rewards", "scored")  # columns with one entry a message
 
 
@@ -226,7 +251,9 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     if not parts:
         return Columns.of([])
     return Columns(
-        episodes=tuple(record for part in parts for record in part.episodes), **{name: column(name) for name in COLUMNS}
+        episodes=tuple(record for part in parts for record in part.episodes),
+        **{name: column(name) for name in COLUMNS},
+        images={name: data for part in parts for name, data in part.images.items()},
     )
 
 
@@ -250,6 +277,7 @@ def split(columns: Columns) -> list[Columns]:
                 logprobs=columns.logprobs[said],
                 versions=columns.versions[said],
                 teacher_logprobs=columns.teacher_logprobs[said] if taught else columns.teacher_logprobs,
+                images=_used((record,), columns.images),
             )
         )
         first = end
@@ -266,11 +294,52 @@ def from_array(array: NDArray[np.uint8]) -> Any:
     return json.loads(array.tobytes())
 
 
-def _record(episode: Episode) -> EpisodeRecord:
+def image_arrays(images: Mapping[str, bytes]) -> dict[str, NDArray[np.uint8]]:
+    """Returns images as tensors for a safetensors file; :func:`take_images` reads them."""
+    return {IMAGE + name: np.frombuffer(data, np.uint8) for name, data in images.items()}
+
+
+def take_images(arrays: dict[str, NDArray[Any]]) -> dict[str, bytes]:
+    """Takes the images out of the tensors of a safetensors file."""
+    names = [name for name in arrays if name.startswith(IMAGE)]
+    return {name.removeprefix(IMAGE): arrays.pop(name).tobytes() for name in names}
+
+
+def _used(records: Iterable[EpisodeRecord], images: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the images that some episodes hold."""
+    return {name: images[name] for record in records for _, names in record.images for name in names}
+
+
+def _record(episode: Episode, images: dict[str, bytes]) -> EpisodeRecord:
+    """Makes the record of an episode, and adds its images to ``images``."""
     values = vars(episode)
     own = {name: values[name] for name in EpisodeBase.model_fields}
     own["roles"] = episode.roles
+    own["images"] = []
+    first = 0
+    for trajectory in episode.trajectories.values():
+        for index, urls in _images_by_node(trajectory.nodes).items():
+            files = [image_bytes(url) for url in urls]
+            names = [sha256(data).hexdigest() for data in files]
+            images.update(zip(names, files, strict=True))
+            own["images"].append((first + index, names))
+        first += len(trajectory.nodes)
     return EpisodeRecord.of_checked(own)
+
+
+def _images_by_node(nodes: Sequence[Node]) -> dict[int, list[str]]:
+    """Returns the images of each node whose tokens hold their placeholders: of messages stored together, the last."""
+    own = {index: found for index, node in enumerate(nodes) if (found := images_of(node.message))}
+    if not own:
+        return {}
+    held: dict[int, list[str]] = {}
+    for index, node in enumerate(nodes):
+        before = nodes[node.parent] if node.parent is not None else None
+        waits = before is not None and not before.token_ids and before.finish_reason is None
+        images = [*(held.pop(node.parent, []) if waits and node.parent is not None else []), *own.get(index, [])]
+        if images:
+            held[index] = images
+    return held
 
 
 def _joined(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:

@@ -8,7 +8,8 @@ import importlib.util
 
 DISTRIBUTION = "agentrl-toolkit"  # on the index, ``agentrl`` is a package of somebody else's; the import stays agentrl
 
-PACKAGES: dict[str, tuple[str, ...]] = {  # import names, and what they are called on the index, but for - and _
+ON_INDEX = {"PIL": "pillow"}  # import names that differ from those on the index by more than - and _
+PACKAGES: dict[str, tuple[str, ...]] = {  # import names, called so on the index too, but for those above
     "train": (
         "accelerate",
         "datasets",
@@ -31,6 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # import names, and what they are call
     "vllm": ("vllm",),
     "lora": ("peft",),
     "rewards": ("math_verify",),
+    "vision": ("PIL",),
     "ray": ("ray",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

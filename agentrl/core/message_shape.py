@@ -2,16 +2,20 @@
 
 Guarantees: the result is plain JSON data with a role and a text as ``content``; ``tool_calls`` is a list with at least
 one call or not there, and the arguments of a call are text; no key is ``None``. Parts of text become one text, a
-refusal becomes text, ``function_call`` and its result become a tool call and its result. What a text model cannot read
-(images, audio, files) is refused with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold,
-becomes U+FFFD. A message in this shape comes out equal.
+refusal becomes text, ``function_call`` and its result become a tool call and its result. Where images are taken, the
+content of a message with images is a list of parts, each a text or an image (:mod:`agentrl.core.images`), with
+neighboring texts joined; elsewhere images are refused as what a text model cannot read is everywhere (audio, files),
+with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD. A message in this shape
+comes out equal.
 """
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from agentrl.core.episode import Message
+from agentrl.core.images import PARTS, ImageError, data_url, image_part, is_pil
 from agentrl.core.valid_text import valid_data, valid_text
 
 TEXT_ONLY = "models here read text alone"
@@ -24,15 +28,16 @@ class MessageError(ValueError):
     """A message that cannot be brought into the form that a text model reads."""
 
 
-def in_shape(message: Any) -> Message:
+def in_shape(message: Any, *, images: bool = False) -> Message:
     """Returns a message as a new dict in the one shape that agentrl uses.
 
     Args:
         message: A dict or an object of ``openai``, in any shape that ``openai``'s types allow.
+        images: Whether the message may hold images.
 
     Raises:
         TypeError: ``message`` is no message, or holds data that is not JSON.
-        MessageError: The message holds what a text model cannot read, or lacks what its role needs.
+        MessageError: The message holds what the model cannot read, or lacks what its role needs.
     """
     if not hasattr(message, "model_dump"):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -46,8 +51,8 @@ def in_shape(message: Any) -> Message:
         raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
     if content is None and role not in _MAY_BE_SILENT:
         raise MessageError(f"the {role} message has no content")
-    text, thoughts = _texts(content, role)
-    shaped: Message = {"role": role, "content": text + refusal, **found}
+    text, thoughts = _texts(content, role, images=images)
+    shaped: Message = {"role": role, "content": text + refusal if isinstance(text, str) else text, **found}
     if thoughts:
         shaped.setdefault("reasoning_content", thoughts)
     _refuse_sound(shaped)
@@ -76,6 +81,8 @@ def _as_data(message: Any) -> Message:
 def _dumped(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True, warnings=False)
+    if is_pil(value) or isinstance(value, Path):
+        return data_url(value)
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         return value.tolist()
     raise TypeError(f"chat.completions.create: a message holds a {type(value).__name__}, which is not JSON data")
@@ -86,26 +93,52 @@ def _without_unset(message: Message) -> Message:
     return {key: value for key, value in message.items() if value is not None and (value != [] or key == "content")}
 
 
-def _texts(content: Any, role: str) -> tuple[str, str]:
-    """Joins the parts of a content; returns the text and the reasoning in it."""
+def _texts(content: Any, role: str, *, images: bool = False) -> tuple[str | list[dict[str, Any]], str]:
+    """Joins the parts of a content; returns the text, or the parts if one is an image, and the reasoning in it."""
     if content is None or isinstance(content, str):
         return content or "", ""
     if not isinstance(content, list):
         raise MessageError(f"the {role} message's content is {_kind(content)}, want a text or text parts")
-    texts, thoughts = "", ""
+    parts, thoughts = [], ""
     for part in content:
         if isinstance(part, str):
-            texts += part
+            parts.append({"type": "text", "text": part})
             continue
         kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
         if kind in _TEXTS and isinstance(part.get(_TEXTS[kind]), str):
-            texts += part[_TEXTS[kind]]
+            parts.append({"type": "text", "text": part[_TEXTS[kind]]})
         elif kind in _THOUGHTS:
-            thoughts += _texts(part.get(_THOUGHTS[kind], part.get("text")), role)[0]
+            inner = _texts(part.get(_THOUGHTS[kind], part.get("text")), role)[0]
+            thoughts += inner if isinstance(inner, str) else ""
+        elif images and kind in PARTS:
+            parts.append(_image(part, role))
         else:
             what = f"a part of type {kind!r}" if kind else f"a part {str(part)[:60]}"
             raise MessageError(f"the {role} message holds {what}: {TEXT_ONLY}, so send its content as text")
-    return texts, thoughts
+    joined = _joined(parts)
+    if any(part["type"] != "text" for part in joined):
+        return joined, thoughts
+    return "".join(part["text"] for part in joined), thoughts
+
+
+def _image(part: dict[str, Any], role: str) -> dict[str, Any]:
+    if role == "assistant":
+        raise MessageError("the assistant message holds an image, and a policy writes text alone")
+    try:
+        return image_part(part)
+    except ImageError as error:
+        raise MessageError(f"the {role} message: {error}") from error
+
+
+def _joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins neighboring texts, and leaves out empty ones."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] != "text" or not found or found[-1]["type"] != "text":
+            found.append(part)
+        else:
+            found[-1] = {"type": "text", "text": found[-1]["text"] + part["text"]}
+    return [part for part in found if part["type"] != "text" or part["text"]]
 
 
 def _kind(value: Any) -> str:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agentrl.core.images import data_url, image_bytes
 from agentrl.engine.model_calls import ModelCalls
-from agentrl.models.probe import COARSE, FAULTS, hidden_window, wrong_rows, wrong_trees
+from agentrl.models.pixels import embedded_as, pixels_of
+from agentrl.models.probe import COARSE, FAULTS, TOLERANCE, hidden_window, wrong_rows, wrong_trees
 from agentrl.models.small_model import short_windows
 from agentrl.models.tree_support import ids_of, limited_attention
 from agentrl.models.way import Way
@@ -34,6 +36,9 @@ def find_past(model: Any, context: int) -> tuple[Past | None, str]:
     """
     config = model.config.get_text_config(decoder=True)
     limited = limited_attention(config, context)
+    if pixels_of(model) is not None:
+        wrong = wrong_cache(model) or wrong_image_cache(model)
+        return (None if wrong else "caches"), f"its cache {wrong}" if wrong else "its prompts may hold images"
     if limited:
         why = f"it has {', '.join(limited)} layers"
         window = getattr(config, "sliding_window", None)
@@ -78,8 +83,42 @@ def wrong_cache(model: Any) -> str | None:
     except FAULTS as error:
         return f"cannot be used ({type(error).__name__}: {error})"
     whole = torch.tensor([prompt + answers[-1]], device=device)
-    expected = model(input_ids=whole, use_cache=False).logits[0, PROMPT - 1 :].float()
-    gap = ((torch.cat(found).float() - expected).abs().mean() / expected.abs().mean()).item()
+    expected = model(input_ids=whole, use_cache=False).logits[0, PROMPT - 1 :]
+    return _gap(model, torch.cat(found), expected)
+
+
+@torch.inference_mode()
+def wrong_image_cache(model: Any) -> str | None:
+    """Returns what is wrong with decoding behind a prompt with an image; ``None`` if the logits are right."""
+    from PIL import Image
+
+    pixels, calls, device = pixels_of(model), ModelCalls(model), next(model.parameters()).device
+    assert pixels is not None
+    url = data_url(Image.effect_mandelbrot((96, 64), (-2.0, -1.0, 1.0, 1.0), 20))
+    count = pixels.reader.placeholders(url).count(pixels.reader.token)
+    ids = [one for one in ids_of(model, PROMPT + DECODED + 2) if one != pixels.reader.token_id][: PROMPT + DECODED]
+    half = PROMPT // 2
+    prompt = [*ids[:half], *[pixels.reader.token_id] * count, *ids[half:PROMPT]]
+    answer = ids[PROMPT:]
+    try:
+        tokens = torch.tensor([prompt], device=device)
+        arguments = pixels.arguments(tokens, torch.ones_like(tokens, dtype=torch.bool), [image_bytes(url)])
+        logits, cache = calls.with_cache(tokens, None, 1, arguments)
+        found = [logits[0]]
+        for token in answer:
+            logits, cache = calls.with_cache(torch.tensor([[token]], device=device), cache, 1)
+            found.append(logits[0])
+        whole = torch.tensor([prompt + answer], device=device)
+        pictured = torch.ones_like(whole, dtype=torch.bool)
+        with embedded_as(model, whole, pixels.arguments(whole, pictured, [image_bytes(url)])) as inputs:
+            expected = model(use_cache=False, **inputs).logits[0, len(prompt) - 1 :]
+    except FAULTS as error:
+        return f"cannot be used behind an image ({type(error).__name__}: {error})"
+    return _gap(model, torch.cat(found), expected)
+
+
+def _gap(model: Any, found: Tensor, expected: Tensor) -> str | None:
+    gap = ((found.float() - expected.float()).abs().mean() / expected.float().abs().mean()).item()
     if gap <= TOLERANCE.get(next(model.parameters()).dtype, COARSE):  # false for NaN
         return None
     return f"gives other logits than its forward pass (by {gap:.1%} on average)"

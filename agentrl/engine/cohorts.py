@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.core.image_reader import PromptImage
+from agentrl.core.images import image_bytes
 from agentrl.engine.kept_prefixes import KeptPrefixes
 from agentrl.engine.model import LoadedModel
 from agentrl.engine.model_calls import ModelCalls
@@ -73,10 +75,21 @@ class CohortRunner:
         return sum(tensor.numel() * tensor.element_size() for cache in caches for tensor in _tensors(cache))
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
-        """Runs prompts one by one; see :meth:`ModelRunner.prefill`."""
-        logits = [self._prefill(prompt, targets, 1)[-1] for prompt, targets in zip(prompts, slots, strict=True)]
-        return torch.stack(logits).float()
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[Sequence[int]],
+        images: Sequence[Sequence[PromptImage]] | None = None,
+    ) -> Tensor:
+        """Runs prompts one by one; see :meth:`ModelRunner.prefill`.
+
+        Args:
+            prompts: Ids of each.
+            slots: Slots of each prompt's samples.
+            images: Images of each prompt; ``None`` if none has any.
+        """
+        each = zip(prompts, slots, images or [()] * len(prompts), strict=True)
+        return torch.stack([self._prefill(prompt, targets, 1, of_one)[-1] for prompt, targets, of_one in each]).float()
 
     def prefill_part(self, prompt: Sequence[int], slot: int, tokens: int) -> None:
         """Never needed: long prompts are computed in parts only where parts are kept."""
@@ -84,22 +97,23 @@ class CohortRunner:
 
     @torch.inference_mode()
     def prefill_scored(
-        self, tokens: Sequence[int], slots: Sequence[int], score_from: int
+        self, tokens: Sequence[int], slots: Sequence[int], score_from: int, images: Sequence[PromptImage] = ()
     ) -> tuple[Tensor, list[float]]:
         """Runs one prompt and scores it; see :meth:`ModelRunner.prefill_scored`."""
         first = max(score_from, 1)
-        logits = self._prefill(tokens, slots, min(len(tokens), len(tokens) - first + 1))
+        logits = self._prefill(tokens, slots, min(len(tokens), len(tokens) - first + 1), images)
         after = torch.tensor(list(tokens[first:]), dtype=torch.long, device=logits.device)
         rows = logits[: len(after)].float().log_softmax(-1)
         return logits[-1:].float(), rows.gather(-1, after[:, None]).squeeze(-1).tolist()
 
-    def _prefill(self, prompt: Sequence[int], slots: Sequence[int], keep: int) -> Tensor:
+    def _prefill(self, prompt: Sequence[int], slots: Sequence[int], keep: int, images: Sequence[PromptImage]) -> Tensor:
         """Computes a prompt and makes its cohort; returns the logits of its last ``keep`` tokens."""
         self.prefills += 1
         self.prefilled_tokens += len(prompt)
         self._forget(set(slots))
         if self._cached:
-            logits, cache = self._calls.with_cache(self._tensor([prompt]), None, keep)
+            tokens = self._tensor([prompt])
+            logits, cache = self._calls.with_cache(tokens, None, keep, self._arguments(tokens, images))
             cohort, logits = Cohort([slots[0]], cache, []), logits[0]
         else:
             logits = self._calls.without_cache([prompt], [keep])
@@ -108,6 +122,18 @@ class CohortRunner:
         cohort.slots = list(slots)
         self._cohorts.append(cohort)
         return logits
+
+    def _arguments(self, tokens: Tensor, images: Sequence[PromptImage]) -> dict[str, Tensor]:
+        """Makes the model's arguments for a prompt with images."""
+        if not images:
+            return {}
+        pixels = self.loaded.pixels
+        if pixels is None:
+            raise ValueError("the model takes no images")
+        pictured = torch.zeros_like(tokens, dtype=torch.bool)
+        for image in images:
+            pictured[0, image.start : image.end] = True
+        return pixels.arguments(tokens, pictured, [image_bytes(image.url) for image in images])
 
     @torch.inference_mode()
     def decode(

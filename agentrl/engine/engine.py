@@ -271,13 +271,14 @@ class Engine:
 
     def _admit(self, groups: list[list[Request]]) -> None:
         """Prefill each group once, then sample each member's first token."""
-        first = len(self.scheduler.running)
-        slots: list[range] = []
+        first, slots = len(self.scheduler.running), list[range]()
         for group in groups:
             slots.append(range(first, first + len(group)))
             first += len(group)
         if plain(groups[0]):
-            logits = self.runner.prefill([group[0].prefix for group in groups], slots)
+            shown = [group[0].images for group in groups]
+            how = {"images": shown} if any(shown) else {}  # only a runner of a model that takes images gets any
+            logits = self.runner.prefill([group[0].prefix for group in groups], slots, **how)
         else:
             logits = self._prefill_scored(groups[0], slots[0])
         for group in groups:
@@ -296,7 +297,8 @@ class Engine:
         """Prefill a group in which at least one request wants prompt logprobs, and set those logprobs."""
         starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
         score_from = min(starts, default=len(group[0].prefix))
-        logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from)
+        how = {"images": group[0].images} if group[0].images else {}
+        logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from, **how)
         for request in group:
             if request.needs_prompt_logprobs:
                 start = max(request.logprob_start, 1)

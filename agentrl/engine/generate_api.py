@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from agentrl.engine.image_data import images_of_call
 from agentrl.engine.params import BadRequestError, boolean, integer, parse_params, token_ids
 from agentrl.engine.request import Request
 from agentrl.engine.responses import DONE, event, event_stream, json_body, json_response, meta_info
@@ -25,7 +26,6 @@ REFUSED = (
     "return_hidden_states",
     "lora_path",
     "input_embeds",
-    "image_data",
     "session_params",
 )
 
@@ -63,6 +63,7 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
     params = [parse_params(raw) for raw in _spread("sampling_params", body.get("sampling_params"), count, batch)]
     starts = _spread("logprob_start_len", body.get("logprob_start_len"), count, batch)
     rids = _spread("rid", body.get("rid"), count, batch)
+    images = images_of_call(body, inputs, service.loaded.pixels, batch=batch)
     logprobs = _flag(body, "return_logprob")
     prompts = [
         Prompt(
@@ -70,8 +71,9 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
             params=param,
             rid=_rid(rid),
             logprob_start=-1 if start is None or not logprobs else integer("logprob_start_len", start, -1, 2**31),
+            images=of_one,
         )
-        for ids, param, start, rid in zip(inputs, params, starts, rids, strict=True)
+        for ids, param, start, rid, of_one in zip(inputs, params, starts, rids, images, strict=True)
     ]
     return GenerateCall(
         prompts=prompts,

@@ -15,6 +15,7 @@ from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.models.auto_class import auto_class
 from agentrl.models.folder_check import refused_folder, unknown_config
+from agentrl.models.pixels import Pixels, keep_pixels, pixels_of
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,6 +61,11 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Device of the parameters."""
         return next(self.model.parameters()).device
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """What makes the arguments of the model for images; ``None`` if it takes none."""
+        return pixels_of(self.model)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -141,9 +147,12 @@ def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
     for attention in ("sdpa", "eager"):
         how: dict[str, Any] = {"attn_implementation": attention, "local_files_only": True, "trust_remote_code": trust}
         try:
-            return auto_class(config).from_pretrained(path, dtype=dtype, **how)
+            model = auto_class(config).from_pretrained(path, dtype=dtype, **how)
         except (ValueError, ImportError) as error:  # no such attention, a missing package
             errors.append(error)
+        else:
+            keep_pixels(model, Path(path))
+            return model
     raise ModelError(f"{path} cannot be loaded: {errors[0]}") from errors[0]
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from agentrl.models.decoder import decoder_of
 from agentrl.models.own_head import OwnHead
+from agentrl.models.pixels import embedded_as
+
+DELTAS = "rope_deltas"  # of models whose positions depend on images: how far the next position is from the next place
 
 
 class ModelCalls:
@@ -23,14 +26,18 @@ class ModelCalls:
         known = inspect.signature(model.forward).parameters
         self._caches = "cache" in known
         self._keeps = "logits_to_keep" in known
+        self._placed = [module for module in model.modules() if hasattr(module, DELTAS)]
 
-    def with_cache(self, tokens: Tensor, cache: Any, keep: int) -> tuple[Tensor, Any]:
+    def with_cache(
+        self, tokens: Tensor, cache: Any, keep: int, images: dict[str, Tensor] | None = None
+    ) -> tuple[Tensor, Any]:
         """Computes the logits of the last ``keep`` of ``[rows, tokens]`` tokens behind a cache.
 
         Args:
             tokens: int64 ``[rows, tokens]``.
             cache: Cache of what is before; ``None`` for nothing.
             keep: Number of tokens whose logits are wanted.
+            images: Arguments of :meth:`~agentrl.models.pixels.Pixels.arguments`, for a prompt with images.
 
         Returns:
             ``[rows, keep, vocab]``, and the cache with the new tokens.
@@ -42,7 +49,12 @@ class ModelCalls:
             raise ValueError("its forward pass takes no cache")
         cache = new_cache(self.model) if cache is None else cache
         how: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
-        out = self.model(input_ids=tokens, use_cache=True, cache=cache, **how)
+        for module in self._placed:  # the model keeps them of its latest prompt; ours are those of each cache
+            setattr(module, DELTAS, getattr(cache, DELTAS, None))
+        with embedded_as(self.model, tokens, images or {}) as inputs:
+            out = self.model(use_cache=True, cache=cache, **inputs, **how)
+        for module in self._placed:
+            setattr(cache, DELTAS, getattr(module, DELTAS))
         return out.logits[:, -keep:], cache
 
     def without_cache(self, rows: Sequence[Sequence[int]], keep: Sequence[int]) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.core.image_reader import PromptImage
 from agentrl.engine.params import SamplingParams
 
 Decode = Callable[[list[int]], str]
@@ -67,6 +68,7 @@ class Request:
         parent: Id that the caller gave to all samples of one prompt; aborts match it too.
         stream: Whether each token is reported.
         logprob_start: First prompt position whose logprob is wanted; -1 for none.
+        images: Images of the prompt, with the places of their placeholders.
         twin: Equal for running requests with the same tokens in the cache, all written by the same steps.
         weights: Engine's counter of the weights that computed the request's cache.
     """
@@ -82,6 +84,7 @@ class Request:
     parent: str = ""
     stream: bool = False
     logprob_start: int = -1
+    images: tuple[PromptImage, ...] = ()
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     input_logprobs: list[float] | None = None

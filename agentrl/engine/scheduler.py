@@ -2,8 +2,8 @@
 
 Guarantees: running requests fill slots 0..B-1 without gaps, and together never need more tokens than ``max_tokens``; a
 request is in exactly one of waiting, running, finished; requests are admitted in order of arrival, except that requests
-with the same prefix as the first are admitted with it (one prefill serves all); a retracted request is queued before
-all newer ones.
+with the same prefix and images as the first are admitted with it (one prefill serves all); a retracted request is
+queued before all newer ones.
 """
 
 import bisect
@@ -55,7 +55,8 @@ class Scheduler:
         if slots <= 0 or not self.waiting:
             return []
         head = self.waiting[0]
-        group = [r for r in self.waiting if r.prefix_hash == head.prefix_hash and r.prefix == head.prefix][:slots]
+        alike = (r for r in self.waiting if r.prefix_hash == head.prefix_hash and r.prefix == head.prefix)
+        group = [r for r in alike if r.images == head.images][:slots]
         group = group[: self._that_fit(group, taken)]
         if plain_only and any(r.needs_prompt_logprobs for r in group):
             return []

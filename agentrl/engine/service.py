@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from agentrl.core.image_reader import PromptImage
 from agentrl.engine.engine import Engine
 from agentrl.engine.model import LoadedModel
 from agentrl.engine.params import BadRequestError, SamplingParams
@@ -38,12 +39,14 @@ class Prompt:
         params: Sampling parameters; ``params.n`` samples are taken.
         rid: Request id that the caller chose; "" makes a new one.
         logprob_start: First prompt position to score; -1 scores none.
+        images: Images of the prompt, with the places of their placeholders.
     """
 
     ids: tuple[int, ...]
     params: SamplingParams
     rid: str = ""
     logprob_start: int = -1
+    images: tuple[PromptImage, ...] = ()
 
 
 class Service:
@@ -141,6 +144,7 @@ class Service:
                 stop_text=StopText(params.stop, decode) if params.stop else None,
                 stream=stream,
                 logprob_start=prompt.logprob_start,
+                images=prompt.images,
             )
             for index in range(params.n)
         ]

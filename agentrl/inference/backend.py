@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.core.agent import InferenceError
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -52,6 +53,8 @@ class SamplingParams:
         stop_token_ids: Ids that end the answer and are part of it.
         seed: Random seed; ``None`` leaves it to the server.
         json_schema: JSON schema that the answer must fit, as text; not every server supports it.
+        images: Images of the prompt in their order, with the places of their placeholders in its ids; only servers of a
+            kind that takes images get any.
     """
 
     max_new_tokens: int
@@ -62,6 +65,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     json_schema: str | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True)

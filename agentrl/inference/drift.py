@@ -46,7 +46,7 @@ def measure(
     Raises:
         TemplateError: The template cannot render the messages.
     """
-    text = template.render(messages, generation=False, tools=tools)
+    text = template.shown.expanded(template.render(messages, generation=False, tools=tools), messages)
     canonical = template.encode(text.removesuffix(template.turn_ends.rest))
     stored = list(token_ids)
     is_cut = bool(stored) and stored[-1] not in template.end_ids  # before the end of its turn

@@ -13,6 +13,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.message_shape import in_shape
 from agentrl.inference.messages import essence, essences
 
@@ -49,12 +50,13 @@ class Ledger:
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
         self._depths: list[int] = []  # number of messages before each node
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
+        self._images: dict[int, list[PromptImage]] = {}  # of nodes that hold images, with places in their own ids
 
     def node(self, index: int) -> Node:
         """The stored node with this index."""
         return self.trajectory.nodes[index]
 
-    def find(self, messages: Sequence[Any], tools: str) -> tuple[list[Message], int | None]:
+    def find(self, messages: Sequence[Any], tools: str, *, images: bool = False) -> tuple[list[Message], int | None]:
         """Finds the stored path to continue; returns the messages that follow it, and its last node.
 
         New messages may follow a sampled answer, or start a conversation: the messages between two answers were
@@ -64,12 +66,13 @@ class Ledger:
         Args:
             messages: The conversation's messages, as dicts or ``openai``'s objects.
             tools: The conversation's tools as text; another set of tools is another conversation.
+            images: Whether messages may hold images.
 
         Raises:
             TypeError: An element of ``messages`` is no message.
         """
         path = self._latest[: self._unchanged(messages, tools)]
-        rest = [in_shape(message) for message in messages[len(path) :]]
+        rest = [in_shape(message, images=images) for message in messages[len(path) :]]
         new = 0
         for given, message in zip(messages[len(path) :], rest, strict=True):
             place = path[-1].place if path else ROOT
@@ -136,6 +139,22 @@ class Ledger:
             )
             index = self.add(node, tools)
         return index
+
+    def hold_images(self, index: int, images: list[PromptImage]) -> None:
+        """Stores the images of a node, with the places of their placeholders in its ids."""
+        if images:
+            self._images[index] = images
+
+    def images(self, index: int) -> tuple[PromptImage, ...]:
+        """Images from the root to a node, with the places of their placeholders in the ids of :meth:`prompt`."""
+        if not self._images:
+            return ()
+        found: list[PromptImage] = []
+        before = 0
+        for step in self.trajectory.path(index):
+            found += [PromptImage(one.url, one.start + before, one.end + before) for one in self._images.get(step, ())]
+            before += len(self.node(step).token_ids)
+        return tuple(found)
 
     def _answer_before(self, messages: Sequence[Message]) -> int | None:
         """Finds the answer that a new conversation goes on from: its last message of an assistant.

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl.core.call_form import names
 from agentrl.core.episode import Message
+from agentrl.core.images import text_of
 from agentrl.core.message_shape import arguments_object
 from agentrl.core.template_marks import TemplateError
 from agentrl.inference.prompt_marks import MARK, MOST_TOOLS, TOOL, Marked, extended, replaced
@@ -302,7 +303,8 @@ def _form(message: Message) -> list[Any]:
     reasoned = bool(message.get("reasoning_content"))
     return [
         message.get("role"),
-        bool(str(message.get("content") or "").strip()),
+        bool(text_of(message.get("content")).strip()),
+        [part["type"] for part in message["content"]] if isinstance(message.get("content"), list) else [],
         bool(message.get("name")),
         calls,
         [None if one is None else [len(str(one)), str(one).isalnum()] for one in ids],  # Mistral's templates check them

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.core.call_form import named, names
 from agentrl.core.episode import Message
+from agentrl.core.images import text_of
 from agentrl.core.message_shape import arguments_object
 
 MARK = "agentrl0mark"  # occurs in no template
@@ -101,9 +102,9 @@ def _mark_texts(marked: Marked, messages: Sequence[Message], put: Callable[[str,
     """Marks the texts of messages; ``put`` makes the new text of a text and its word."""
     for index, message in enumerate(messages):
         role, one, mark = message.get("role", ""), dict(message), f"{MARK}{index}"
-        content, reasoning = str(message.get("content") or ""), message.get("reasoning_content")
+        content, reasoning = text_of(message.get("content")), message.get("reasoning_content")
         if content.strip():
-            one["content"] = put(content, f"{mark}cx")
+            one["content"] = _with_text(message["content"], put(content, f"{mark}cx"))
             if message.get("tool_calls"):
                 marked.asides[f"{mark}cx"] = "what an assistant says beside a tool call"
             else:
@@ -115,6 +116,15 @@ def _mark_texts(marked: Marked, messages: Sequence[Message], put: Callable[[str,
             one["reasoning_content"] = put(str(reasoning), f"{mark}rx")
             marked.asides[f"{mark}rx"] = f"the reasoning (reasoning_content) of the {role} message"
         marked.messages.append(one)
+
+
+def _with_text(content: Any, text: str) -> Any:
+    """Returns a content with another text, in the place of its last text."""
+    if isinstance(content, str):
+        return text
+    last = max(index for index, part in enumerate(content) if part["type"] == "text")
+    kept = [(index, part) for index, part in enumerate(content) if index == last or part["type"] != "text"]
+    return [{"type": "text", "text": text} if index == last else part for index, part in kept]
 
 
 def _marked_call(call: Mapping[str, Any], mark: str, marks: dict[str, str], ids: dict[Any, str]) -> dict[str, Any]:

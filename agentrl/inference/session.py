@@ -1,10 +1,10 @@
 """Token-exact chat sessions: agents see ``openai``, the trajectory sees ids.
 
-Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus the ids of the new messages; each
-sampled token is stored once with the logprob and version that the server returned; every other token has mask 0. A
-conversation that differs from the stored one starts a branch after the last common message. A request that the server
-aborted is continued with the same ids and with random numbers that were not used yet; a stop text ends it also where it
-began before the abort. No two requests of an episode
+Guarantees: a turn's prompt is exactly the stored ids of the earlier turns plus the ids of the new messages, with the
+placeholders of their images, which are sent beside the ids; each sampled token is stored once with the logprob and
+version that the server returned; every other token has mask 0. A conversation that differs from the stored one starts a
+branch after the last common message. A request that the server aborted is continued with the same ids and with random
+numbers that were not used yet; a stop text ends it also where it began before the abort. No two requests of an episode
 draw the same random numbers. Where the prompt ends in an open thought, everything sampled is reasoning until it closes,
 with tools or without.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.images import images_of
 from agentrl.core.message_shape import in_shape
 from agentrl.inference.backend import Generation, InferenceError, Sampler, SamplingParams
 from agentrl.inference.completions import CompletionStream, Sampled, completion
@@ -60,7 +61,8 @@ class SessionSettings:
 
     def as_record(self) -> dict[str, Any]:
         """Returns the set-up as plain data; the seed is the episode's."""
-        sampling = {key: value for key, value in asdict(self.sampling).items() if key != "seed" and value is not None}
+        each = asdict(self.sampling).items()  # a request's own seed and images are no part of the set-up
+        sampling = {key: value for key, value in each if key not in ("seed", "images") and value is not None}
         return _plain({"model": self.model, "context_length": self.context_length, **sampling})
 
 
@@ -119,6 +121,7 @@ class ChatSession(OpenAINames):
             )
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
+        params = replace(params, images=self._ledger.images(parent))
         call, self._calls = self._calls, self._calls + 1
         samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
         async with within(options.timeout):
@@ -133,14 +136,15 @@ class ChatSession(OpenAINames):
         if not messages:
             raise ValueError("chat.completions.create: messages is empty")
         key = json.dumps(tools, sort_keys=True) if tools else ""
-        new, parent = self._ledger.find(messages, key)
+        images = self._template.shown.possible
+        new, parent = self._ledger.find(messages, key, images=images)
         if not new and parent is not None:
             return parent  # the same prompt once more: another branch from the same node
         if parent is not None and self._template.rewrites(new, tools, has_system=self._has_system(parent)):
             if self._template.policy is None:
                 raise self._template.refuse_rewrite()
             if self._template.policy == "branch":
-                parent, new = None, [in_shape(message) for message in messages]
+                parent, new = None, [in_shape(message, images=images) for message in messages]
         if parent is None:
             self._tools[len(self.trajectory.nodes)] = tools
             ids = self._template.first(new, tools)
@@ -150,7 +154,11 @@ class ChatSession(OpenAINames):
             ids = self._template.following(new, answered=answered.message, answer_ids=said, tools=tools)
         if tools:
             self._template.prompts.check_calls(self._parser, chosen=self._settings.parser is not None)
-        return self._ledger.add_prompt(parent, new, ids, key)
+        index = self._ledger.add_prompt(parent, new, ids, key)
+        if (reader := self._template.shown.reader) is not None:
+            urls = [url for message in new for url in images_of(message)]
+            self._ledger.hold_images(index, reader.places(urls, ids))
+        return index
 
     def _has_system(self, node: int) -> bool:
         """Whether the conversation of a node begins with a system message."""

@@ -17,10 +17,12 @@ from typing import Any, Literal
 from agentrl.core.call_form import CallForm, call_form
 from agentrl.core.dummy_turn import SAID, USER, call_for, tail
 from agentrl.core.episode import Message
+from agentrl.core.image_reader import ImageReader
 from agentrl.core.message_shape import MessageError
 from agentrl.core.template_marks import Mark, Marks, TemplateError, Tokenizer
 from agentrl.core.turn_ends import find_turn_ends
 from agentrl.inference.encoding import TextEncoder
+from agentrl.inference.image_parts import ShownImages, as_template_takes, takes_text
 from agentrl.inference.prompt_check import PromptCheck
 from agentrl.inference.rewriting import REWRITES, rewrites_turns
 from agentrl.inference.template_notes import template_notes
@@ -43,8 +45,11 @@ class ChatTemplate:
         policy: Policy for a template that rewrites earlier turns: ``append`` keeps the stored ids, ``branch`` renders
             the conversation again and starts a branch, ``None`` refuses the template.
         variables: Further variables of the template, e.g. ``enable_thinking``.
+        images: Reader of the model's images; ``None`` for a model that takes none.
+        no_images: Why it takes none.
 
     Attributes:
+        shown: The images of messages, and whether they can be sent.
         end_ids: Ids that end a turn.
         stop_ids: Those of them that the model's own configuration does not name, so that servers must be told to stop
             there. A base model's configuration may name ``<|endoftext|>`` alone, and its template closes a turn with
@@ -62,6 +67,8 @@ class ChatTemplate:
         end_ids: Iterable[int] = (),
         policy: RewritePolicy | None = None,
         variables: Mapping[str, Any] | None = None,
+        images: ImageReader | None = None,
+        no_images: str = "",
     ) -> None:
         if not tokenizer.chat_template:
             raise TemplateError(
@@ -72,6 +79,7 @@ class ChatTemplate:
             raise TemplateError("the model's tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
         self.policy = policy
+        self.shown = ShownImages(images, no_images)
         self.eos_id: int = tokenizer.eos_token_id
         self.encoder = TextEncoder(tokenizer)
         self._variables = dict(variables or {})
@@ -113,8 +121,11 @@ class ChatTemplate:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        tokenizer.chat_template = template_text(source, folder) or tokenizer.chat_template
-        return cls(tokenizer, end_ids=generation_end_ids(folder), policy=policy, variables=variables)
+        images, why = ImageReader.find(folder)
+        own = tokenizer.chat_template or (images.chat_template if images is not None else None)
+        tokenizer.chat_template = template_text(source, folder) or own
+        ends = generation_end_ids(folder)
+        return cls(tokenizer, end_ids=ends, policy=policy, variables=variables, images=images, no_images=why)
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -133,8 +144,9 @@ class ChatTemplate:
 
     def _render_first(self, conversation: str) -> list[int]:
         messages, tools = json.loads(conversation)
+        self.shown.check(messages)
         self.prompts.check(messages, tools)
-        return self.encode(self.render(messages, generation=True, tools=tools))
+        return self.encode(self.shown.expanded(self.render(messages, generation=True, tools=tools), messages))
 
     def following(
         self, messages: Sequence[Message], *, answered: Message, answer_ids: Sequence[int], tools: Tools = ()
@@ -154,7 +166,9 @@ class ChatTemplate:
         Raises:
             TemplateError: The template changes the text between the assistant's text and the new messages.
         """
+        self.shown.check(messages)
         said, shorter, whole = self._probe(messages, answered, tools)
+        whole = self.shown.expanded(whole, messages)
         self.prompts.check(messages, tools, before=[USER, said], part=lambda text: tail(text, said))
         longer = tail(whole, said)
         is_call = bool(said.get("tool_calls"))
@@ -262,7 +276,7 @@ class ChatTemplate:
 
     def canonical(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation as the template renders it."""
-        return self.encode(self.render(messages, generation=False, tools=tools))
+        return self.encode(self.shown.expanded(self.render(messages, generation=False, tools=tools), messages))
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode an answer without its end-of-turn token; ``special`` keeps special tokens, which mark tool calls."""
@@ -336,6 +350,16 @@ class ChatTemplate:
         return self._apply(messages, generation=generation, tools=tools)
 
     def _apply(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
+        if self.shown.reader is not None:
+            messages = as_template_takes(messages, text=self._takes_text)
+        return self._applied(messages, generation=generation, tools=tools)
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether the template renders a content that is a text, and not a list of parts alone."""
+        return takes_text(lambda messages: self._applied(messages, generation=False))
+
+    def _applied(self, messages: Sequence[Message], *, generation: bool, tools: Tools = ()) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentrl.core.episode import Episode
+from agentrl.core.images import shown_text
 from agentrl.evaluate.metrics import main_metric
 from agentrl.evaluate.moments import Estimate
 from agentrl.evaluate.setup import shown_component
@@ -161,8 +162,7 @@ def _episodes(file: TextIO, episodes: StoredEpisodes) -> None:
             file.write(f"<pre>{_text(_cut(episode.error))}</pre>")
         for role in episode.trajectories:
             for message in episode.conversation(role):
-                said = message.get("content")
-                text = said if isinstance(said, str) else "" if said is None else str(said)
+                text = shown_text(message.get("content"))
                 calls = f"\n{message['tool_calls']}" if message.get("tool_calls") else ""
                 thought = f"{message['reasoning_content']}\n\n" if message.get("reasoning_content") else ""
                 file.write(

@@ -13,6 +13,7 @@ from typing import Any
 
 import agentrl
 from agentrl.core.episode import Episode, Message
+from agentrl.core.images import shown_text
 from agentrl.evaluate.measures import usage_of
 from agentrl.evaluate.setup import prompt_of, shown_component
 from agentrl.evaluate.stored import StoredEpisodes
@@ -108,8 +109,7 @@ def _output(last: dict[str, Any] | None, episode: Episode, model: str, usage: di
 def _message(message: Message) -> dict[str, Any]:
     """Returns a message in Inspect's shape: a call has its arguments as an object, reasoning is a part."""
     role = message.get("role")
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
+    text = shown_text(message.get("content"))
     found: dict[str, Any] = {"role": role if role in _ROLES else "user", "content": text}
     if role == "assistant":
         if message.get("reasoning_content"):

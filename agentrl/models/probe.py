@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.models.decoder import decoder_of
+from agentrl.models.pixels import pixels_of
 from agentrl.models.prefix_tree import PrefixTree
 from agentrl.models.small_model import short_windows, windows_of
 from agentrl.models.tree_mask import Reach, added, tree_mask
@@ -43,6 +44,10 @@ def find_way(model: Any, context: int, *, packed: bool = False) -> Way:
         Unfit: A token's hidden state depends on other tokens than those before it.
     """
     config = model.config.get_text_config(decoder=True)
+    if pixels_of(model) is not None:
+        if wrong := wrong_rows(model, "padded"):
+            raise Unfit(wrong)
+        return Way("padded", why="its sequences may hold images")
     limited = limited_attention(config, context)
     way, why = _limited_trees(model, config, limited, context) if limited else _plain_trees(model, context)
     if why is None:

@@ -1,12 +1,13 @@
 """Shows chat messages to a person.
 
-Guarantees: a message is shown in full: its reasoning, its text, every tool call and every call's error; no markup and
-no control character in it is obeyed.
+Guarantees: a message is shown in full: its reasoning, its text, with ``[image]`` for an image, every tool call and
+every call's error; no markup and no control character in it is obeyed.
 """
 
 from rich.text import Text
 
 from agentrl.core.episode import Message
+from agentrl.core.images import shown_text
 from agentrl.observe.shown_text import plain
 
 COLORS = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
@@ -21,7 +22,7 @@ def message_text(message: Message) -> Text:
     if message.get("reasoning_content"):
         lines.append((str(message["reasoning_content"]), "dim"))
     if message.get("content"):
-        lines.append((str(message["content"]), ""))
+        lines.append((shown_text(message["content"]), ""))
     lines += [(line, "") for line in call_lines(message)]
     lines += [(f"malformed call: {line}", "red") for line in error_lines(message)]
     for number, (line, style) in enumerate(lines):

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.images import text_of
 from agentrl.observe.message_view import call_lines, error_lines
 from agentrl.observe.shown_text import quoted
 
@@ -122,7 +123,7 @@ def _origins(node: Node, pieces: Sequence[bytes], given: Sequence[Message]) -> l
         return [Origin.SAMPLED if mask else Origin.TEMPLATE for mask in node.loss_mask]
     whole, spans, position = b"".join(pieces), [], 0
     for message in given:
-        content = str(message.get("content") or "").encode("utf-8", "surrogatepass")
+        content = text_of(message.get("content")).encode("utf-8", "surrogatepass")
         for text in (content, content.strip()):  # many templates strip it
             at = whole.find(text, position) if text else -1
             if at >= 0:

@@ -91,6 +91,8 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
         policy=inference.history,
         variables=inference.chat_template_kwargs,
     )
+    if not server_kind(inference.engine).capabilities.images:
+        template.shown.refuse(f"servers of the kind inference.engine={inference.engine} take no images beside ids")
     training = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,

@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentrl.core.columns import COLUMNS, SAID, Columns, EpisodeRecord, as_bytes, from_array
+from agentrl.core.columns import (
+    COLUMNS,
+    SAID,
+    Columns,
+    EpisodeRecord,
+    as_bytes,
+    from_array,
+    image_arrays,
+    take_images,
+)
 from agentrl.rollout.buffer import Group
 from agentrl.rollout.group_account import Tally
 
@@ -21,6 +30,8 @@ def pack(groups: Sequence[Group], state: dict[str, Any]) -> bytes:
     from safetensors.numpy import save
 
     arrays = {f"{i}/{name}": getattr(one.columns, name) for i, one in enumerate(groups) for name in COLUMNS}
+    for one in groups:
+        arrays |= image_arrays(one.columns.images)
     return save(arrays | {SAID: as_bytes({"groups": [_record(group) for group in groups], "state": state})})
 
 
@@ -29,19 +40,22 @@ def unpack(data: bytes) -> tuple[list[Group], dict[str, Any]]:
     from safetensors.numpy import load
 
     arrays = load(data)
-    said = from_array(arrays[SAID])
+    said, images = from_array(arrays[SAID]), take_images(arrays)
     groups = [
         Group(
             record["draw"],
-            Columns(
-                tuple(map(EpisodeRecord.model_validate, record["episodes"])),
-                **{name: arrays[f"{i}/{name}"] for name in COLUMNS},
-            ),
+            _columns(record["episodes"], {name: arrays[f"{i}/{name}"] for name in COLUMNS}, images),
             _TALLY.validate_python(record["tally"]),
         )
         for i, record in enumerate(said["groups"])
     ]
     return groups, said["state"]
+
+
+def _columns(episodes: Sequence[dict[str, Any]], arrays: dict[str, Any], images: dict[str, bytes]) -> Columns:
+    records = tuple(map(EpisodeRecord.model_validate, episodes))
+    own = {name: images[name] for record in records for _, names in record.images for name in names}
+    return Columns(records, **arrays, images=own)
 
 
 def owed_step(data: bytes) -> int | None:

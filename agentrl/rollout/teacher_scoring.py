@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
+from agentrl.core.images import images_of
 from agentrl.inference.backend import Backend, InferenceError
 from agentrl.inference.router import Lease, Router
 
@@ -69,6 +70,8 @@ async def score_trajectory(trajectory: Trajectory, lease: Lease) -> Trajectory:
         InferenceError: The teacher could not score a branch.
     """
     nodes = list(trajectory.nodes)
+    if any(images_of(node.message) for node in nodes):
+        raise InferenceError("a teacher scores token ids alone, and the messages hold images")
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         while path and not any(nodes[path[-1]].loss_mask):

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from agentrl.config.errors import UserError
-from agentrl.core.columns import COLUMNS, Columns, EpisodeRecord, concatenate, split
+from agentrl.core.columns import COLUMNS, Columns, EpisodeRecord, concatenate, image_arrays, split, take_images
 from agentrl.core.ending import episode_cut
 from agentrl.core.episode import Episode, Task
 from agentrl.core.sent_episode import SentEpisode
@@ -96,7 +96,7 @@ def ended_to_bytes(ended: Sequence[Ended], **more: Any) -> bytes:
         "beside": [one.more | {"bytes": len(one.line)} for one in sent],
         "more": more,
     }
-    arrays = {name: np.ascontiguousarray(getattr(columns, name)) for name in COLUMNS}
+    arrays = {name: np.ascontiguousarray(getattr(columns, name)) for name in COLUMNS} | image_arrays(columns.images)
     arrays[_SAID] = np.frombuffer(orjson.dumps(said), np.uint8)
     arrays[_LINES] = np.frombuffer(b"".join(one.line for one in sent), np.uint8)
     return save(arrays)
@@ -116,7 +116,8 @@ def ended_from_bytes(data: bytes) -> tuple[list[Delivered], dict[str, Any]]:
         said = orjson.loads(arrays.pop(_SAID).tobytes())
         lines = arrays.pop(_LINES).tobytes()
         records = tuple(EpisodeRecord.model_validate(record) for record in said["records"])
-        parts = iter(_parts(Columns(records, **arrays), lines, said["beside"]))
+        images = take_images(arrays)
+        parts = iter(_parts(Columns(records, **arrays, images=images), lines, said["beside"]))
         found = [Delivered(number, next(parts) if whole else None, error) for number, whole, error in said["orders"]]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"not what a rollout worker sends: {type(error).__name__}: {error}") from error

@@ -28,6 +28,7 @@ from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.critic import Critic, ValueLearner
 from agentrl.train.free_layers import choose
+from agentrl.train.frozen_parts import freeze
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.memory_saving import use_memory_saving_layers
 from agentrl.train.mesh import RankMesh
@@ -155,6 +156,7 @@ def build_policy(
     config, temperature = recipe.trainer, recipe.sampling.temperature
 
     def wrap(model: Any) -> Policy:
+        freeze(model, config.freeze)
         if config.lora_rank is not None:
             from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 

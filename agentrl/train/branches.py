@@ -4,8 +4,8 @@ Guarantees: one branch for each leaf message; a sampled token that several branc
 of them; tokens are not copied until a branch is computed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class TokenColumns:
         places: int64 ``[messages]`` index of each message's first sampled token in the global batch.
         turns: int32 ``[messages]`` number of the turn within its trajectory; -1 if the message was not sampled.
         total: Number of sampled tokens of the global batch.
+        images: Message whose tokens hold placeholders -> bytes of its images' files, in order.
     """
 
     starts: NDArray[np.int64]
@@ -39,6 +40,7 @@ class TokenColumns:
     places: NDArray[np.int64]
     turns: NDArray[np.int32]
     total: int
+    images: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, columns: Columns) -> "TokenColumns":
@@ -60,6 +62,7 @@ class TokenColumns:
             places=sampled_starts[:-1],
             turns=turns,
             total=int(sampled_starts[-1]),
+            images=columns.message_images(),
         )
 
     def select(self, messages: Sequence[int]) -> "TokenColumns":
@@ -76,6 +79,7 @@ class TokenColumns:
             places=self.places[chosen],
             turns=self.turns[chosen],
             total=self.total,
+            images={new: self.images[old] for new, old in enumerate(messages) if old in self.images},
         )
 
 

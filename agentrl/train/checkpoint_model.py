@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoTokenizer
 
 from agentrl.config.errors import UserError
+from agentrl.core.image_reader import copy_processor
 from agentrl.host.entry import begin, refuse
 from agentrl.models.auto_class import auto_class
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED, read_state
@@ -36,7 +37,8 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
         UserError: The checkpoint holds no whole model of this kind.
     """
     config = AutoConfig.from_pretrained(str(start))
-    model: Any = auto_class(config).from_config(config, torch_dtype=getattr(config, "dtype", None) or torch.float32)
+    dtype = getattr(config, "dtype", None) or torch.float32
+    model: Any = auto_class(config).from_config(config, torch_dtype=dtype)
     state = _read(checkpoint)
     missing, unknown = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
@@ -54,6 +56,7 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
         if template.is_file():
             tokenizer.chat_template = template.read_text()
         tokenizer.save_pretrained(partial)
+        copy_processor(start, partial)
         (partial / EXPORTED).write_text(json.dumps({"step": read_state(checkpoint)["step"]}))
         partial.rename(target)
     finally:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
+from agentrl.core.image_reader import copy_processor
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED
 from agentrl.train.first_mismatch import TrainingStopped
 from agentrl.train.mesh import RankMesh
@@ -122,6 +123,7 @@ def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start:
     if template.is_file():  # the recipe's template, which the model was trained with
         tokenizer.chat_template = template.read_text()
     tokenizer.save_pretrained(partial)
+    copy_processor(start, partial)
 
 
 class _Writing:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from agentrl.models.pixels import Pixels
 from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach
 from agentrl.models.way import Way
@@ -33,6 +34,11 @@ ROUND = 5  # significant binary digits of a rounded length: padding is at most a
 
 class Layout(Protocol):
     """The interface of a layout."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether rows may hold images."""
+        ...
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """Builds rows of at most ``budget`` tokens each; a longer branch is a row of its own."""
@@ -54,6 +60,8 @@ class Padded:
         span: Row length in tokens at which dense attention costs as much as the rest of the model.
         way: Masks that the model takes.
     """
+
+    takes_images = False
 
     def __init__(self, span: float, way: Way = TREES) -> None:
         self._span = span
@@ -102,10 +110,17 @@ class PlainPadded:
 
     Args:
         span: Row length in tokens at which dense attention costs as much as the rest of the model.
+        pixels: For a model that takes images, what makes its arguments for them.
     """
 
-    def __init__(self, span: float) -> None:
+    def __init__(self, span: float, pixels: Pixels | None = None) -> None:
         self._span = span
+        self._pixels = pixels
+
+    @property
+    def takes_images(self) -> bool:
+        """See :class:`Layout`."""
+        return self._pixels is not None
 
     def rows(self, branches: Sequence[Branch], tokens: TokenColumns, budget: int) -> list[Row]:
         """See :class:`Layout`; each branch is a row."""
@@ -122,8 +137,19 @@ class PlainPadded:
             token_ids=token_ids,
             positions=positions,
             mask=None,
+            pixels=self._images(rows, token_ids),
             **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
         )
+
+    def _images(self, rows: Sequence[RowArrays], token_ids: Tensor) -> dict[str, Tensor]:
+        """Makes the arguments that hold the rows' images."""
+        images = [one for row in rows for one in row.images]
+        if not images or self._pixels is None:
+            return {}
+        pictured = torch.zeros_like(token_ids, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            pictured[index, : len(row.pictured)] = torch.from_numpy(row.pictured)
+        return self._pixels.arguments(token_ids, pictured, images)
 
 
 class PlainPacked(PlainPadded):
@@ -156,6 +182,8 @@ class Packed:
         blocks: Whether the mask is a ``BlockMask`` for ``flex_attention`` (the default on CUDA) or tiles for
             :mod:`agentrl.train.tree_attention` (the default elsewhere).
     """
+
+    takes_images = False
 
     def __init__(self, span: float, way: Way = TREES, *, blocks: bool | None = None) -> None:
         self._span = span
@@ -207,5 +235,12 @@ class Packed:
 def collate(
     rows: Sequence[Row], branches: Sequence[Branch], tokens: TokenColumns, layout: Layout, device: torch.device
 ) -> MicroBatch:
-    """Makes the tensors of a micro-batch from its planned rows."""
-    return layout.tensors([lay_out(row, branches, tokens) for row in rows], tokens, device)
+    """Makes the tensors of a micro-batch from its planned rows.
+
+    Raises:
+        ValueError: A row holds images, and the model takes none.
+    """
+    arrays = [lay_out(row, branches, tokens) for row in rows]
+    if not layout.takes_images and any(row.images for row in arrays):
+        raise ValueError("a sequence holds images, and the model takes none")
+    return layout.tensors(arrays, tokens, device)

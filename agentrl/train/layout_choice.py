@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from agentrl.models.pixels import pixels_of
 from agentrl.models.way import form_of
 from agentrl.train.context_parallel import SharedTokens
 from agentrl.train.layout import Layout, Packed, Padded, PlainPacked, PlainPadded
@@ -22,5 +23,5 @@ def layout_of(model: Any, mesh: RankMesh | None = None) -> Layout:
         return SharedTokens(span, mesh)
     way = form_of(model).way
     if way.rows != "trees":
-        return PlainPacked(span) if way.rows == "packed" else PlainPadded(span)
+        return PlainPacked(span) if way.rows == "packed" else PlainPadded(span, pixels_of(model))
     return Packed(span, way) if is_packed(model) else Padded(span, way)

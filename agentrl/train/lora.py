@@ -78,8 +78,8 @@ def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
 def names_in_files(path: Path, config: AdapterConfig) -> dict[str, str]:
     """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model."""
     with torch.device("meta"):
-        config = AutoConfig.from_pretrained(str(path))
-        model = auto_class(config).from_config(config)
+        own = AutoConfig.from_pretrained(str(path))
+        model = auto_class(own).from_config(own)
     return {
         rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
         for target in adapter_targets(model, config)

@@ -33,6 +33,7 @@ class MicroBatch:
         columns: ``[trained]`` data of each trained token by name: ``weights``, ``sequences`` and ``turns``, and the
             sampled columns of :class:`~agentrl.train.branches.TokenColumns`.
         bounds: For packed plain rows, the arguments by which layers keep sequences apart; empty for others.
+        pixels: The arguments that hold images, of :class:`~agentrl.models.pixels.Pixels`; empty without images.
     """
 
     token_ids: Tensor
@@ -44,12 +45,13 @@ class MicroBatch:
     places: Tensor
     columns: dict[str, Tensor]
     bounds: dict[str, Any] = field(default_factory=dict)
+    pixels: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Any]:
         """The decoder's arguments beside the tokens; none for padded plain rows: no token depends on later ones."""
         if self.mask is None:
-            return self.bounds
+            return self.bounds | self.pixels
         return {"position_ids": self.positions, "attention_mask": self.mask}
 
 

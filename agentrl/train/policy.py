@@ -23,6 +23,7 @@ from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
+from agentrl.models.pixels import embedded_as, keep_pixels, pixels_of
 from agentrl.models.probe import FAULTS, Unfit, find_way
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
@@ -83,9 +84,14 @@ class Policy(nn.Module):
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
         decoder = decoder_of(self.model)
+        pixels = pixels_of(self.model)
+        if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
+            nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
+            return hidden_states(decoder, batch) + nothing
         if not self.balance or not torch.is_grad_enabled():
             return hidden_states(decoder, batch)
-        out = decoder(input_ids=batch.token_ids, use_cache=False, output_router_logits=True, **batch.inputs)
+        with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
+            out = decoder(use_cache=False, output_router_logits=True, **inputs)
         self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
         return out.last_hidden_state.flatten(0, 1)
 
@@ -112,7 +118,8 @@ def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
 
 def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
     """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
-    return decoder(input_ids=batch.token_ids, use_cache=False, **batch.inputs).last_hidden_state.flatten(0, 1)
+    with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
+        return decoder(use_cache=False, **inputs).last_hidden_state.flatten(0, 1)
 
 
 @torch.no_grad()
@@ -199,9 +206,12 @@ def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any
     for attention in ("sdpa", "eager"):
         chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
         try:
-            return kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
+            model = kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
         except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
             errors.append(error)
+        else:
+            keep_pixels(model, path)
+            return model
     raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
 
 

@@ -68,6 +68,8 @@ class RowArrays:
         sequences: int32 ``[trained]`` number of each trained token's branch in the global batch.
         turns: int32 ``[trained]`` number of each trained token's turn in its trajectory.
         weights: float32 ``[trained]`` weight of each trained token in the loss, before the normalizer.
+        images: Bytes of the images' files, in the order of their placeholders; of plain rows alone.
+        pictured: bool ``[length]`` whether a token is of a message that holds images; ``[0]`` without images.
     """
 
     token_ids: NDArray[np.int32]
@@ -81,6 +83,8 @@ class RowArrays:
     sequences: NDArray[np.int32]
     turns: NDArray[np.int32]
     weights: NDArray[np.float32]
+    images: tuple[bytes, ...] = ()
+    pictured: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
 
 
 def build_rows(
@@ -200,7 +204,28 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         trained = places.astype(np.int32)
         source, target = source[first], target[first]
     joined = {name: np.concatenate(values) for name, values in kept.items()}
-    return RowArrays(ids, positions, ends, source, target, trained, **joined)
+    images, pictured = _pictures(row, branches, tokens) if tokens.images else ((), np.zeros(0, bool))
+    return RowArrays(ids, positions, ends, source, target, trained, **joined, images=images, pictured=pictured)
+
+
+def _pictures(
+    row: Row, branches: Sequence[Branch], tokens: TokenColumns
+) -> tuple[tuple[bytes, ...], NDArray[np.bool_]]:
+    """Returns the images of a plain row, and which of its tokens are of messages that hold them.
+
+    Raises:
+        ValueError: The row is a tree of several branches, in which images are not possible.
+    """
+    if len(row.branches) > 1:
+        raise ValueError("sequences with images cannot be computed as prefix trees")
+    images, pictured, start = (), np.zeros(row.length, bool), 0
+    for message in branches[row.branches[0]].messages:
+        end = start + int(tokens.starts[message + 1] - tokens.starts[message])
+        if message in tokens.images and end <= row.length:  # what follows the last trained token is not computed
+            images += tokens.images[message]
+            pictured[start:end] = True
+        start = end
+    return images, pictured
 
 
 def attention_span(hidden_size: int) -> float:

@@ -1,7 +1,7 @@
 """Each rank's share of a pass over a batch: its micro-batches and the tokens of their rows.
 
-Guarantees: only rank 0 plans, and each rank gets the same number of micro-batches; a rank gets the tokens of its own
-rows and no others; shares are sent as safetensors over gloo, whatever the backend of the gradients.
+Guarantees: only rank 0 plans, and each rank gets the same number of micro-batches; a rank gets the tokens and images of
+its own rows and no others; shares are sent as safetensors over gloo, whatever the backend of the gradients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.core.columns import as_bytes, from_array
+from agentrl.core.columns import as_bytes, from_array, image_arrays, take_images
 from agentrl.train.branches import Branch, TokenColumns
 from agentrl.train.layout import Layout, collate
 from agentrl.train.mesh import RankMesh
@@ -164,13 +164,15 @@ def pack(share: Share) -> bytes:
     tokens = share.tokens
     columns = {f"sampled/{name}": np.ascontiguousarray(values) for name, values in tokens.sampled.items()}
     arrays = {name: getattr(tokens, name) for name in _ARRAYS}
+    files = {data: str(n) for n, data in enumerate(dict.fromkeys(one for own in tokens.images.values() for one in own))}
     said = {
+        "images": [[message, [files[one] for one in own]] for message, own in tokens.images.items()],
         "parts": [[[asdict(row) for row in rows] for rows in part] for part in share.parts],
         "branches": [asdict(branch) for branch in share.branches],
         "total": tokens.total,
         **{name: getattr(share, name) for name in _PLAIN},
     }
-    return save(arrays | columns | {"said": as_bytes(said)})
+    return save(arrays | columns | image_arrays({n: data for data, n in files.items()}) | {"said": as_bytes(said)})
 
 
 def unpack(data: bytes) -> Share:
@@ -178,18 +180,19 @@ def unpack(data: bytes) -> Share:
     from safetensors.numpy import load
 
     arrays = load(data)
-    said = from_array(arrays.pop("said"))
+    said, files = from_array(arrays.pop("said")), take_images(arrays)
+    images = {message: tuple(files[name] for name in names) for message, names in said["images"]}
     sampled = {name.removeprefix("sampled/"): arrays.pop(name) for name in list(arrays) if name.startswith("sampled/")}
     branches = [
         Branch(**{**branch, "messages": tuple(branch["messages"]), "trained": tuple(branch["trained"])})
         for branch in said["branches"]
     ]
     parts = [[[Row(**row) for row in rows] for rows in part] for part in said["parts"]]
-    tokens = TokenColumns(sampled=sampled, total=said["total"], **arrays)
+    tokens = TokenColumns(sampled=sampled, total=said["total"], images=images, **arrays)
     return Share(parts, branches, tokens, **{name: said[name] for name in _PLAIN})
 
 
-_ARRAYS = tuple(field.name for field in fields(TokenColumns) if field.name not in ("sampled", "total"))
+_ARRAYS = tuple(field.name for field in fields(TokenColumns) if field.name not in ("sampled", "total", "images"))
 _PLAIN = ("places", "row_tokens", "normalizer", "version", "notes")
 
 

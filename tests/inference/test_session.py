@@ -179,10 +179,10 @@ async def test_messages_in_another_shape_are_read_once_and_noticed_when_changed(
     """Dumped messages hold fields that are null: all of them were read again at each turn."""
     reads = 0
 
-    def counted(message: Any) -> Message:
+    def counted(message: Any, **how: Any) -> Message:
         nonlocal reads
         reads += 1
-        return in_shape(message)
+        return in_shape(message, **how)
 
     monkeypatch.setattr("agentrl.inference.ledger.in_shape", counted)
     session = make_session(template, lambda ids, params: answer([5, template.eos_id]))

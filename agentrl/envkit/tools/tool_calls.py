@@ -18,6 +18,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
+from agentrl.core.images import PARTS, image_part, is_pil
 from agentrl.core.infrastructure import InfrastructureError
 from agentrl.core.registry import nearest
 from agentrl.core.valid_text import valid_text
@@ -80,8 +81,9 @@ async def run_tool_calls(
             many were left out.
 
     Returns:
-        One event per call, in order. A ``str`` result is the answer unchanged, any other becomes JSON.
-        Half of a surrogate pair, which a JSON request cannot contain, becomes U+FFFD in the answer.
+        One event per call, in order. A ``str`` result is the answer unchanged; a PIL image, or a list with images (PIL
+        images or parts of a message), becomes parts of a message; anything else becomes JSON. Half of a surrogate pair,
+        which a JSON request cannot contain, becomes U+FFFD in the answer.
 
     Raises:
         ValueError: Two tools have the same name, or a limit is not above 0.
@@ -104,7 +106,7 @@ class _Call:
     arguments: Any = None
     problem: str | None = None
 
-    def event(self, kind: ToolEventKind, content: str, *, result: Any = None, error: str | None = None) -> ToolEvent:
+    def event(self, kind: ToolEventKind, content: Any, *, result: Any = None, error: str | None = None) -> ToolEvent:
         answer: Message = {"role": "tool", "tool_call_id": self.id}
         if self.name:
             answer["name"] = self.name
@@ -175,7 +177,9 @@ async def _run(call: _Call, table: dict[str, Tool], timeout: float | None, max_c
         if isinstance(error, InfrastructureError):
             raise  # nothing that the policy could mend
         event = call.raised(error)
-    content = shortened(valid_text(event.message["content"]), max_chars)
+    content = event.message["content"]
+    if isinstance(content, str):
+        content = shortened(valid_text(content), max_chars)
     return replace(event, message={**event.message, "content": content}, seconds=time.perf_counter() - started)
 
 
@@ -206,7 +210,7 @@ async def _attempt(call: _Call, table: dict[str, Tool], timeout: float | None) -
         still = "; it may still be running" if tool.in_thread else ""
         why = f"{call.name} did not finish within {limit:g} s and was given up{still}"
         return call.event(ToolEventKind.TIMEOUT, why, error=why)
-    return call.event(ToolEventKind.OK, _as_text(tool, result), result=result)
+    return call.event(ToolEventKind.OK, _as_content(tool, result), result=result)
 
 
 def _arguments(call: _Call, tool: Tool) -> dict[str, Any]:
@@ -215,6 +219,25 @@ def _arguments(call: _Call, tool: Tool) -> dict[str, Any]:
     if call.arguments is None or isinstance(call.arguments, str):
         return tool.parse(call.arguments or "")
     raise UnparsableArgumentsError(f"{tool.name}: want a JSON object as arguments, got {quote(call.arguments)}")
+
+
+def _as_content(tool: Tool, result: Any) -> Any:
+    """Returns a result as the content of a message: parts if it holds images, else text."""
+    parts = list(result) if isinstance(result, list | tuple) else [result]
+    if not any(is_pil(part) or _is_image_part(part) for part in parts):
+        return _as_text(tool, result)
+    return [
+        image_part({"image": part})
+        if is_pil(part)
+        else image_part(part)
+        if _is_image_part(part)
+        else {"type": "text", "text": valid_text(_as_text(tool, part))}
+        for part in parts
+    ]
+
+
+def _is_image_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PARTS
 
 
 def _as_text(tool: Tool, result: Any) -> str:

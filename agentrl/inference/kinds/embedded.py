@@ -8,9 +8,10 @@ resumes by itself when this process does not renew it, and no other process ends
 import os
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import WeightManifest, mismatches
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.inference.backend import PauseMode
@@ -57,6 +58,12 @@ class EmbeddedBackend(SGLangBackend):
         """Wait for a request: the engine aborts one whose connection is closed at once."""
         return await request
 
+    def _image_fields(self, images: Sequence[PromptImage]) -> dict[str, Any]:
+        """Adds the places of the placeholders, which the engine then need not look for: an answer may hold some too."""
+        if not images:
+            return {}
+        return super()._image_fields(images) | {"image_places": [[image.start, image.end] for image in images]}
+
     async def _flush(self) -> None:
         """Does nothing: the engine empties its prefix cache when weights change."""
 
@@ -72,6 +79,7 @@ class Embedded(ServerKind):
         transports=("shm", "disk", "broadcast"),
         weight_names="model",
         adapters=True,
+        images=True,
         scoring=True,
         remote=True,
         reasons={"parallel": "a server of it is one process"},

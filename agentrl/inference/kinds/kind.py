@@ -39,6 +39,7 @@ class Capabilities:
             expert of a mixture has its own; or ``model``, those of the model that transformers makes of them.
         adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
+        images: Servers take images beside the ids of a prompt.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
             in their environment (:data:`agentrl.host.key_guard.KEY_ENV`), and :meth:`ServerKind.backend` sends it.
@@ -54,6 +55,7 @@ class Capabilities:
     weight_names: Literal["files", "model"] = "files"
     adapters: bool = False
     structured_output: bool = False
+    images: bool = False
     scoring: bool = False
     remote: bool = False
     parallel: tuple[str, ...] = ()

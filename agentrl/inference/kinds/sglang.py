@@ -8,9 +8,10 @@ is closed.
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import SAMPLED, BroadcastPlan, TensorSpec, WeightManifest
 from agentrl.inference.backend import (
     NEUTRAL,
@@ -64,8 +65,30 @@ class SGLangBackend(Backend):
         if params.json_schema is not None:
             sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
+        body |= self._image_fields(params.images)
         answer = await self._or_abort(request_id, self._http.post("/generate", body))
-        return self._generation(answer)
+        generation = self._generation(answer)
+        if params.images:
+            self._check_prompt(answer, len(token_ids))
+        return generation
+
+    def _image_fields(self, images: Sequence[PromptImage]) -> dict[str, Any]:
+        """Returns the fields of a request that hold the images of its prompt."""
+        return {"image_data": [image.url for image in images]} if images else {}
+
+    def _check_prompt(self, answer: Any, length: int) -> None:
+        """Refuses an answer to another prompt: the server's own processor puts placeholders into a prompt with images.
+
+        Raises:
+            InferenceError: The server read more or fewer tokens than it was sent.
+        """
+        read = answer["meta_info"].get("prompt_tokens")
+        if read != length:
+            raise InferenceError(
+                f"{self.url}/generate read a prompt of {read} tokens where {length} were sent: it expands the images "
+                "otherwise than the model's processor here; use the same transformers, and the model's own "
+                "preprocessor_config.json"
+            )
 
     async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a request; if the caller is cancelled or its time is over, have the server abort it.
@@ -305,6 +328,7 @@ class SGLang(ServerKind):
         pause_modes=("retract", "in_place", "abort"),
         transports=("shm", "disk", "broadcast"),
         structured_output=True,
+        images=True,
         scoring=True,
         remote=True,
         parallel=("tp", "pp", "dp", "ep"),

@@ -7,9 +7,11 @@ running ones, so the version at a request's start holds for all its tokens; ``we
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.image_reader import FILES, PromptImage
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
@@ -66,6 +68,8 @@ class VLLMBackend(Backend):
             sampling["structured_outputs"] = {"json": params.json_schema}
         if self._model is None:
             body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+            if params.images:
+                body["features"] = await self._features(params.images)
             try:
                 return self._generation(await self._http.post("/inference/v1/generate", body))
             except InferenceError as error:
@@ -73,7 +77,36 @@ class VLLMBackend(Backend):
                     raise
             self._model = await self._served_model()
             self._version = await self.version()
+        if params.images:
+            raise InferenceError(
+                f"{self.url} has no /inference/v1/generate, the only call that takes images beside token ids: start it "
+                "with --enable-scale-out"
+            )
         return await self._complete(token_ids, sampling, request_id)
+
+    async def _features(self, images: Sequence[PromptImage]) -> dict[str, Any]:
+        """Has the server process the images of a prompt, and says where their placeholders are in our ids.
+
+        vLLM takes images beside ids as the features that its renderer makes of a chat message
+        (``/v1/chat/completions/render``); its own ids of that message are not used.
+        """
+        if self._scored_model is None:
+            self._scored_model = await self._served_model()
+        parts = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+        body = {"model": self._scored_model, "messages": [{"role": "user", "content": parts}]}
+        answer = await self._http.post("/v1/chat/completions/render", body, repeatable=True)
+        try:
+            features = answer["features"]
+            found = features["mm_placeholders"]["image"]
+            lengths = [image.end - image.start for image in images]
+            if [one["length"] for one in found] != lengths:
+                raise ValueError(f"images of {[one['length'] for one in found]} placeholders, want {lengths}")
+            features["mm_placeholders"]["image"] = [
+                {**one, "offset": image.start} for one, image in zip(found, images, strict=True)
+            ]
+            return features
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._nonsense("/v1/chat/completions/render", answer, error) from error
 
     def _generation(self, answer: Any) -> Generation:
         try:
@@ -221,6 +254,7 @@ class VLLM(ServerKind):
         pause_modes=("retract", "in_place", "abort"),
         transports=("shm", "disk"),
         structured_output=True,
+        images=True,
         scoring=True,
         remote=True,
         parallel=("tp", "pp", "dp", "ep"),
@@ -243,6 +277,8 @@ class VLLM(ServerKind):
             *("--logprobs-mode", "processed_logprobs"),  # logprobs of the distribution that was sampled from
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
             *(["--trust-remote-code"] if start.trust else []),
+            # with its cache, the renderer leaves out the features of an image that it has seen before
+            *(["--mm-processor-cache-gb", "0"] if any((start.model / name).is_file() for name in FILES) else []),
         ]
         for name, size in start.sizes.items():
             command += [_SIZES[name], str(size)] if name != "ep" else [_SIZES[name]]

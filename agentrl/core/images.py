@@ -1,0 +1,204 @@
+"""Images in messages: parts of a content, kept as data URLs.
+
+Guarantees: an image comes out as ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, whether
+it came as a path, a ``file://`` URL, a data URL or a PIL image; the bytes of a file are kept unchanged, and a PIL image
+becomes a PNG, which loses nothing. Nothing is fetched over a network. Pillow is imported only where an image is made or
+decoded; importing this module costs nothing.
+"""
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+from agentrl.core.extras import install_hint
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EXTRA = "vision"  # the extra that brings Pillow
+PARTS = ("image_url", "image", "input_image")
+"""Types of a part that holds an image: OpenAI's chat API, transformers, and OpenAI's responses API."""
+
+_DATA = "data:image/"
+_KINDS = {  # first bytes of a file -> its kind
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"\xff\xd8\xff": "jpeg",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+}
+_REMEMBERED = 64  # images whose bytes are remembered by their data URL
+
+
+class ImageError(ValueError):
+    """A part of a message that holds no image which can be read."""
+
+
+def is_pil(value: Any) -> bool:
+    """Whether a value is a PIL image; Pillow is not imported to find out."""
+    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)
+
+
+def image_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part that holds an image in the one shape that agentrl uses.
+
+    Args:
+        part: A part whose type is one of :data:`PARTS`.
+
+    Raises:
+        ImageError: It names no image, or one that cannot be read.
+    """
+    given = next((part[key] for key in ("image_url", "image", "url", "path") if part.get(key) is not None), None)
+    if isinstance(given, Mapping):
+        given = given.get("url")
+    return {"type": "image_url", "image_url": {"url": data_url(given)}}
+
+
+def images_as_data(messages: Any) -> Any:
+    """Returns messages whose PIL images are data URLs; the same object if there are none.
+
+    Args:
+        messages: A list or tuple of messages; what is no message stays as it is.
+    """
+    if not any(_holds_pil(message) for message in messages):
+        return messages
+    return type(messages)(_without_pil(message) if _holds_pil(message) else message for message in messages)
+
+
+def _holds_pil(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return isinstance(content, list | tuple) and any(map(_is_pil_part, content))
+
+
+def _is_pil_part(part: Any) -> bool:
+    if not isinstance(part, Mapping) or part.get("type") not in PARTS:
+        return False
+    given = part.get("image_url")
+    return any(map(is_pil, (part.get("image"), given, given.get("url") if isinstance(given, Mapping) else None)))
+
+
+def _without_pil(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [image_part(part) if _is_pil_part(part) else part for part in message["content"]]}
+
+
+def data_url(given: Any) -> str:
+    """Returns an image as a data URL.
+
+    Args:
+        given: A path, a ``file://`` URL, a data URL, or a PIL image.
+
+    Raises:
+        ImageError: It is no image, or its file cannot be read.
+    """
+    if is_pil(given):
+        return _png(given)
+    if isinstance(given, Path):
+        return _of_file(given)
+    if not isinstance(given, str) or not given:
+        raise ImageError(f"an image must be a path, a file:// URL, a data URL or a PIL image, got {given!r:.80}")
+    if given.startswith(_DATA):
+        image_bytes(given)
+        return given
+    if given.startswith("data:"):
+        raise ImageError(f"{given[:40]!r} is no image: want data:image/png;base64,... or another kind of image")
+    scheme = urlparse(given).scheme
+    if scheme in ("http", "https", "ftp", "s3"):
+        raise ImageError(f"images are not fetched over a network: download {given[:200]} and pass the file's path")
+    return _of_file(Path(unquote(urlparse(given).path)) if scheme == "file" else Path(given))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def image_bytes(url: str) -> bytes:
+    """Returns the bytes of an image's file from its data URL.
+
+    Raises:
+        ImageError: The URL holds no bytes, or those of something else.
+    """
+    head, comma, text = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ImageError(f"{url[:40]!r} is no data URL of an image: want data:image/png;base64,...")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageError(f"{url[:40]!r}... is no base64: {error}") from error
+    _kind(data, "a data URL")
+    return data
+
+
+def url_of(data: bytes) -> str:
+    """Returns the data URL of the bytes of an image's file."""
+    return f"{_DATA}{_kind(data, 'an image')};base64,{base64.b64encode(data).decode()}"
+
+
+def images_of(message: Mapping[str, Any]) -> list[str]:
+    """Returns the data URLs of a message's images in their order; empty for a message of text."""
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return []
+    return [part["image_url"]["url"] for part in content if part.get("type") == "image_url"]
+
+
+def text_of(content: Any) -> str:
+    """Returns the text of a content, without its images."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def shown_text(content: Any) -> str:
+    """Returns a content for a person: its text, with ``[image]`` in the place of each image."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_shown_part(part) if isinstance(part, Mapping) else str(part) for part in content)
+
+
+def _shown_part(part: Mapping[str, Any]) -> str:
+    if isinstance(part.get("text"), str):
+        return part["text"]
+    return "[image]" if part.get("type") in PARTS else f"[{part.get('type', 'part')}]"
+
+
+def opened(data: bytes) -> "Image":
+    """Returns an image in memory as RGB, from the bytes of its file.
+
+    Raises:
+        ImageError: The bytes are broken, or Pillow is not installed.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ImageError(f"images need Pillow: {install_hint(EXTRA)}") from error
+    try:
+        return Image.open(io.BytesIO(data)).convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(f"the image cannot be decoded: {error}") from error
+
+
+def _png(image: Any) -> str:
+    if image.width < 1 or image.height < 1:
+        raise ImageError(f"a PIL image of {image.width} x {image.height} pixels holds nothing")
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, format="PNG")
+    return url_of(buffer.getvalue())
+
+
+def _of_file(path: Path) -> str:
+    try:
+        return url_of(path.read_bytes())
+    except OSError as error:
+        raise ImageError(f"the image {path} cannot be read: {error.strerror or error}") from error
+    except ImageError as error:
+        raise ImageError(f"{path}: {error}") from error
+
+
+def _kind(data: bytes, what: str) -> str:
+    found = next((kind for head, kind in _KINDS.items() if data.startswith(head)), None)
+    if found is None and data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        found = "webp"
+    if found is None:
+        raise ImageError(f"{what} holds no PNG, JPEG, WebP, GIF or BMP")
+    return found
