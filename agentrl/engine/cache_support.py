@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.core.images import data_url, image_bytes
 from agentrl.engine.model_calls import ModelCalls
 from agentrl.models.pixels import embedded_as, pixels_of
-from agentrl.models.probe import COARSE, FAULTS, TOLERANCE, hidden_window, wrong_rows, wrong_trees
+from agentrl.models.probe import COARSE, FAULTS, hidden_window, wrong_rows, wrong_trees
 from agentrl.models.small_model import short_windows
 from agentrl.models.tree_support import ids_of, limited_attention
 from agentrl.models.way import Way
