@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.host.garbage import collect_rarely
 
 SECONDS = 1.0  # of an answer, as short as those of commercial APIs are
-TASKS = 768  # of a measurement: three rounds of the requests at a time
+TASKS = 512  # of a measurement: two rounds of the requests at a time
 FEW, MANY = 1_000, 100_000
 
 
