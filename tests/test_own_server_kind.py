@@ -7,6 +7,7 @@ from tests.end_to_end import metrics, overrides, processes_of, run
 
 KIND = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from agentrl.inference.kinds.embedded import Embedded, EmbeddedBackend
 
@@ -23,6 +24,7 @@ class Asked(EmbeddedBackend):
         return await super().score(token_ids, start)
 
 class Mine(Embedded):
+    capabilities = replace(Embedded.capabilities, weight_names="files")  # so the first push is of unchanged weights
     ready_path = "/ready"
 
     def command(self, start):
@@ -45,7 +47,7 @@ def test_a_kind_by_its_path_samples_takes_weights_and_scores(tiny_model: Path, t
     result = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "own", *settings), cwd=tmp_path)
     assert result.returncode == 0, result.stdout
     assert [record["step"] for record in metrics(tmp_path / "own")] == [0, 1, 2]
-    assert (tmp_path / "loads.txt").read_text().split() == ["1", "2"]
+    assert (tmp_path / "loads.txt").read_text().split() == ["0", "1", "2"]
     assert (tmp_path / "scored.txt").is_file()
     assert json.loads((tmp_path / "own" / "config.json").read_text())["inference"]["engine"] == mine
     assert processes_of(tmp_path) == []

@@ -4,6 +4,8 @@ Guarantees: the routers' logits are those of the same forward pass; padding is l
 share is counted once, as it is computed once.
 """
 
+import inspect
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,11 +48,19 @@ def router_loss(model: Any, router_logits: Any, batch: MicroBatch) -> Tensor:
 
     Returns:
         A float32 scalar; 1 times the number of chosen experts if all experts are chosen equally.
+
+    Raises:
+        NoRouters: None of its layers has a router, as its config says.
     """
+    if not router_logits:
+        raise NoRouters(f"trainer.router_aux_loss: no layer of this {type(model).__name__} has a router; set it to 0")
     config = model.config.get_text_config(decoder=True)
     experts = getattr(model, "num_experts", None) or getattr(config, "num_experts", None) or config.num_local_experts
     chosen = getattr(model, "num_experts_per_tok", None) or config.num_experts_per_tok
-    return balancing_function(model)(router_logits, experts, chosen, used_tokens(batch)).float()
+    function = balancing_function(model)
+    more = {"num_keys": math.isqrt(experts)} if "num_keys" in inspect.signature(function).parameters else {}
+    used = used_tokens(batch)
+    return function(router_logits, num_experts=experts, top_k=chosen, attention_mask=used, **more).float()
 
 
 def used_tokens(batch: MicroBatch) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.way import ModelForm, Way, set_form
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.policy import Policy, load_model
@@ -39,6 +40,11 @@ def check_family(name: str, folder: Path) -> None:
     set_form(model, ModelForm(Way("padded", why="it is tested")))
     policy = Policy(model, 1.0, 64, balance=0.5)
     batch = collated(group(), 200, layout_of(model))
+    routed = decoder_of(model)(input_ids=batch.token_ids, use_cache=False, output_router_logits=True)
+    if not routed.router_logits:  # not in a miniature of two layers
+        with pytest.raises(NoRouters, match="no layer"):
+            policy(batch)
+        return
     policy(batch)
     found = policy.router_loss(batch)
     used = torch.zeros_like(batch.token_ids)
