@@ -73,11 +73,11 @@ def test_the_reward_rises_on_a_tiny_random_model_that_sees(tmp_path: Path) -> No
 
 
 TINY_SHAPES = (
-    "launch.device=cpu", "env.kwargs={size: 16, short: true}", "train_dataset.kwargs={ask: color}",
-    "valid_dataset.kwargs={ask: color}", "sampling.max_new_tokens=1", "inference.context_length=256",
-    "inference.dtype=float32", "inference.threads=1", "rollout.batch_size=16", "rollout.group_size=16",
-    "rollout.max_staleness=0", "trainer.dtype=float32", "trainer.threads=1", "trainer.freeze=[]",
-    "trainer.total_steps=150", "trainer.learning_rate=3e-3", "trainer.schedule=linear",
+    "launch.device=cpu", "env.kwargs={size: 16, short: true}", "train_dataset.name=shapes", "valid_dataset.name=shapes",
+    "train_dataset.kwargs={ask: color}", "valid_dataset.kwargs={ask: color}", "sampling.max_new_tokens=1",
+    "inference.context_length=256", "inference.dtype=float32", "inference.threads=1", "rollout.batch_size=8",
+    "rollout.group_size=16", "rollout.max_staleness=0", "trainer.dtype=float32", "trainer.threads=1",
+    "trainer.freeze=[]", "trainer.total_steps=120", "trainer.learning_rate=5e-3", "trainer.schedule=linear",
     "trainer.tokens_per_microbatch=8192", "eval.every=0", "eval.tasks=200",
 )  # fmt: skip
 
