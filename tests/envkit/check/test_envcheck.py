@@ -95,7 +95,7 @@ def test_an_environment_without_a_fault_passes(name: str) -> None:
     assert ("cancel-leak" in report.passed) == (name == "Waiting")
 
 
-@pytest.mark.parametrize("id", ["Arithmetic-v0", "Calculator-v0", "Retry-v0", "GSM8K-v0"])
+@pytest.mark.parametrize("id", ["Arithmetic-v0", "Calculator-v0", "Retry-v0", "Shapes-v0", "GSM8K-v0"])
 def test_what_ships_has_neither_errors_nor_warnings(id: str) -> None:
     task = {"question": "What is 2 + 2?", "answer": "2 + 2 = 4\n#### 4"} if id == "GSM8K-v0" else None
     report = check(id, task=task, episodes=4, steps=16, load_seconds=120.0)
