@@ -159,7 +159,7 @@ def test_the_shown_environment_is_evaluated(server: str, folder: Path) -> None:
         "sampling.max_new_tokens=8", cwd=folder,
     )  # fmt: skip
     assert result.returncode == 0 and "capitals" in result.stdout, result.stdout
-    assert json.loads((output / "result.json").read_text())["eval/n"] == 1
+    assert json.loads((output / "result.json").read_text())["eval/n"] == 5
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("agentrl eval") and "my_env" not in c])
