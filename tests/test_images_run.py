@@ -21,11 +21,12 @@ from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.assemble import make_client, make_workflow
 from agentrl.rollout.deadline import Limits
 from agentrl.rollout.episode_runner import run_episode
-from agentrl.train.__main__ import make_policy, make_publisher
+from agentrl.train.__main__ import make_policy
 from agentrl.train.batch import Batch
 from agentrl.train.branches import TokenColumns, branches_of
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.mesh import RankMesh
+from agentrl.train.publishing import make_publisher
 from agentrl.train.shares import Work
 from tests.served import served
 
@@ -46,7 +47,7 @@ class Run:
         device, ranks = torch.device("cpu"), RankMesh.of_world(torch.device("cpu"))
         policy = make_policy(self.recipe, folder, ranks, device)
         self.learner = PolicyLearner(policy, None, self.recipe.trainer, device, None, ranks)
-        self.publisher = make_publisher(self.recipe, policy, out, device, None, ranks)
+        self.publisher = make_publisher(self.recipe, policy, out, device, None, ranks, folder)
         self.client = make_client(self.recipe, folder, [url])
         self.workflow = make_workflow(self.recipe)
         self.version = 0

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium
 
 from agentrl.core.environment import Environment
+from agentrl.core.images import shown_text
 from agentrl.envkit.make import make
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def _line(message: Any) -> str:
     if not isinstance(message, dict):
         return str(message)
     calls = [call.get("function", {}) for call in message.get("tool_calls") or []]
-    said = [message.get("content") or "", *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
+    said = [shown_text(message.get("content")), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
     return f"[{message.get('role')}] " + " ".join(part for part in said if part)
 
 

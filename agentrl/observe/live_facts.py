@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.core.images import shown_text
 from agentrl.observe.shown_text import plain
 
 Record = Mapping[str, float]
@@ -136,7 +137,7 @@ def last_answer(file: Path) -> str:
         return ""
     message = sampled[-1]["message"]
     calls = " ".join(str((call.get("function") or {}).get("name")) for call in message.get("tool_calls") or ())
-    said = plain(str(message.get("content") or "").strip() or f"calls {calls}").replace("\n", " ⏎ ")
+    said = plain(shown_text(message.get("content")).strip() or f"calls {calls}").replace("\n", " ⏎ ")
     reward = "none" if record.get("reward") is None else f"{record['reward']:.3f}"
     return f"last answer, reward {reward}: {said[:SHOWN]}"
 

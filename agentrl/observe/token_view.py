@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from agentrl.core.episode import Message, Node, Trajectory
-from agentrl.core.images import text_of
+from agentrl.core.images import shown_text, text_of
 from agentrl.observe.message_view import call_lines, error_lines
 from agentrl.observe.shown_text import quoted
 
@@ -205,7 +205,7 @@ def answer_view(node: Node, parser: str, template: str) -> Text:
     finish = f"finish {node.finish_reason}{', cut at its length limit' * cut}"
     shown.append(f"{finish}; parser {parser}; template {template}", style="yellow" if cut else "")
     parts = [("reasoning", message["reasoning_content"], "dim")] if message.get("reasoning_content") else []
-    parts.append(("content", message.get("content") or "", ""))
+    parts.append(("content", shown_text(message.get("content")), ""))
     parts += [("call", line, "") for line in call_lines(message)]
     parts += [("error", line, "red") for line in error_lines(message)]
     for name, text, style in parts:

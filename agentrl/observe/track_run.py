@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.core.images import shown_text
 from agentrl.core.redacted import redacted
 from agentrl.host.process import die_with_parent
 from agentrl.observe.sinks import METRICS_FILE, MetricsTail
@@ -125,7 +126,9 @@ def _last_lines(file: Path, count: int) -> list[bytes]:
 
 def _text(nodes: Sequence[Mapping[str, Any]]) -> str:
     message = nodes[-1]["message"] if nodes else {}
-    return str(message.get("content") or json.dumps(message.get("tool_calls") or ""))[:SHOWN] if message else ""
+    return (
+        (shown_text(message.get("content")) or json.dumps(message.get("tool_calls") or ""))[:SHOWN] if message else ""
+    )
 
 
 def started(names: Sequence[str], run_dir: Path) -> dict[str, Tracker]:

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 def test_names_are_completed() -> None:
     assert complete_recipe("my") == ["my_shop_grpo"]
-    assert complete_environment("") == ["arithmetic", "calculator", "gsm8k", "my_shop", "python", "retry"]
+    assert complete_environment("") == ["arithmetic", "calculator", "gsm8k", "my_shop", "python", "retry", "shapes"]
     assert complete_evaluated("my") == ["my_shop_grpo", "my_shop"]
     assert complete_run("") == ["first"]
 

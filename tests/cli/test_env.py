@@ -115,6 +115,6 @@ def test_a_first_look_with_a_model_says_that_no_reward_differs(folder: Path, roo
     assert "32 episodes of 4 tasks: mean reward 0.000, 0% solved, 0 of 4 groups with different rewards" in told
     assert "no spread" in told and "agentrl.worked_call" in told and "no task was ever solved" in told
     assert not (folder / "runs" / "look").exists()
-    assert "episodes in" not in result.stdout, "a folder is named that is gone"
+    assert "eval-episodes.jsonl" not in result.stdout, "a folder is named that is gone"
     strict = run("env", "check", "my_shop", "--set", "a.b=1", cwd=folder)
     assert strict.returncode == 2 and "give --model NAME too" in strict.stdout

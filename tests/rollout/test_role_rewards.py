@@ -140,9 +140,9 @@ async def test_a_plain_episode_has_no_role_rewards(template: ChatTemplate, tmp_p
     assert json.loads((tmp_path / "episodes.jsonl").read_text())["role_rewards"] == {}
 
 
-async def test_the_tag_is_the_text_of_the_tasks_row(template: ChatTemplate) -> None:
+async def test_the_tag_is_the_text_or_the_whole_number_of_the_tasks_row(template: ChatTemplate) -> None:
     workflow = Scripted(lambda llm: Outcome(reward=1.0))
-    for row, expected in (({"tag": "easy"}, "easy"), ({"tag": 3}, None), ({}, None)):
+    for row, expected in (({"tag": "easy"}, "easy"), ({"tag": 3}, "3"), ({"tag": True}, None), ({}, None)):
         found = await run_episode(
             workflow, Task(id="t", data=row), client(template, lambda ids, params: None),  # type: ignore[arg-type,return-value]
             group_id="g", index=0, seed=0, limits=Limits(9.0, 9.0), left=Abandoned(),

@@ -33,13 +33,14 @@ from agentrl.inference.template import ChatTemplate
 from agentrl.launch.resolve import resolve
 from agentrl.models.pixels import vision_parameters
 from agentrl.models.way import form_of
-from agentrl.train.__main__ import make_policy, make_publisher
+from agentrl.train.__main__ import make_policy
 from agentrl.train.branches import Branch, TokenColumns, branches_of
 from agentrl.train.layout import collate
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy, load_model
+from agentrl.train.publishing import make_publisher
 from agentrl.train.shares import Work, pack, plan_shares, unpack
 from tests.end_to_end import ROOT, environment
 from tests.inference.fakes import FakeBackend, answer
@@ -291,7 +292,7 @@ async def test_after_three_updates_the_engine_serves_the_trainers_weights(
     ranks, recipe = RankMesh.of_world(CPU), recipe_of()
     policy = make_policy(recipe, tiny_vision, ranks, CPU).train()
     layout, optimizer = layout_of(policy.model), torch.optim.AdamW(policy.parameters(), lr=1e-2)
-    publisher = make_publisher(recipe, policy, tmp_path, CPU, None, ranks)
+    publisher = make_publisher(recipe, policy, tmp_path, CPU, None, ranks, tiny_vision)
     batch = batch_of(await columns_of_a_group(template), layout)
     tower = vision_parameters(policy.model)
     before = [one.detach().clone() for one in tower]

@@ -47,7 +47,7 @@ def test_a_model_whose_noise_is_not_found_is_refused_by_its_class(
                 out.logits = out.logits + 0.01 * torch.randn_like(out.logits)
             return out
 
-    monkeypatch.setattr(policy_module, "AutoModelForCausalLM", Shaky)
+    monkeypatch.setattr(policy_module, "auto_class", lambda config: Shaky)
     with pytest.raises(ValueError, match=r"Shaky cannot be trained: its logits change in training mode \(by up to"):
         load_model(tiny_model)
 
