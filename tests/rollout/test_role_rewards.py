@@ -151,7 +151,7 @@ async def test_the_tag_is_the_text_or_the_whole_number_of_the_tasks_row(template
     check_tags([Task(id="t", data={})], "role")
     check_tags([Task(id="t", data={"tag": "easy"})], "tag")
     with pytest.raises(DataError, match=r"trainer\.baseline=tag .* task train/3 has none"):
-        check_tags([Task(id="train/3", data={"tag": 3})], "tag")
+        check_tags([Task(id="train/3", data={"tag": [3]})], "tag")
 
 
 def game(group: str, white: float, *, shared: float = 0.0, tag: str | None = None) -> Episode:
