@@ -97,7 +97,7 @@ class Columns:
         images: dict[str, bytes] = {}
         nodes = [node for one in episodes for trajectory in one.trajectories.values() for node in trajectory.nodes]
         mask = _joined([node.loss_mask for node in nodes], np.bool_)
-        taught = any(node.teacher_logprobs for node in nodes)
+        taught = any(node.teacher_logprobs and any(node.loss_mask) for node in nodes)  # of sampled tokens alone
         teacher = [node.teacher_logprobs or [0.0] * len(node.token_ids) for node in nodes] if taught else []
         return cls(
             episodes=tuple(_record(one, images) for one in episodes),
