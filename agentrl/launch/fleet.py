@@ -17,9 +17,10 @@ import httpx
 
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
+from agentrl.launch.addresses import MachineError, reach
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.door import Door
-from agentrl.launch.machines import Head, MachineError, announce, gather, head_address, meeting, reach
+from agentrl.launch.machines import Head, announce, gather, head_address, meeting
 from agentrl.launch.placed_servers import FOLDER, json_of
 from agentrl.launch.placement import machines, node, placed, words
 from agentrl.launch.rank_network import OpenPort, require_reach

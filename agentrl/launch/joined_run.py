@@ -17,18 +17,11 @@ from agentrl.config.supervised import SUPERVISED
 from agentrl.host.cpu_env import CPU_ENV
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
 from agentrl.launch import commands
+from agentrl.launch.addresses import MachineError, collective_env, own_address
 from agentrl.launch.commands import Meeting
 from agentrl.launch.door import Visit
 from agentrl.launch.fleet import SECRET_FILE, write_failure
-from agentrl.launch.machines import (
-    Head,
-    MachineError,
-    collective_env,
-    head_address,
-    join,
-    own_address,
-    trainer_machines,
-)
+from agentrl.launch.machines import Head, head_address, join, trainer_machines
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.placed_servers import NodeServers, json_of
 from agentrl.launch.placed_workers import NodeWorkers

@@ -21,24 +21,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import agentrl
-from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
+from agentrl.launch.addresses import MachineError, reach
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.placement import gpus, machines, most_machines, node, words
 
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
-PROBE_SECONDS = 5.0  # for a connection to the head
 USER_CODE = ("agents", "envs", "recipes")  # folders of the package
 PACKAGES = ("agentrl-toolkit", "torch", "transformers")
-
-
-class MachineError(UserError):
-    """The machines of a run do not come together; the message says which, and why."""
 
 
 @dataclass(frozen=True)
@@ -353,66 +346,3 @@ def _heads(run_dir: Path) -> Iterator[tuple[str, Head | None]]:
             yield f"{run_dir / 'processes' / HEAD_FILE} is not there{here}", None
         else:
             yield "", Head(**{**data, "machine": Machine(**data["machine"])})
-
-
-def reach(address: str, port: int) -> str:
-    """Tries to connect; returns which connection does not succeed, empty if it does."""
-    why = why_unreachable(address, port)
-    return f"{socket.gethostname()} cannot connect to {address}:{port} yet ({why})" if why else ""
-
-
-def why_unreachable(address: str, port: int) -> str:
-    """Tries to connect; returns why it does not succeed, empty if it does."""
-    try:
-        with socket.create_connection((address, port), timeout=PROBE_SECONDS):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def own_address(towards: str, interface: str | None = None) -> str:
-    """Returns the address of this machine that others reach it at.
-
-    Args:
-        towards: Address of another machine, or of this one.
-        interface: Name of the network interface to use; ``None`` for the one that leads to ``towards``.
-
-    Raises:
-        MachineError: There is no such interface, or it has no address.
-    """
-    if interface is None:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])  # sends nothing
-            return str(probe.getsockname()[0])
-    known = psutil.net_if_addrs()
-    for one in known.get(interface, ()):
-        if one.family == socket.AF_INET:
-            return one.address
-    raise MachineError(
-        f"launch.interface={interface}: {socket.gethostname()} has no such network interface with an address; it has "
-        f"{', '.join(known)}"
-    )
-
-
-def interface_to(address: str) -> str | None:
-    """Returns the name of the network interface that this machine reaches an address through; ``None`` if unknown.
-
-    The collectives of torch take the address that the host's own name resolves to, often a loopback one, unless they
-    are told an interface.
-    """
-    own = own_address(address)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == own for one in addresses):
-            return name
-    return None
-
-
-def collective_env(address: str, interface: str | None = None) -> dict[str, str]:
-    """Returns the environment variables that bind torch's collectives to the interface that reaches the head.
-
-    Variables that are set already stay as they are.
-    """
-    name = interface or interface_to(address)
-    wanted = () if name is None else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {variable: str(name) for variable in wanted if variable not in os.environ}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from agentrl.config.recipe import Recipe
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.launch import commands
-from agentrl.launch.machines import reach
+from agentrl.launch.addresses import reach
 from agentrl.launch.placed_servers import json_of
 from agentrl.launch.placement import Node, served_beyond
 from agentrl.launch.run_folders import CONTROLLER

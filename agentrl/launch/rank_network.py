@@ -10,7 +10,8 @@ does; the first of which that fails is named with both machines, the address and
 import socket
 from collections.abc import Mapping
 
-from agentrl.launch.machines import Machine, MachineError, why_unreachable
+from agentrl.launch.addresses import MachineError, why_unreachable
+from agentrl.launch.machines import Machine
 
 BACKLOG = 4096  # connections that the kernel takes for a process that does not look
 

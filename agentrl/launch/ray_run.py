@@ -20,8 +20,8 @@ from rich.console import Console
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
+from agentrl.launch.addresses import why_unreachable
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.machines import why_unreachable
 from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (

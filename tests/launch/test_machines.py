@@ -13,9 +13,10 @@ from rich.console import Console
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch import joined_run, machines
+from agentrl.launch.addresses import MachineError
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.fleet import FAILED, Fleet
-from agentrl.launch.machines import HEAD_FILE, Head, Machine, MachineError, announce, gather, join, require_fit
+from agentrl.launch.machines import HEAD_FILE, Head, Machine, announce, gather, join, require_fit
 
 HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", "run")
 HEAD = Head("run", "127.0.0.1", 1234, False, HERE)

@@ -23,9 +23,9 @@ from agentrl.inference.http import Access
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.launch import door
 from agentrl.launch import fleet as fleet_module
+from agentrl.launch.addresses import MachineError
 from agentrl.launch.door import Visit
 from agentrl.launch.fleet import FAILED, SECRET_FILE, Fleet, write_failure
-from agentrl.launch.machines import MachineError
 from agentrl.launch.placed_servers import FOLDER, NodeServers
 from agentrl.launch.placement import node
 from agentrl.launch.rank_network import OpenPort, require_reach
