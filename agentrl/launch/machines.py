@@ -24,7 +24,7 @@ from typing import Any
 import agentrl
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
-from agentrl.launch.addresses import MachineError, reach
+from agentrl.launch.addresses import MachineError, collective_env, reach
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.placement import gpus, machines, most_machines, node, words
 
