@@ -23,7 +23,7 @@ def build_tiny_model(folder: Path, seed: int = 0, hidden: int = 32, positions: i
     """Write a two-layer random Llama (4 heads, 2 key/value heads, float32, tied) and its tokenizer.
 
     Args:
-        folder: Where to write; created when missing.
+        folder: Folder to write to; created when missing.
         seed: Seed of the weights.
         hidden: Hidden size.
         positions: Longest context, in tokens (bytes, nearly).

@@ -48,7 +48,7 @@ def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0) -> Pa
     """Write a model, its tokenizer and its processor.
 
     Args:
-        folder: Where to write; created when missing.
+        folder: Folder to write to; created when missing.
         kind: One of :data:`KINDS`.
         seed: Seed of the weights.
 

@@ -39,15 +39,16 @@ def on_ranks(function: Callable[[int], None]) -> None:
         if not (pid := os.fork()):
             where = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in where.items()}, MASTER_ADDR="127.0.0.1")
-            code = 0
+            code = 1
             try:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=300))
                 function(rank)
                 dist.barrier()
-            except BaseException:
-                traceback.print_exc()
-                code = 1
-            os._exit(code)
+                code = 0
+            finally:  # the parent's code must not go on here, whatever was raised
+                if code:
+                    traceback.print_exc()
+                os._exit(code)
         pids.append(pid)
     if any(os.waitpid(pid, 0)[1] for pid in pids):
         raise RuntimeError("a rank failed")

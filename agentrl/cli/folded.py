@@ -16,7 +16,7 @@ def folded(lines: Sequence[str], indent: str) -> list[str]:
 
     Args:
         lines: Lines of text.
-        indent: What continued lines begin with.
+        indent: Beginning of each continued line.
     """
     width = terminal_width()
     if width is None:

@@ -141,13 +141,18 @@ class ImageReader:
 
 
 def has_image_class(config: Any) -> bool:
-    """Whether a model of this config is loaded with its image tower: transformers has no class of its text alone."""
+    """Whether a model of this config is loaded with its image tower: no class of its text alone is known.
+
+    Such a class is one of transformers, or one that comes with the model.
+    """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
 
-    kind = config.model_type
+    kind, brought = config.model_type, getattr(config, "auto_map", None) or {}
+    if "AutoModelForCausalLM" in brought:
+        return False
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 

@@ -2,8 +2,8 @@
 
 Guarantees: an image comes out as ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, whether
 it came as a path, a ``file://`` URL, a data URL or a PIL image; the bytes of a file are kept unchanged, and a PIL image
-becomes a PNG, which loses nothing. Nothing is fetched over a network. Pillow is imported only where an image is made or
-decoded; importing this module costs nothing.
+becomes a PNG of its RGB values, which are all that models are shown. Nothing is fetched over a network. Pillow is
+imported only where an image is made or decoded; importing this module costs nothing.
 """
 
 import base64
@@ -153,6 +153,8 @@ def shown_text(content: Any) -> str:
     """Returns a content for a person: its text, with ``[image]`` in the place of each image."""
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list | tuple):
+        return str(content)  # a record that another program wrote
     return "".join(_shown_part(part) if isinstance(part, Mapping) else str(part) for part in content)
 
 

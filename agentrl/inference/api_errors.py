@@ -47,7 +47,7 @@ def error_inside(answer: Any, *, proven: bool) -> AnsweredError | None:
     """Returns the error that an answer with status 200 holds in the place of choices, or inside its first choice.
 
     Args:
-        answer: What the client returned.
+        answer: Answer of the client.
         proven: Whether this address has answered as an API before; until then an error without a status may be the
             answer of anything.
     """

@@ -1,10 +1,12 @@
 """Chooses transformers' auto class for a config: that of causal language models, else that of models with images.
 
-Guarantees: a model of the second kind is used through its text side alone; its other parts are loaded and sent with it,
-and stay as they are.
+Guarantees: a model is loaded as text alone where there is a class for that, else with its image tower, so that trainer,
+engine and export have the same weights under the same names.
 """
 
 from typing import Any
+
+from agentrl.core.image_reader import has_image_class
 
 
 def auto_class(config: Any) -> Any:
@@ -15,10 +17,7 @@ def auto_class(config: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    brought = getattr(config, "auto_map", None) or {}  # code that comes with the model
-    of_text = AutoModelForCausalLM.__name__ in brought or makes_model(config)
-    with_images = type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if with_images and not of_text else AutoModelForCausalLM
+    return AutoModelForImageTextToText if has_image_class(config) else AutoModelForCausalLM
 
 
 def makes_model(config: Any) -> bool:

@@ -57,7 +57,7 @@ def small_configs(config: Any) -> Iterator[Any]:
 
     The first is small in all sizes that are known here. Some classes do not accept it, because one of their other
     sizes depends on these; then the second is for them, in which only the number of layers and the vocabulary are.
-    Of a model of more than text, the other parts have one layer.
+    Parts beside the text, of a model with images, have one layer.
     """
     text = config.get_text_config(decoder=True)
     for narrow in (True, False):

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.errors import UserError
+from agentrl.core.images import shown_text
 from agentrl.core.redacted import redacted
 from agentrl.observe.metric_glossary import described
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
-from agentrl.view.episode_row import content_text, is_episode, is_sampled
+from agentrl.view.episode_row import is_episode, is_sampled
 from agentrl.view.findings import Findings
 from agentrl.view.group_advantages import advantages, counted_members
 from agentrl.view.search_query import HELP
@@ -133,7 +134,7 @@ class Answers:
             message = _message(nodes, node)
         except (KeyError, IndexError, TypeError) as error:
             raise UserError(f"the episode has no message {node} of the role {role!r}") from error
-        return {"text": content_text(message.get("content")), "reasoning": message.get("reasoning_content") or ""}
+        return {"text": shown_text(message.get("content")), "reasoning": message.get("reasoning_content") or ""}
 
     def group(self, key: str, kind: str, group_id: str) -> dict[str, Any]:
         """Returns the members of a group with their advantages."""
@@ -203,7 +204,7 @@ def _message(nodes: list[dict[str, Any]], index: int) -> dict[str, Any]:
 def _node(nodes: list[dict[str, Any]], index: int) -> dict[str, Any]:
     node = nodes[index]
     message = dict(_message(nodes, index))
-    text = content_text(message.pop("content", None))
+    text = shown_text(message.pop("content", None))
     thought = str(message.pop("reasoning_content", None) or "")
     kept = ("parent", "finish_reason", "reward", "follows", "at", "tools", "sampling")
     return {
@@ -224,7 +225,7 @@ def _sampled(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         first = next((at for at, node in enumerate(nodes) if is_sampled(node)), len(nodes))
         for index in range(max(0, first - 1), len(nodes)):
             message = _message(nodes, index)
-            text = content_text(message.get("content"))
+            text = shown_text(message.get("content"))
             found.append(
                 {
                     "of": role,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentrl.core.episode import FAILURES
+from agentrl.core.images import shown_text
 from agentrl.evaluate.answers import kind_of
 
 LARGEST = 1 << 62  # a whole number that the index holds
@@ -174,29 +175,10 @@ def is_sampled(node: Record) -> bool:
     return node.get("finish_reason") is not None or any(node.get("loss_mask") or ())
 
 
-def content_text(content: Any) -> str:
-    """Returns a message's content as text: of several parts their texts, with a name for what is no text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(_part(part) for part in content)
-    return str(content)
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict):
-        return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"
-    return str(part)
-
-
 def _said(node: Record) -> str:
     """Returns what a message says in one text: content, else its calls, else its reasoning."""
     message = node.get("message") or {}
-    said = content_text(message.get("content"))
+    said = shown_text(message.get("content"))
     if not said.strip():
         said = " ".join(_calls(message)) or str(message.get("reasoning_content") or "")
     return said.strip()
@@ -225,7 +207,7 @@ def _texts(record: Record, nodes: list[dict[str, Any]]) -> Iterator[str]:
         if message.get("reasoning_content"):
             yield str(message["reasoning_content"])
         if message.get("content"):
-            yield content_text(message["content"])
+            yield shown_text(message["content"])
         yield from _calls(message)
 
 

@@ -58,7 +58,7 @@ class FileWeight:
         name: Name in the files.
         shape: Shape in the files.
         requires_grad: Whether a weight that it is made of is trained.
-        converted: What it is a part of.
+        converted: Tensors that are made together with it.
     """
 
     name: str

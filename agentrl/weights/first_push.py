@@ -11,18 +11,25 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from agentrl.inference.backend import Backend, ServerUnreachable
+from agentrl.inference.router import Router
 
 TEXT = "The first push to a server changes nothing: it is of the weights that the server has loaded by itself."
 TOLERANCE = 0.15  # mean difference in nats; rounding of bfloat16 gives 0.05 at most, a wrong layer several nats
 
 
-async def scores(servers: Sequence[Backend], token_ids: Sequence[int]) -> dict[str, list[float]]:
+async def scores(router: Router, servers: Sequence[Backend], token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns the logprobs of a text by each server's URL; a server that does not answer has none.
+
+    Args:
+        router: Router of the servers; it ends the call to one that it takes out.
+        servers: Servers to ask.
+        token_ids: Ids of the text.
 
     Raises:
         InferenceError: A server refuses.
     """
-    found = await asyncio.gather(*(one.score(list(token_ids), 1) for one in servers), return_exceptions=True)
+    asked = (router.ask(one, lambda server: server.score(list(token_ids), 1)) for one in servers)
+    found = await asyncio.gather(*asked, return_exceptions=True)
     answered: dict[str, list[float]] = {}
     for server, outcome in zip(servers, found, strict=True):
         if isinstance(outcome, ServerUnreachable):

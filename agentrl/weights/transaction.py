@@ -140,9 +140,9 @@ class WeightTransaction:
             WeightPushError: As :meth:`push`, or a server computes something else; it keeps these weights.
             _NoneLeft: No server is left.
         """
-        before = await scores(servers, self._probe)
+        before = await scores(self._router, servers, self._probe)
         found = await self._swap(servers, manifest)
-        if wrong := changed(before, await scores(servers, self._probe)):
+        if wrong := changed(before, await scores(self._router, servers, self._probe)):
             raise WeightPushError(
                 f"the first push, of unchanged weights, changed the logprobs of {wrong}: the server reads them in "
                 "another way than its own files; use inference.engine=embedded for this model"

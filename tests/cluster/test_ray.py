@@ -141,7 +141,7 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
 
 
 def journal(run_dir: Path) -> list[tuple[object, ...]]:
-    """What became of each draw, and in which step."""
+    """Outcome of each draw, and its step."""
     found = ((one["draw"], one["task"], one["outcome"], one["step"]) for one in valid_outcomes(run_dir))
     return sorted(found, key=lambda one: one[0])
 

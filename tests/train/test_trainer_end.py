@@ -91,7 +91,7 @@ def test_the_batch_that_is_the_last_makes_its_step_the_final_one(
 def test_servers_that_take_the_files_names_get_unchanged_weights_first(
     tiny_model: Path, mesh: DeviceMesh, tmp_path: Path, names: str, pushed: list[int]
 ) -> None:
-    """What fails on the way to such a server fails before an update is made."""
+    """A push that such a server does not take fails before an update is made."""
     trainer, client, _ = make_trainer(tiny_model, tmp_path, {"epochs": 1}, {"last": True})
     trainer.recipe = trainer.recipe.model_copy(update={"weights": WeightsConfig(names=names)})  # type: ignore[arg-type]
     versions: list[int] = []
