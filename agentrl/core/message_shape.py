@@ -28,6 +28,10 @@ class MessageError(ValueError):
     """A message that cannot be brought into the form that a text model reads."""
 
 
+class ImageRefused(MessageError):
+    """A message with an image, for a model or a server that takes none."""
+
+
 def in_shape(message: Any, *, images: bool = False) -> Message:
     """Returns a message as a new dict in the one shape that agentrl uses.
 
@@ -114,7 +118,8 @@ def _texts(content: Any, role: str, *, images: bool = False) -> tuple[str | list
             parts.append(_image(part, role))
         else:
             what = f"a part of type {kind!r}" if kind else f"a part {str(part)[:60]}"
-            raise MessageError(f"the {role} message holds {what}: {TEXT_ONLY}, so send its content as text")
+            refused = ImageRefused if kind in PARTS else MessageError
+            raise refused(f"the {role} message holds {what}: {TEXT_ONLY}, so send its content as text")
     joined = _joined(parts)
     if any(part["type"] != "text" for part in joined):
         return joined, thoughts

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.core.episode import Message
 from agentrl.core.image_reader import ImageReader
 from agentrl.core.images import images_of
-from agentrl.core.message_shape import MessageError
+from agentrl.core.message_shape import ImageRefused
 from agentrl.core.template_marks import TemplateError
 
 _MARK = "agentrl0text0here"  # occurs in no template
@@ -41,11 +41,11 @@ class ShownImages:
         """Refuses images where the model or its servers take none.
 
         Raises:
-            MessageError: A message holds an image.
+            ImageRefused: A message holds an image.
         """
         role = next((message.get("role") for message in messages if images_of(message)), None)
         if role is not None and self._refused:
-            raise MessageError(f"the {role} message holds an image, which cannot be sent: {self._refused}")
+            raise ImageRefused(f"the {role} message holds an image, which cannot be sent: {self._refused}")
 
     def expanded(self, text: str, messages: Sequence[Message]) -> str:
         """Puts the placeholders of the messages' images into their rendered text.

@@ -2,10 +2,10 @@
 
 Guarantees: the workflow runs as in an episode, with a copy of the first task, up to its first request. That reaches no
 server: the episode is cancelled there. Environment and agent are the recipe's own, so what is found is what the model
-will be told. A prompt that the chat template would not render whole raises, and so does one that does not fit the
-context, if those of :data:`TRIED` further tasks do not either; whatever else goes wrong is returned as a sentence,
-because the run may still be right. What does not block the event loop is waited for no longer than
-:data:`LIMIT` and the limit of its teardown.
+will be told. A prompt that the chat template would not render whole raises, and so does one with an image for a model
+that takes none, and one that does not fit the context, if those of :data:`TRIED` further tasks do not either; whatever
+else goes wrong is returned as a sentence, because the run may still be right. What does not block the event loop is
+waited for no longer than :data:`LIMIT` and the limit of its teardown.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.recipe import Recipe
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import Task
+from agentrl.core.message_shape import ImageRefused
 from agentrl.core.workflow import RolloutWorkflow
 from agentrl.data.datasets import load_tasks
 from agentrl.inference.backend import Generation, SamplingParams
@@ -172,7 +173,7 @@ async def _prompt(
     if ended.job.done() and not ended.job.cancelled():
         try:
             problem, too_long = ended.job.result()
-        except TemplateError as error:
+        except (TemplateError, ImageRefused) as error:
             raise PromptError(f"model {recipe.model.name}: {error}") from error
     if server.prompt:
         return FirstPrompt(server.prompt, template.text(list(server.prompt), special=True))
@@ -205,8 +206,8 @@ async def _until_reached(
     return f"task {task.id}: the episode ended without a request to the model", False
 
 
-def _refusal(error: BaseException) -> TemplateError | None:
+def _refusal(error: BaseException) -> TemplateError | ImageRefused | None:
     """Returns the refusal of a prompt that an exception is, or that a group holds."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_refusal, error.exceptions)), None)
-    return error if isinstance(error, TemplateError) else None
+    return error if isinstance(error, TemplateError | ImageRefused) else None

@@ -251,3 +251,9 @@ async def test_prompts_that_do_not_fit_are_refused_and_one_long_task_is_not(tiny
     assert "task 0: " in found.problem and "context_length=200" in found.problem and not found.token_ids
     with pytest.raises(PromptError, match=r"context_length=200: set inference"):
         await first_prompt.first_prompt(recipe, tiny_model, Long(), tasks[:1])
+
+
+async def test_an_image_for_a_text_model_is_refused(tiny_model: Path) -> None:
+    recipe = load_recipe("shapes_grpo", [f"model.name={tiny_model}", "trainer.freeze=[]"], device="cpu")
+    with pytest.raises(PromptError, match="the user message holds a part of type 'image_url': models here read text"):
+        await check_prompt(recipe, tiny_model)
