@@ -162,14 +162,16 @@ def step(model: str, folder: str, repeats: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     device = torch.device("cpu")
     mesh, recipe = RankMesh.of_world(device), recipe_of(model)
-    engine = PolicyLearner(make_policy(recipe, Path(model), mesh, device), None, recipe.trainer, device, None, mesh)
+    policy = make_policy(recipe, Path(model), mesh, device)
+    ids_known = min(1000, policy.model.config.vocab_size)
+    engine = PolicyLearner(policy, None, recipe.trainer, device, None, mesh)
     seconds = []
     for repeat in range(int(repeats) + 1):
         rng = random.Random(repeat)
         sequences = []
         for number in range(GROUPS * MEMBERS):
-            prompt = [(7 * number // MEMBERS + index) % 1000 for index in range(PROMPT)]
-            ids = prompt + [rng.randrange(1000) for _ in range(ANSWER)]
+            prompt = [(7 * number // MEMBERS + index) % ids_known for index in range(PROMPT)]
+            ids = prompt + [rng.randrange(ids_known) for _ in range(ANSWER)]
             mask = [0] * PROMPT + [1] * ANSWER
             sequences.append(
                 TrainSequence(ids, mask, [-5.0] * len(ids), [rng.gauss(0, 1)] * len(ids), group=number // MEMBERS)
