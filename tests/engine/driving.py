@@ -33,7 +33,10 @@ class Driver:
         on_token: Callable[[Request], None] | None = None,
         logprob_start: int = -1,
     ) -> Request:
-        """A request; ``on_token`` runs in the loop thread after each of its tokens."""
+        """A request; ``on_token`` runs in the loop thread after each of its tokens.
+
+        One without a seed gets its number as one, so that each run of a test samples the same tokens.
+        """
         params = params or SamplingParams(max_new_tokens=8, ignore_eos=True)
         self._made += 1
         ended = threading.Event()
@@ -51,7 +54,7 @@ class Driver:
             limit=min(params.max_new_tokens, self.loaded.context_length - len(prompt)),
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.loaded.eos_ids),
             on_update=on_update,
-            rng=random.Random(params.sampling_seed),
+            rng=random.Random(self._made if params.sampling_seed is None else params.sampling_seed),
             stop_text=StopText(params.stop, self.loaded.tokenizer.decode) if params.stop else None,
             stream=on_token is not None,
             logprob_start=logprob_start,

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -60,12 +61,13 @@ def marker():
 
 
 @pytest.fixture
-def leaves_nothing():
-    """What a run could leave on the machine is as before."""
+def leaves_nothing(tmp_path, monkeypatch):
+    """What a run could leave on the machine is as before; its folders lie apart from those of tests beside this one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def state():
         children = {child.pid for child in psutil.Process().children(recursive=True)}
-        folders = {path.name for path in Path("/tmp").glob("agentrl-sandbox-*")}
+        folders = {path.name for path in tmp_path.glob("agentrl-sandbox-*")}
         return children, folders, Path("/proc/self/mountinfo").read_text(), set(os.listdir("/proc/self/fd"))
 
     before = state()

@@ -451,7 +451,7 @@ sys.exit(3)
     assert (execution.ended, execution.exit_code) == (Ended.EXITED, 3)
 
 
-async def test_killing_our_process_ends_the_run(any_sandbox, marker):
+async def test_killing_our_process_ends_the_run(any_sandbox, marker, tmp_path):
     if any_sandbox.isolation in (Isolation.DOCKER, Isolation.PODMAN):
         pytest.skip("a container ends when its wall time is over")
     code = f"""
@@ -463,8 +463,8 @@ async def main():
     await sandbox.run([*sandbox.backend.code, "-c", code, {marker.word!r}], limits=Limits(seconds=1000))
 asyncio.run(main())
 """
-    folders = set(Path("/tmp").glob("agentrl-sandbox-*"))
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=REPOSITORY)
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=REPOSITORY, env=temporary)
     try:
         await marker.wait_for(4)
     finally:
@@ -472,6 +472,6 @@ asyncio.run(main())
         await parent.wait()
     await marker.wait_for(0)
     deadline = time.monotonic() + 60
-    while set(Path("/tmp").glob("agentrl-sandbox-*")) - folders:
+    while list(tmp_path.glob("agentrl-sandbox-*")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
