@@ -10,13 +10,15 @@ positions; the bytes are a safetensors file, nothing is pickled; a missing rewar
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from agentrl.core.episode import NOT_SAMPLED, Episode, EpisodeBase, Node, Trajectory
 from agentrl.core.images import image_bytes, images_of
@@ -134,6 +136,10 @@ class Columns:
 
     def sampled_counts(self) -> NDArray[np.int64]:
         """Returns ``[messages]``: number of sampled tokens of each message."""
+        return self._sampled_counts
+
+    @cached_property
+    def _sampled_counts(self) -> NDArray[np.int64]:
         before = _starts(self.loss_mask)
         starts = self.token_starts()
         return before[starts[1:]] - before[starts[:-1]]
@@ -144,10 +150,10 @@ class Columns:
 
     def sampled_ranges(self) -> list[tuple[int, int]]:
         """Returns the range of sampled tokens of each episode."""
-        starts, found = self.sampled_starts(), [0]
+        starts, found = self.sampled_starts().tolist(), [0]
         for record in self.episodes:
             found.append(found[-1] + sum(record.roles.values()))
-        return [(int(starts[first]), int(starts[end])) for first, end in pairwise(found)]
+        return [(starts[first], starts[end]) for first, end in pairwise(found)]
 
     def select(self, chosen: Sequence[bool]) -> "Columns":
         """Returns the columns of some episodes, in the same order.
@@ -217,9 +223,9 @@ class Columns:
         """Writes safetensors: one tensor per column, and one with the records and ``more`` as JSON bytes."""
         from safetensors.numpy import save
 
-        said = {"episodes": [record.model_dump(mode="json") for record in self.episodes], "more": more}
+        said = b'{"episodes":%b,"more":%b}' % (_RECORDS.dump_json(self.episodes), json.dumps(more).encode())
         arrays = {name: getattr(self, name) for name in COLUMNS} | image_arrays(self.images)
-        return save(arrays | {SAID: as_bytes(said)})
+        return save(arrays | {SAID: np.frombuffer(said, np.uint8)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "tuple[Columns, dict[str, Any]]":
@@ -233,6 +239,9 @@ class Columns:
         return cls(records, **arrays, images=images), said["more"]
 
 
+_RECORDS = TypeAdapter(tuple[EpisodeRecord, ...])  # writes all records of a batch at once
+_OF_RECORDS = tuple(EpisodeBase.model_fields)
+_values_of_record = itemgetter(*_OF_RECORDS)
 COLUMNS = tuple(one.name for one in fields(Columns) if one.name not in ("episodes", "images"))
 _OF_MESSAGES = ("parents", "follows", "sizes", "finish", "rewards", "scored")  # columns with one entry a message
 
@@ -312,8 +321,7 @@ def _used(records: Iterable[EpisodeRecord], images: Mapping[str, bytes]) -> dict
 
 def _record(episode: Episode, images: dict[str, bytes]) -> EpisodeRecord:
     """Makes the record of an episode, and adds its images to ``images``."""
-    values = vars(episode)
-    own = {name: values[name] for name in EpisodeBase.model_fields}
+    own = dict(zip(_OF_RECORDS, _values_of_record(vars(episode)), strict=True))
     own["roles"] = episode.roles
     own["images"] = []
     first = 0

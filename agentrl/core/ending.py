@@ -53,8 +53,12 @@ def last_answers(parents: Sequence[int], sampled: Sequence[bool]) -> list[int]:
 def role_cut(reason: StopReason, trajectory: Trajectory) -> bool:
     """Whether a role was cut in an episode that ended for ``reason``."""
     nodes = trajectory.nodes
-    latest = next((n for n in reversed(nodes) if n.finish_reason is not None or any(n.loss_mask)), None)
-    if latest is None or latest.finish_reason not in CUT_ANSWERS:  # it is one of the last answers, and was not cut
+    for latest in reversed(nodes):
+        if latest.finish_reason is not None or any(latest.loss_mask):
+            break
+    else:
+        return reason in LIMITS
+    if latest.finish_reason not in CUT_ANSWERS:  # it is one of the last answers, and was not cut
         return reason in LIMITS
     last = last_answers(
         [-1 if node.parent is None else node.parent for node in nodes],
@@ -86,13 +90,14 @@ def trajectory_ends(columns: Columns) -> tuple[list[bool], list[list[int]]]:
         For each trajectory, in the order of :meth:`Columns.trajectories`, whether it was cut, and the indices of its
         last answers among all messages.
     """
-    sampled = (columns.sampled_counts() > 0) | (columns.finish != FINISH_REASONS.index(None))
+    answers = (columns.sampled_counts() > 0) | (columns.finish != FINISH_REASONS.index(None))
+    parents, sampled, finish = columns.parents.tolist(), answers.tolist(), columns.finish.tolist()  # at once: fast
     cut: list[bool] = []
     ends: list[list[int]] = []
     for found in columns.trajectories():
         own = slice(found.first, found.end)
-        last = last_answers(columns.parents[own].tolist(), sampled[own].tolist())
-        finishes = [FINISH_REASONS[columns.finish[found.first + index]] for index in last]
+        last = last_answers(parents[own], sampled[own])
+        finishes = [FINISH_REASONS[finish[found.first + index]] for index in last]
         cut.append(_cut(columns.episodes[found.episode].stop_reason, finishes))
         ends.append([found.first + index for index in last])
     return cut, ends

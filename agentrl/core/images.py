@@ -137,7 +137,7 @@ def url_of(data: bytes) -> str:
 def images_of(message: Mapping[str, Any]) -> list[str]:
     """Returns the data URLs of a message's images in their order; empty for a message of text."""
     content = message.get("content")
-    if not isinstance(content, Sequence) or isinstance(content, str):
+    if content is None or isinstance(content, str) or not isinstance(content, Sequence):
         return []
     return [part["image_url"]["url"] for part in content if part.get("type") == "image_url"]
 

@@ -77,8 +77,9 @@ async def within(
     """
     job = asyncio.create_task(work)
     try:
-        await _end_of(job, limits.timeout, waited)
-        if job.done():
+        start = asyncio.get_running_loop().time()
+        await _done(job, limits.timeout)
+        if job.done() or await _ended_by(job, start + limits.timeout, waited):
             return Ended(job)
         frames = frames_of(job)
         stack, why = (
@@ -102,13 +103,12 @@ async def within(
             left.add(job)
 
 
-async def _end_of(job: "asyncio.Task[Any]", timeout: float, waited: Callable[[], float]) -> None:
-    """Waits until a task is done, or has had ``timeout`` seconds beside those that it waited."""
+async def _ended_by(job: "asyncio.Task[Any]", end: float, waited: Callable[[], float]) -> bool:
+    """Waits until a task is done, at most until ``end`` and as long as it waited; returns whether it is done."""
     now = asyncio.get_running_loop().time
-    start = now()
-    await _done(job, timeout)
-    while not job.done() and (left := start + timeout + waited() - now()) > 0.001:
+    while not job.done() and (left := end + waited() - now()) > 0.001:
         await _done(job, max(left, SHORTEST_LOOK))
+    return job.done()
 
 
 async def _done(job: "asyncio.Task[Any]", seconds: float) -> None:

@@ -11,10 +11,12 @@ recorded stop reason tells whether the last answer was cut (:mod:`agentrl.core.e
 
 import asyncio
 import math
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from agentrl.core.agent import ContextOverflow, InferenceError, inference_error
@@ -65,10 +67,18 @@ async def run_episode(
     llm, release = client.acquire(evaluation=evaluation, seed=seed)
     now = asyncio.get_running_loop().time
     start = now()
-    base = {
-        **{"group_id": group_id, "task_id": task.id, "index": index, "seed": seed, "task": task.data},
-        **{"version": version, "attempt": attempt, "retried": False, "sampling": llm.sampling, "abandoned": False},
-        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    base: dict[str, Any] = {
+        "group_id": group_id,
+        "task_id": task.id,
+        "index": index,
+        "seed": seed,
+        "task": task.data,
+        "started": _clock(),
+        "version": version,
+        "attempt": attempt,
+        "retried": False,
+        "sampling": llm.sampling,
+        "abandoned": False,
     }
 
     def late() -> None:
@@ -91,6 +101,17 @@ async def run_episode(
     except ValueError as caught:  # a user's workflow returned an invalid outcome
         text = f"{end.error or ''}\n{caught}".strip()
         return _record(base, task, llm, _failed(StopReason.ENVIRONMENT_ERROR, text), drift=False)
+
+
+def _clock() -> str:
+    """Returns the time as ISO 8601 in UTC, with milliseconds."""
+    seconds, rest = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_second(seconds)}.{rest:03d}+00:00"
+
+
+@lru_cache(1)  # episodes begin in crowds
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 @dataclass(frozen=True)

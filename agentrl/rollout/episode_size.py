@@ -28,11 +28,11 @@ class EpisodeSize:
 
 def sizes_of(columns: Columns) -> list[EpisodeSize]:
     """Returns the size of each episode."""
-    answered = np.concatenate([[0], np.cumsum(columns.sampled_counts() > 0)])
+    answered = [0, *np.cumsum(columns.sampled_counts() > 0).tolist()]
     found, first = [], 0
     for record, (begin, end) in zip(columns.episodes, columns.sampled_ranges(), strict=True):
         last = first + sum(record.roles.values())
-        found.append(EpisodeSize(end - begin, int(answered[last] - answered[first]), record.reward))
+        found.append(EpisodeSize(end - begin, answered[last] - answered[first], record.reward))
         first = last
     return found
 
@@ -44,11 +44,17 @@ def chosen_sizes(columns: Columns, chosen: Sequence[bool]) -> list[EpisodeSize]:
 
 def oldest_versions(columns: Columns) -> list[int | None]:
     """Returns the oldest policy version that sampled a token of each episode; ``None`` without sampled tokens."""
-    ranges = columns.sampled_ranges()
-    return [int(columns.versions[first:end].min()) if end > first else None for first, end in ranges]
+    return _of_episodes(columns, np.minimum)
 
 
 def newest_versions(columns: Columns) -> list[int | None]:
     """Returns the newest policy version that sampled a token of each episode; ``None`` without sampled tokens."""
+    return _of_episodes(columns, np.maximum)
+
+
+def _of_episodes(columns: Columns, chosen: np.ufunc) -> list[int | None]:
+    """Reduces the versions of each episode's sampled tokens, which lie one after the other."""
     ranges = columns.sampled_ranges()
-    return [int(columns.versions[first:end].max()) if end > first else None for first, end in ranges]
+    starts = [first for first, end in ranges if end > first]
+    found = iter(chosen.reduceat(columns.versions, starts).tolist() if starts else ())
+    return [next(found) if end > first else None for first, end in ranges]

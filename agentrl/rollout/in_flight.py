@@ -99,7 +99,9 @@ class InFlight:
         """
         job, left = asyncio.current_task(), list[Episode]()
         assert job is not None
-        group = self._groups.setdefault(draw, _Group(self._bound.step))
+        group = self._groups.get(draw)
+        if group is None:
+            group = self._groups[draw] = _Group(self._bound.step)
         member = group.members[order.index] = _Member(job, order)
         try:
             found = await play(left.append)
@@ -118,8 +120,10 @@ class InFlight:
 
     def begins(self, draw: int, order: EpisodeOrder) -> EpisodeOrder:
         """Note that an episode that waited begins now; returns its order with the version that is served."""
-        begun = self._groups[draw].members[order.index].order = replace(order, version=self._served())
-        return begun
+        served = self._served()
+        if order.version != served:
+            order = self._groups[draw].members[order.index].order = replace(order, version=served)
+        return order
 
     def forget(self, draw: int) -> None:
         """Forget a group whose members are all over."""

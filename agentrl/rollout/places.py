@@ -9,8 +9,7 @@ places that older groups still hold. No clock, and no I/O; nothing waits while a
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 
 class Places:
@@ -44,22 +43,14 @@ class Places:
         """End the claims of a group whose members are all over, or never began."""
         self._claimed -= len(self._claims.pop(draw))
 
-    @asynccontextmanager
-    async def one(self, draw: int, index: int) -> AsyncIterator[None]:
-        """Hold a place while a member runs; another attempt of a member claims one again."""
-        members = self._claims[draw]
-        self._claimed += index not in members
-        members.add(index)
-        try:
-            await self._take(draw, index)
-            try:
-                yield
-            finally:
-                self._give()
-        finally:
-            members.discard(index)
-            self._claimed -= 1
-            self._ended()
+    def one(self, draw: int, index: int) -> "_Place":
+        """Returns a context manager that holds a place while a member runs; another attempt claims one again."""
+        return _Place(self, draw, index)
+
+    def _end_claim(self, members: set[int], index: int) -> None:
+        members.discard(index)
+        self._claimed -= 1
+        self._ended()
 
     async def _take(self, draw: int, index: int) -> None:
         if self._running < self._limit:  # then nobody waits
@@ -82,3 +73,29 @@ class Places:
                 place.set_result(None)
                 return
         self._running -= 1
+
+
+class _Place:
+    """Place of a running member; a generator as context manager would take twice the time for each episode."""
+
+    __slots__ = ("_draw", "_index", "_members", "_places")
+
+    def __init__(self, places: Places, draw: int, index: int) -> None:
+        self._places = places
+        self._draw = draw
+        self._index = index
+
+    async def __aenter__(self) -> None:
+        places, index = self._places, self._index
+        self._members = members = places._claims[self._draw]
+        places._claimed += index not in members
+        members.add(index)
+        try:
+            await places._take(self._draw, index)
+        except BaseException:
+            places._end_claim(members, index)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._places._give()
+        self._places._end_claim(self._members, self._index)

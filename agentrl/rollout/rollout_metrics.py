@@ -17,6 +17,7 @@ from agentrl.core.columns import FINISH_REASONS, Columns, concatenate
 from agentrl.core.ending import cut_episodes
 from agentrl.core.episode import FAILURES, StopReason
 from agentrl.rollout.buffer import Group
+from agentrl.rollout.episode_size import oldest_versions
 from agentrl.rollout.group_account import add_mean, compared
 
 ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
@@ -60,16 +61,10 @@ def _token_metrics(columns: Columns, version: int) -> dict[str, float]:
         metrics["tokens/completion_max"] = float(lengths.max())
     metrics["tokens/completion_total"] = float(lengths.sum())
     add_mean(metrics, "tokens/truncated", columns.finish[answered] == FINISH_REASONS.index("length"))
-    starts = columns.sampled_starts()
     if len(columns.teacher_logprobs):
         scored = np.repeat(columns.scored, columns.sampled_counts())
         add_mean(metrics, "distill/reverse_kl", (columns.logprobs.astype(float) - columns.teacher_logprobs)[scored])
-    oldest: dict[int, int] = {}
-    for found in columns.trajectories():
-        versions = columns.versions[starts[found.first] : starts[found.end]]
-        if len(versions):
-            oldest[found.episode] = min(int(versions.min()), oldest.get(found.episode, version))
-    ages = [float(version - old) for old in oldest.values()]
+    ages = [float(max(0, version - oldest)) for oldest in oldest_versions(columns) if oldest is not None]
     add_mean(metrics, "staleness/mean", ages)
     if ages:
         metrics["staleness/max"] = max(ages)
