@@ -71,18 +71,22 @@ class Same:
     """Episodes that are all alike but for their reward.
 
     Attributes:
-        turns: Answers of an episode.
+        answers: Answers of an episode.
     """
 
-    turns: int = 1
+    answers: int = 1
 
     def of(self, task: str, seed: int) -> Shape:
         """Returns the shape."""
-        return Shape((Turn(100),) * self.turns, float(seed % 2))
+        return Shape((Turn(100),) * self.answers, float(seed % 2))
 
     def mean(self) -> float:
         """Returns the tokens of an episode."""
-        return 100.0 * self.turns
+        return 100.0 * self.answers
+
+    def turns(self) -> float:
+        """Returns the answers of an episode."""
+        return float(self.answers)
 
 
 def with_servers(simulation: Simulation, servers: list[SimServer]) -> Simulation:

@@ -38,6 +38,11 @@ class Case:
         """Tokens of a step, on average."""
         return self.recipe.rollout.batch_size * self.recipe.rollout.group_size * self.shapes.mean()
 
+    @property
+    def answer(self) -> float:
+        """Tokens of an answer, on average."""
+        return self.shapes.mean() / self.shapes.turns()
+
     def run(self, inference: int, training: int, max_staleness: int) -> Figures:
         """Simulate one split and bound.
 
@@ -50,14 +55,14 @@ class Case:
 
         async def simulated() -> Figures:
             done = await Simulation(recipe, devices, self.shapes, steps).run()
-            return figures(done, devices, max_staleness, recipe.rollout.max_concurrent)
+            return figures(done, devices, max_staleness, recipe.rollout.max_concurrent, self.answer)
 
         return run_virtual(simulated())
 
     def bound(self, inference: int, training: int) -> float:
         """Returns the shortest time of a step that a split allows."""
         devices = replace(self.devices, inference=inference, training=training)
-        return bound_seconds(devices, self.recipe.rollout.max_concurrent, self.tokens)
+        return bound_seconds(devices, self.recipe.rollout.max_concurrent, self.tokens, self.answer)
 
 
 def with_bound(recipe: Recipe, max_staleness: int) -> Recipe:

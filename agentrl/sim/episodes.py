@@ -66,6 +66,10 @@ class Shapes(Protocol):
         """Returns the mean number of tokens of an episode."""
         ...
 
+    def turns(self) -> float:
+        """Returns the mean number of answers of an episode."""
+        ...
+
 
 class SimSession:
     """Session of a simulated episode.

@@ -4,11 +4,13 @@ Guarantees: pure; the first steps are left out of every figure: the servers star
 share of tokens is of those that were generated between the first and the last step that count.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from agentrl.sim.account import Step
+from agentrl.sim.device import Speed
 from agentrl.sim.simulation import Devices
 
 
@@ -48,7 +50,9 @@ def warm_up(max_staleness: int) -> int:
     return max_staleness + 2
 
 
-def figures(steps: Sequence[Step], devices: Devices, max_staleness: int, max_concurrent: int) -> Figures:
+def figures(
+    steps: Sequence[Step], devices: Devices, max_staleness: int, max_concurrent: int, answer: float = math.inf
+) -> Figures:
     """Computes the figures of a run.
 
     Args:
@@ -56,6 +60,7 @@ def figures(steps: Sequence[Step], devices: Devices, max_staleness: int, max_con
         devices: The machine.
         max_staleness: The recipe's bound.
         max_concurrent: Episodes in flight, for the servers' full load.
+        answer: Mean tokens of an answer, see :func:`full_speed`.
 
     Raises:
         ValueError: There are too few steps.
@@ -72,7 +77,7 @@ def figures(steps: Sequence[Step], devices: Devices, max_staleness: int, max_con
         max_staleness=max_staleness,
         step_seconds=seconds / len(counted),
         trainer_busy=sum(step.trained for step in counted) / seconds,
-        servers_busy=generated / (full_speed(devices, max_concurrent) * seconds),
+        servers_busy=generated / (full_speed(devices, max_concurrent, answer) * seconds),
         age_mean=fmean(ages),
         age_max=max(ages),
         thrown=(counted[-1].thrown - first[0].thrown) / generated,
@@ -81,18 +86,42 @@ def figures(steps: Sequence[Step], devices: Devices, max_staleness: int, max_con
     )
 
 
-def full_speed(devices: Devices, max_concurrent: int) -> float:
-    """Returns the tokens per second of all servers with ``max_concurrent`` episodes, evenly spread."""
-    each = max_concurrent / devices.inference
-    return devices.inference * devices.speed.tokens_per_second(min(each, devices.slots or each))
+def full_speed(devices: Devices, max_concurrent: int, answer: float = math.inf) -> float:
+    """Returns the tokens per second of all servers with ``max_concurrent`` episodes, evenly spread.
+
+    Args:
+        devices: The machine.
+        max_concurrent: Episodes in flight, each of which always has a request.
+        answer: Mean tokens of an answer: a request that waits for its first token (:attr:`Speed.call`) gets none.
+    """
+    each, speed = max_concurrent / devices.inference, devices.speed
+    sampling = _sampling(each, speed, answer)
+    return devices.inference * speed.tokens_per_second(min(sampling, devices.slots or sampling))
 
 
-def bound_seconds(devices: Devices, max_concurrent: int, tokens: float) -> float:
+def _sampling(requests: float, speed: Speed, answer: float) -> float:
+    """Returns how many of a server's requests sample at a time, while the others wait for their first token.
+
+    With ``m`` of ``n`` sampling, an answer takes ``s = answer * (token + sequence * m)`` seconds after its ``call``
+    seconds, so ``m = n * s / (call + s)``: the positive root of a quadratic equation.
+    """
+    wait = speed.call / answer
+    if not wait:
+        return requests
+    half = (wait + speed.token - requests * speed.sequence) / 2
+    if not speed.sequence:
+        return requests * speed.token / (wait + speed.token)
+    return (math.sqrt(half**2 + speed.sequence * requests * speed.token) - half) / speed.sequence
+
+
+def bound_seconds(devices: Devices, max_concurrent: int, tokens: float, answer: float = math.inf) -> float:
     """Returns the shortest time of a step that the split allows: generation at full load or training, the longer one.
 
     Args:
         devices: The machine.
         max_concurrent: Episodes in flight.
         tokens: Tokens of a step.
+        answer: Mean tokens of an answer.
     """
-    return max(tokens / full_speed(devices, max_concurrent), devices.training_time(tokens) + devices.step_seconds)
+    speed = full_speed(devices, max_concurrent, answer)
+    return max(tokens / speed, devices.training_time(tokens) + devices.step_seconds)

@@ -2,7 +2,8 @@
 
 Guarantees: nothing is measured anew; ``episodes.jsonl`` has the calls, ``metrics.jsonl`` the steps. A call's seconds
 are fitted as ``calls * c + tokens * (a + b * n)`` with ``n`` calls at a time on its server, by least squares, none of
-the three below 0. Failed episodes are left out.
+the three below 0. Failed episodes are left out, and so are the first step and its episodes where there are more:
+servers and trainer load and compile then.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ from agentrl.sim.shapes import Recorded
 from agentrl.sim.simulation import Devices
 
 ROUNDS = 6  # of the fit
-FIRST_STEPS = 1  # they load and compile; left out where there are more
+FIRST_STEPS = 1  # left out where there are more
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,25 @@ def read_run(folder: Path) -> RunRecords:
     if not steps or not episodes:
         raise ConfigError(f"{folder} has {len(steps)} steps and {len(episodes)} episodes that did not fail")
     steps = steps[FIRST_STEPS:] or steps
+    episodes = without_first(episodes, FIRST_STEPS * recipe.rollout.batch_size)
     return RunRecords(
         recipe, shapes_of(episodes), _devices(recipe, episodes, steps), fmean(map(_step_seconds, steps)), len(steps)
     )
+
+
+def without_first(episodes: Sequence[Episode], groups: int) -> Sequence[Episode]:
+    """Returns the episodes without those of the groups that ended first; all of them if there are no other groups.
+
+    Args:
+        episodes: Episodes in the order of their ends.
+        groups: Number of groups to leave out.
+    """
+    ended: dict[str, None] = {}
+    for episode in episodes:
+        ended.pop(episode.group_id, None)
+        ended[episode.group_id] = None
+    first = set(list(ended)[:groups])
+    return [episode for episode in episodes if episode.group_id not in first] or episodes
 
 
 def read_shapes(folder: Path) -> Recorded:

@@ -32,6 +32,7 @@ def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:
         f"episodes  {source}; {case.shapes.mean():,.0f} tokens on average",
         f"batch     {rollout.batch_size} groups of {rollout.group_size}, {case.tokens:,.0f} tokens; at most "
         f"{rollout.max_concurrent} episodes in flight",
+        *([f"a request {speed.call:.3g} s before its first token, however many there are"] if speed.call else []),
         f"a token   {speed.token * 1e3:.3g} ms + {speed.sequence * 1e3:.3g} ms for each sequence on its device",
         f"an update {training:.4g} device-seconds; a push stops the servers for {case.devices.push_seconds:.3g} s",
         "",

@@ -37,6 +37,10 @@ class Lognormal:
         """Returns the mean number of tokens of an episode, capped ones included."""
         return fmean(self.of("", seed).tokens for seed in range(samples))
 
+    def turns(self) -> float:
+        """Returns 1."""
+        return 1.0
+
 
 class Recorded:
     """Shapes drawn from groups of recorded ones.
@@ -59,6 +63,10 @@ class Recorded:
         """Returns the mean number of tokens of an episode."""
         return fmean(fmean(shape.tokens for shape in group) for group in self._groups)
 
+    def turns(self) -> float:
+        """Returns the mean number of answers of an episode."""
+        return fmean(fmean(len(shape.turns) for shape in group) for group in self._groups)
+
 
 class Lengths:
     """Episodes of one answer, whose length is one of those given.
@@ -80,3 +88,7 @@ class Lengths:
     def mean(self) -> float:
         """Returns the mean number of tokens of an episode."""
         return fmean(self._lengths)
+
+    def turns(self) -> float:
+        """Returns 1."""
+        return 1.0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from agentrl.cli.main import main
 from agentrl.config.load import load_recipe
 from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.rollout.journal import Journal
+from agentrl.sim.choice import Case
 from agentrl.sim.device import Device, Speed
-from agentrl.sim.recorded import Call, at_a_time, calls_of, fit_speed, read_run, shapes_of
+from agentrl.sim.recorded import Call, at_a_time, calls_of, fit_speed, read_run, shapes_of, without_first
+from agentrl.sim.report import lines as report
 from agentrl.sim.shapes import Lognormal
 from agentrl.sim.virtual_loop import run_virtual
 
@@ -83,8 +86,13 @@ def test_the_speed_of_a_server_is_found_in_its_calls() -> None:
     assert found.sequence == pytest.approx(SPEED.sequence, rel=0.1)
 
 
-def recorded_run(folder: Path) -> Path:
-    """A run of steps that took 4 s of generation, 3 s of training and 1 s of all else."""
+def recorded_run(folder: Path, first: float = 4.0) -> Path:
+    """A run of steps that took 4 s of generation, 3 s of training and 1 s of all else.
+
+    Args:
+        folder: Folder of the run.
+        first: Seconds of generation of the first step.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     settings = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_staleness=0"]
     recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
@@ -92,12 +100,40 @@ def recorded_run(folder: Path) -> Path:
     journal = Journal(folder, episodes=True)
     for group in range(4):
         for member in range(2):
-            journal.episode(episode(group, member, [(0.0, 4.0, 40)], 4.0, after=8.0 * (group // 2)))
+            late, seconds = group // 2, 4.0 if group // 2 else first
+            answers = [(0.0, seconds, 40)]
+            journal.episode(episode(group, member, answers, seconds, after=(first + 4.0) * late))
     journal.close()
     step = {"time/step": 8.0, "time/wait_batch": 4.0, "time/update": 3.0, "time/publish": 0.25}
     lines = [{"step": 0, "time": 0.0, "eval/accuracy": 0.1}, *({"step": n, "time": 8.0 * n, **step} for n in (1, 2, 3))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def test_episodes_of_the_first_step_count_no_more_than_the_step_itself(tmp_path: Path) -> None:
+    records = read_run(recorded_run(tmp_path, first=400.0))
+    own = Case(records.recipe, records.devices, records.shapes, 2)
+    assert own.run(1, 1, 0).step_seconds == pytest.approx(8.0, rel=0.02)
+
+
+def test_a_run_that_has_only_the_first_groups_is_read_with_them() -> None:
+    episodes = [episode(group, 0, [(0.0, 4.0, 40)], 4.0) for group in range(2)]
+    assert list(without_first(episodes, 2)) == episodes
+    assert [one.group_id for one in without_first(episodes, 1)] == ["g1"]
+
+
+def test_groups_are_in_the_order_of_their_last_episodes() -> None:
+    ends = [(0, 0), (1, 0), (1, 1), (0, 1)]
+    episodes = [episode(group, member, [(0.0, 4.0, 40)], 4.0) for group, member in ends]
+    assert {one.group_id for one in without_first(episodes, 1)} == {"g0"}, "group 1 was complete first"
+
+
+def test_the_report_says_how_long_a_request_waits_for_its_first_token(folder: Path) -> None:
+    records = read_run(folder)
+    devices = replace(records.devices, speed=Speed(token=0.01, sequence=0.0, call=2.5))
+    case = Case(records.recipe, devices, records.shapes, 2)
+    text = report(case, [case.run(1, 1, 0)], "a test")
+    assert "a request 2.5 s before its first token, however many there are" in text
 
 
 @pytest.fixture

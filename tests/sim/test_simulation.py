@@ -94,6 +94,15 @@ def test_full_load_is_what_the_slots_and_the_episodes_in_flight_allow() -> None:
     assert full_speed(Devices(4, 1, speed, slots=16), 256) == pytest.approx(4 * 16 / (0.006 + 16 * 0.00006))
 
 
+@pytest.mark.parametrize("sequence", [0.0, 0.0005])
+def test_at_full_load_a_request_that_waits_for_its_first_token_samples_nothing(sequence: float) -> None:
+    speed, requests, answer = Speed(0.006, sequence, call=1.5), 64, 100
+    found = full_speed(Devices(2, 1, speed), 2 * requests, answer)
+    sampling = found / 2 * speed.token / (1 - found / 2 * speed.sequence)  # the inverse of Speed.tokens_per_second
+    seconds = answer * (speed.token + speed.sequence * sampling)
+    assert sampling / requests == pytest.approx(seconds / (speed.call + seconds))
+
+
 def test_the_best_split_is_found_among_all_and_the_smaller_bound_is_taken_of_equals() -> None:
     devices = Devices(1, 1, Speed(token=0.01, sequence=0.0025), train_seconds=8.0)
     case = Case(recipe_of("rollout.max_concurrent=16"), devices, Lengths([100]), 3)
