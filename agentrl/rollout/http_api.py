@@ -48,7 +48,7 @@ def make_app(controller: Controller, server_pool: ServerPool, secret: str, more:
                 if request.url.path == "/next_batch":
                     return Response(await controller.next_batch(body["step"]), media_type="application/octet-stream")
                 if request.url.path == "/checkpoint":
-                    return Response(controller.checkpoint(), media_type="application/octet-stream")
+                    return Response(await controller.checkpoint(), media_type="application/octet-stream")
                 return _json(await _dispatch(controller, request.url.path, body))
         except (RolloutError, WeightPushError, InferenceError) as error:
             return Response(str(error), status_code=409, media_type="text/plain")

@@ -2,9 +2,9 @@
 
 Guarantees: one record for each admitted group and one for its end, with the step that counts it: the step that trains
 it, or the next one after its end. Each line has a checksum (:mod:`agentrl.rollout.journal_lines`) and is handed to the
-system at once; :meth:`Journal.cut` returns when all lines are on the disk. A resumed run goes on from a cut: its first
-record voids all records behind it, and the ends of the groups that it admits again. Records that a full disk refuses
-are kept and written later, in order; a cut fails as long as there are any.
+system at once; :meth:`Journal.cut` returns when all lines before it are on the disk. A resumed run goes on from a cut:
+its first record voids all records behind it, and the ends of the groups that it admits again. Records that a full disk
+refuses are kept and written later, in order; a cut fails as long as there are any.
 :mod:`agentrl.rollout.journal_proof` reads the file.
 
 Each episode is written once, as one JSON line of another file in the same folder, whatever line ends its texts hold:
@@ -13,6 +13,7 @@ cannot be written as JSON becomes a failed episode with the reason. Where the di
 the file; the log says so once. :func:`read_episodes` reads the file.
 """
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -106,11 +107,32 @@ class Journal:
         Raises:
             RolloutError: The disk is full.
         """
+        position = self._marked(step)
+        os.fsync(self._opened().fileno())
+        return position
+
+    async def cut_beside(self, step: int) -> Position:
+        """Do as :meth:`cut`, and wait for the disk in a thread: a busy one takes seconds, and episodes go on meanwhile.
+
+        Records that are appended meanwhile stand behind the position.
+        """
+        position = self._marked(step)
+        own = os.dup(self._opened().fileno())  # the journal may be closed before the disk has answered
+
+        def wait() -> None:
+            try:
+                os.fsync(own)
+            finally:
+                os.close(own)
+
+        await asyncio.to_thread(wait)
+        return position
+
+    def _marked(self, step: int) -> Position:
+        """Records a cut; returns the position after the record."""
         self._append({"outcome": "checkpoint", "step": step})
-        file = self._opened()
         if self._refused:
             raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
-        os.fsync(file.fileno())
         return self._end
 
     def resumed(self, step: int, position: Position, *, again: Sequence[int], held: Sequence[int]) -> None:

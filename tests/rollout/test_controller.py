@@ -309,7 +309,7 @@ async def test_groups_after_the_last_kept_one_are_cancelled_and_drawn_again_by_a
     assert first.controller.finished.is_set() and first.evaluated == [0, 1]
     merged = {name: value for step, metrics in first.written if step == 1 for name, value in metrics.items()}
     assert merged["rollout/groups_cancelled"] == 4.0 and merged["rollout/groups_kept"] == 2.0
-    state = first.controller.checkpoint()
+    state = await first.controller.checkpoint()
     await first.controller.close()
 
     second = Harness(tmp_path, tiny_model, *settings)
@@ -354,7 +354,7 @@ async def test_a_resumed_run_repeats_the_groups_that_no_step_had_counted(tiny_mo
     first.workflow.uniform = True
     await first.publish(1)
     await settle()  # groups that are counted by no step yet
-    state = first.controller.checkpoint()
+    state = await first.controller.checkpoint()
     void = [f["draw"] for f in first.outcomes() if f["outcome"] == "filtered"]
     assert void
     await first.controller.close()
@@ -416,7 +416,7 @@ async def test_a_restart_runs_what_was_owed_and_waits_for_its_weights(tiny_model
     first.controller.start()
     await first.controller.next_batch(0)
     await first.publish(1)
-    state = first.controller.checkpoint()
+    state = await first.controller.checkpoint()
     await first.controller.close()
 
     second = Harness(tmp_path, tiny_model)

@@ -153,7 +153,7 @@ async def test_a_run_that_was_cut_in_an_evaluation_writes_its_record_when_it_goe
     await settle()
     first.judged.clear()
     await first.publish(1)
-    state = first.controller.checkpoint()
+    state = await first.controller.checkpoint()
     await first.controller.close()
     assert [step for step, _ in first.written] == [0]
 

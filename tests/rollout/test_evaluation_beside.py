@@ -45,7 +45,7 @@ async def test_a_version_is_published_beside_an_evaluation(tiny_model: Path, tmp
     await harness.controller.publish(harness.manifest(3))
     harness.controller.record(3, {"train/loss": 0.1}, final=False)
     assert [step for step, _ in harness.written] == [0, 1, 3], "the record of step 2 waits for its evaluation"
-    assert owed_step(harness.controller.checkpoint()) == 2, "a resumed run still owes it"
+    assert owed_step(await harness.controller.checkpoint()) == 2, "a resumed run still owes it"
     harness.judged.set()
     await settle()
     step, metrics = harness.written[-1]
@@ -107,7 +107,7 @@ async def test_a_resumed_run_writes_the_record_of_an_earlier_step_that_was_still
     await harness.controller.next_batch(2)
     await harness.controller.publish(harness.manifest(3))
     harness.controller.record(3, {}, final=False)
-    state = harness.controller.checkpoint()
+    state = await harness.controller.checkpoint()
     await harness.controller.close()
     again = Harness(folder, tiny_model, "eval.every=2", "eval.on_push=mix")
     again.controller.restore(3, state, recorded=False)

@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ class Life:
         partial = self.folder / ".partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        (partial / "rollouts").write_bytes(self.harness.controller.checkpoint())
+        (partial / "rollouts").write_bytes(await self.harness.controller.checkpoint())
         (partial / "size").write_text(str((self.folder / FILE).stat().st_size))
         await asyncio.sleep(0)
         (partial / "state.json").write_text(json.dumps({"step": self.step, "learned": self.learned}))
@@ -89,6 +90,17 @@ def left_by_a_kill(folder: Path, target: Path, dice: random.Random) -> None:
         journal.write_bytes(content[: dice.randint(max(sizes, default=0), len(content))])
 
 
+@pytest.fixture
+def disk_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the disk answer within the turn of the loop that asks it: kills are counted in turns."""
+
+    async def in_place(wait: Callable[[], None]) -> None:
+        wait()
+
+    monkeypatch.setattr("agentrl.rollout.journal.asyncio.to_thread", in_place)
+
+
+@pytest.mark.usefixtures("disk_in_turn")
 @pytest.mark.parametrize(
     ("seed", "settings"),
     [
@@ -145,7 +157,7 @@ async def test_a_run_that_is_made_longer_trains_the_groups_that_its_end_had_canc
     await first.controller.next_batch(0)
     await settle()
     await first.publish(1, final=True)
-    saved = first.controller.checkpoint()
+    saved = await first.controller.checkpoint()
     await first.controller.close()
     first.journal.close()
     assert prove(tmp_path).outcomes == {"trained": 2, "cancelled": 2}
@@ -168,7 +180,7 @@ async def test_a_final_version_that_was_evaluated_is_not_evaluated_again(tiny_mo
     first.controller.start()
     await first.controller.next_batch(0)
     await first.publish(1, final=True)
-    saved = first.controller.checkpoint()
+    saved = await first.controller.checkpoint()
     await first.controller.close()
     for evaluated in (True, False):
         second = Harness(tmp_path, tiny_model, tasks=TASKS)

@@ -1,7 +1,10 @@
 """The journal: its checksums, its proof, a resume, a full disk."""
 
+import asyncio
 import errno
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -180,6 +183,27 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room_and_no_cut_is_ma
     proof = prove(tmp_path)
     assert proof.lines == 5 and proof.steps == 1
     assert sum("cannot be written" in record.message for record in caplog.records) == 1
+
+
+async def test_a_disk_that_takes_its_time_keeps_only_the_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, seen, whole = threading.Event(), list[int](), os.fsync
+
+    def slow(file: int) -> None:
+        assert written.wait(60), "the loop stood still while the disk was waited for"
+        whole(file)
+        seen.append(os.fstat(file).st_size)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    journal = Journal(tmp_path, episodes=False)
+    journal.admitted(draw=0, task="t0", seed=0, version=0)
+    cutting = asyncio.create_task(journal.cut_beside(1))
+    await asyncio.sleep(0)
+    journal.admitted(draw=1, task="t1", seed=1, version=0)
+    journal.close()
+    assert not cutting.done()
+    written.set()
+    assert (await cutting).lines == 2, "the position is that of the cut"
+    assert seen == [(tmp_path / FILE).stat().st_size]
 
 
 def test_episodes_that_a_full_disk_refuses_are_left_out_whole_and_that_is_said_once(

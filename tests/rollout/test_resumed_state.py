@@ -41,7 +41,7 @@ def test_the_search_for_the_bound_goes_on_after_a_resume(tmp_path: Path) -> None
         before = first.controller._auto
         assert before is not None and before.bound == START + 2 and before._tried and before._waits
         bounds = (before.bound, first.controller.gate.max_staleness, first.controller._bound.state())
-        saved = first.controller.checkpoint()
+        saved = await first.controller.checkpoint()
         await first.close()
         second = Instant(tmp_path / "run", Slow(), "rollout.max_staleness=auto", "trainer.total_steps=50")
         second.controller.restore(steps, saved, recorded=True, evaluated=True)
@@ -61,7 +61,7 @@ def test_a_lowered_bound_that_is_not_in_force_yet_comes_into_force_after_a_resum
         await first.step(0)
         first.controller._bound.change(4)
         first.controller._bound.change(2)
-        saved = first.controller.checkpoint()
+        saved = await first.controller.checkpoint()
         await first.close()
         second = Instant(tmp_path / "run", Slow(), "rollout.max_staleness=auto")
         second.controller.restore(1, saved, recorded=True, evaluated=True)
@@ -101,7 +101,7 @@ def test_a_resume_gives_a_running_group_no_new_retries(tmp_path: Path) -> None:
         if saved is not None:
             run.controller.rollouts.served.set()  # as when the trainer has pushed
         await asyncio.sleep(0.1)  # a retry is made after half a second
-        found, spent = run.controller.checkpoint(), run.controller.rollouts.retries_spent()
+        spent, found = run.controller.rollouts.retries_spent(), await run.controller.checkpoint()
         await run.close()
         return found, spent
 

@@ -280,7 +280,7 @@ async def test_a_resumed_run_has_the_bound_from_its_first_step(tmp_path: Path) -
     await first.settle()
     for _ in range(3):
         await first.step_on()
-    state = first.controller.checkpoint()
+    state = await first.controller.checkpoint()
     await first.close()
     second = World(tmp_path, *SMALL, eventful=False)
     await second.resume(3, state)
