@@ -27,6 +27,7 @@ from agentrl.sim.shapes import Recorded
 from agentrl.sim.simulation import Devices
 
 ROUNDS = 6  # of the fit
+LEAST_GAIN = 0.05  # share of the squared error that the wait for the first token has to explain
 FIRST_STEPS = 1  # left out where there are more
 
 
@@ -136,16 +137,28 @@ def fit_speed(calls: Sequence[Call], servers: int) -> Speed:
         calls: All calls of a run.
         servers: Number of servers that shared them.
     """
-    from scipy.optimize import nnls
-
     seconds = np.array([call.end - call.start for call in calls])
     tokens = np.array([call.tokens for call in calls], float)
     found = Speed(token=1.0, sequence=0.0)
     for _ in range(ROUNDS):  # how many ran during a token depends on how long tokens took
         sides = np.stack([np.ones(len(calls)), tokens, tokens * at_a_time(calls, servers, found)], axis=1)
-        (call, token, sequence), _ = nnls(sides, seconds)
-        found = Speed(token=max(float(token), 1e-9), sequence=float(sequence), call=float(call))
+        call, token, sequence = _fitted(sides, seconds)
+        found = Speed(token=max(token, 1e-9), sequence=sequence, call=call)
     return found
+
+
+def _fitted(sides: np.ndarray, seconds: np.ndarray) -> tuple[float, float, float]:
+    """Returns the factors of the three columns; the first is 0 where it explains hardly anything.
+
+    Where all answers are about as long, it could take the place of the others, and longer answers would cost nothing.
+    """
+    from scipy.optimize import nnls
+
+    every, left = nnls(sides, seconds)
+    rest, left_without = nnls(sides[:, 1:], seconds)
+    if left_without**2 <= left**2 * (1 + LEAST_GAIN):
+        return 0.0, float(rest[0]), float(rest[1])
+    return float(every[0]), float(every[1]), float(every[2])
 
 
 def at_a_time(calls: Sequence[Call], servers: int, speed: Speed) -> np.ndarray:

@@ -33,7 +33,7 @@ def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:
         f"batch     {rollout.batch_size} groups of {rollout.group_size}, {case.tokens:,.0f} tokens; at most "
         f"{rollout.max_concurrent} episodes in flight",
         *([f"a request {speed.call:.3g} s before its first token, however many there are"] if speed.call else []),
-        f"a token   {speed.token * 1e3:.3g} ms + {speed.sequence * 1e3:.3g} ms for each sequence on its device",
+        f"a token   {_ms(speed.token)} + {_ms(speed.sequence)} for each sequence on its device",
         f"an update {training:.4g} device-seconds; a push stops the servers for {case.devices.push_seconds:.3g} s",
         "",
         HEAD,
@@ -47,6 +47,10 @@ def lines(case: Case, found: Sequence[Figures], source: str) -> list[str]:
         f"{case.bound(chosen.inference, chosen.training):.4g} s",
     ]
     return text
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _row(one: Figures, *, best: bool) -> str:
