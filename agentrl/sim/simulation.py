@@ -18,7 +18,9 @@ from agentrl.core.workflow import LLM, Outcome
 from agentrl.inference.router import Router
 from agentrl.rollout.auto_bound import MOST
 from agentrl.rollout.controller import Controller
+from agentrl.rollout.episode_runs import EpisodeOrder, InProcess
 from agentrl.rollout.errors import RolloutError
+from agentrl.rollout.step_records import Write
 from agentrl.rollout.tasks import TaskStream
 from agentrl.sim.account import Account, AccountingJournal, Step
 from agentrl.sim.device import Speed
@@ -89,6 +91,8 @@ class Simulation:
         epochs: Number of passes over ``tasks`` tasks, after which the run ends; ``None``: no task is drawn twice.
         tasks: Number of tasks; by default as many as the steps can need.
         after_step: Called with each step instead of keeping it: memory does not grow with the steps then.
+        evaluated: Episodes of each evaluation that ``eval.every`` makes due; 0: an evaluation takes no time.
+        write: Takes a step's record.
     """
 
     def __init__(
@@ -104,6 +108,8 @@ class Simulation:
         epochs: int | None = None,
         tasks: int | None = None,
         after_step: Callable[[Step], None] | None = None,
+        evaluated: int = 0,
+        write: Write | None = None,
     ) -> None:
         self._devices = devices
         self._faults = faults or NoFaults()
@@ -139,9 +145,11 @@ class Simulation:
             SimClient(self.router),
             self.weights,
             self.journal,
-            no_metrics,
-            no_evaluation,
+            write or no_metrics,
+            self._evaluate,
         )
+        self._evaluated = evaluated
+        self._evaluation = InProcess(SimWorkflow(shapes, self._faults), SimClient(self.router), rollout)
 
     async def run(self) -> list[Step]:
         """Run all steps, or until the tasks are exhausted; returns them.
@@ -165,6 +173,21 @@ class Simulation:
         while not last and version < self._steps:
             last = await self._step(version)
             version += 1
+        if last:
+            await self._evaluation_over()
+
+    async def _evaluation_over(self) -> None:
+        while not await self.controller.ready(READY_SECONDS):
+            pass
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        """Plays the episodes of an evaluation, all at once."""
+        orders = [
+            EpisodeOrder(Task(id=f"eval/{index}", data={}), f"eval-{version}", index, index, version, evaluation=True)
+            for index in range(self._evaluated)
+        ]
+        found = await asyncio.gather(*(self._evaluation.run(order) for order in orders))
+        return {"eval/judged": float(sum(not episode.failed for episode in found))}
 
     async def _step(self, version: int) -> bool:
         """Makes one step; returns whether it was the last one of the tasks."""
@@ -173,12 +196,13 @@ class Simulation:
         columns, facts = Columns.from_bytes(await self._batch(version))
         waited = now() - start
         if not columns.episodes:  # the tasks are exhausted, and no group of the rest was kept
+            await self._evaluation_over()
             self.controller.record(version, {}, final=True)
             return True
         tokens, oldest = self.account.trained(columns)
         training = self._devices.training_time(tokens)
         await asyncio.sleep(training + self._devices.step_seconds)
-        while not await self.controller.ready(READY_SECONDS):
+        while not await self.controller.ready(READY_SECONDS, version=version + 1, final=facts["last"]):
             pass
         await self._publish(version + 1, final=facts["last"])
         self.controller.record(version + 1, {}, final=facts["last"])

@@ -30,7 +30,7 @@ TASKS, BATCH, MEMBERS = 7, 2, 2
 RECIPE = [
     f"rollout.batch_size={BATCH}", f"rollout.group_size={MEMBERS}", "rollout.max_concurrent=8",
     "rollout.episode_timeout=300", "rollout.close_timeout=5", "rollout.max_failure_rate=1", "weights.lease_seconds=60",
-    "inference.patience=120", "inference.probe_seconds=30",
+    "inference.patience=120", "inference.probe_seconds=30", "eval.every=1",
 ]  # fmt: skip
 
 
@@ -42,6 +42,8 @@ class Ran:
     outcomes: list[dict[str, object]]
     staleness: int
     drops: bool  # whether episodes that are too old are dropped
+    every: int  # steps from one evaluation to the next
+    records: list[tuple[int, dict[str, float]]]
     stopped: str  # why the controller ended it before its end
 
     def all_drawn(self) -> bool:
@@ -84,6 +86,16 @@ def ages_keep_the_bound(ran: Ran) -> None:
         assert (max if ran.drops else fmean)(ages) <= ran.staleness, ages
 
 
+def each_due_version_is_evaluated_once(ran: Ran) -> None:
+    evaluated = Counter(step for step, metrics in ran.records if "eval/judged" in metrics)
+    assert all(count == 1 for count in evaluated.values()), evaluated
+    if ran.all_drawn():
+        last = len(ran.simulation.steps)
+        assert sorted(evaluated) == sorted({*range(0, last + 1, ran.every), last}), evaluated
+        assert {step for step, _ in ran.records} == set(range(last + 1))
+        assert ran.simulation.controller.finished.is_set(), "the last evaluation belongs to the run"
+
+
 PROMISES: list[Callable[[Ran], None]] = [
     batches_are_whole,
     each_draw_has_one_end,
@@ -91,6 +103,7 @@ PROMISES: list[Callable[[Ran], None]] = [
     capacity_comes_back,
     no_token_is_counted_twice,
     ages_keep_the_bound,
+    each_due_version_is_evaluated_once,
 ]
 
 
@@ -98,7 +111,7 @@ def play(decisions: Sequence[Kind], staleness: int = 1, *more: str) -> Ran:
     """Run one epoch with these faults; a wait that never ends raises ``Deadlock``."""
     recipe = load_recipe("arithmetic_grpo", [*RECIPE, f"rollout.max_staleness={staleness}", *more], device="cpu")
     devices = Devices(2, 1, Speed(0.05, 0.001), train_seconds=10.0, push_seconds=0.5)
-    stopped = ""
+    stopped, records = "", list[tuple[int, dict[str, float]]]()
     with TemporaryDirectory() as folder:
 
         async def main() -> Simulation:
@@ -106,7 +119,7 @@ def play(decisions: Sequence[Kind], staleness: int = 1, *more: str) -> Ran:
             faults = Schedule(decisions, Durations(call=100.0))
             simulation = Simulation(
                 recipe, devices, Lognormal(200, 0.8, 1000), steps=100, faults=faults,
-                folder=Path(folder), epochs=1, tasks=TASKS,
+                folder=Path(folder), epochs=1, tasks=TASKS, evaluated=2, write=lambda *one: records.append(one),
             )  # fmt: skip
             try:
                 await simulation.run()
@@ -119,13 +132,21 @@ def play(decisions: Sequence[Kind], staleness: int = 1, *more: str) -> Ran:
 
         simulation = run_virtual(main(), limit=2e3 * len(decisions) + 1e4)
         outcomes = valid_outcomes(Path(folder)) if (Path(folder) / "journal.jsonl").is_file() else []
-        return Ran(simulation, outcomes, staleness, recipe.rollout.stale == "drop", stopped)
+        drops, every = recipe.rollout.stale == "drop", recipe.eval.every
+        return Ran(simulation, outcomes, staleness, drops, every, records, stopped)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.sampled_from(KINDS), max_size=60), st.integers(0, 2), st.sampled_from(["drop", "keep"]))
-def test_every_promise_holds_under_any_schedule(decisions: list[Kind], staleness: int, policy: str) -> None:
-    ran = play(decisions, staleness, f"rollout.stale={policy}")
+@given(
+    st.lists(st.sampled_from(KINDS), max_size=60), st.integers(0, 2), st.sampled_from(["drop", "keep"]),
+    st.sampled_from([("wait", 1), ("mix", 2)]),
+)  # fmt: skip
+def test_every_promise_holds_under_any_schedule(
+    decisions: list[Kind], staleness: int, policy: str, evaluation: tuple[str, int]
+) -> None:
+    on_push, every = evaluation
+    choices = (f"rollout.stale={policy}", f"eval.on_push={on_push}", f"eval.every={every}")
+    ran = play(decisions, staleness, *choices)
     for promise in PROMISES:
         promise(ran)
 
