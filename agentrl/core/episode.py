@@ -60,6 +60,9 @@ the environment or the agent, a missing reward, a first prompt that does not fit
 """
 
 
+_FIELDS: dict[type, set[str]] = {}  # names of all fields by class, for records that have values for all of them
+
+
 class Record(BaseModel):
     """Base of data that is stored or sent; unknown keys are refused."""
 
@@ -72,9 +75,12 @@ class Record(BaseModel):
         Args:
             values: Values of all fields, by name; the record keeps this dict.
         """
+        names = _FIELDS.get(cls)
+        if names is None:
+            names = _FIELDS[cls] = set(cls.model_fields)
         made = cls.__new__(cls)
         object.__setattr__(made, "__dict__", values)
-        object.__setattr__(made, "__pydantic_fields_set__", set(values))
+        object.__setattr__(made, "__pydantic_fields_set__", names)  # all: a field that is set later is in it already
         object.__setattr__(made, "__pydantic_extra__", None)
         object.__setattr__(made, "__pydantic_private__", None)
         return made

@@ -242,6 +242,10 @@ class Router:
 
     def fits(self, server: _Server, *, evaluation: bool) -> bool:
         """Whether an episode may stay on a server."""
+        if self._servers.get(server.backend.url) is not server:
+            return False
+        if server.reserved == evaluation:  # then it is among those of its sort, however many others there are
+            return server.usable
         return server in self._usable(evaluation=evaluation)
 
     def _best(self, *, evaluation: bool) -> _Server | None:

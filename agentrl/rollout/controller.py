@@ -309,7 +309,7 @@ class Controller:
         state = {"tasks": tasks, "epochs": self._told_epochs, "unwritten": self._records.unwritten()}
         state |= {"retries": self.rollouts.retries_spent(), "age_bound": self._bound.state()}
         state["auto"] = None if self._auto is None else self._auto.state()
-        return pack(held, state | {"journal": await self._journal.cut_beside(self.rollouts.step)})
+        return pack(held, state | {"journal": await self._journal.cut(self.rollouts.step)})
 
     def status(self) -> dict[str, Any]:
         """Returns how far the run is, as plain data: steps, groups that run or are finished, a running evaluation."""

@@ -9,6 +9,7 @@ are counted and in no mean; a mean over no values is left out, not 0.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import fmean
 from typing import Any, Literal
 
@@ -182,6 +183,7 @@ def compared(episodes: Sequence[Episode | EpisodeRecord], seen: RewardConfig, ba
     return found
 
 
+@lru_cache(1024)  # most rewards are one of a few
 def _rounded(reward: float) -> float:
     """Returns a reward to 12 digits and decimals: sums of the same step rewards in another order are equal to these."""
     return float(f"{round(reward, 12):.12g}")

@@ -97,7 +97,8 @@ class InFlight:
             play: Runs it; it gets a function that takes the record of what there was if it is cancelled.
             cancelled: Takes that record if it is cancelled, but not for its age.
         """
-        job, left = asyncio.current_task(), list[Episode]()
+        left: list[Episode] = []
+        job = asyncio.current_task()
         assert job is not None
         group = self._groups.get(draw)
         if group is None:

@@ -98,8 +98,11 @@ class Journal:
         record = {"outcome": outcome, "draw": draw, "task": task, "step": step}
         self._append(record if reason is None else {**record, "reason": reason})
 
-    def cut(self, step: int) -> Position:
+    async def cut(self, step: int) -> Position:
         """Record that a checkpoint after ``step`` steps is taken here, and wait until all records are on the disk.
+
+        The disk is waited for in a thread: a busy one takes seconds, and episodes go on meanwhile. What is appended
+        meanwhile stands behind the position.
 
         Returns:
             The position after the record, for :meth:`resumed`.
@@ -107,17 +110,10 @@ class Journal:
         Raises:
             RolloutError: The disk is full.
         """
-        position = self._marked(step)
-        os.fsync(self._opened().fileno())
-        return position
-
-    async def cut_beside(self, step: int) -> Position:
-        """Do as :meth:`cut`, and wait for the disk in a thread: a busy one takes seconds, and episodes go on meanwhile.
-
-        Records that are appended meanwhile stand behind the position.
-        """
-        position = self._marked(step)
-        own = os.dup(self._opened().fileno())  # the journal may be closed before the disk has answered
+        self._append({"outcome": "checkpoint", "step": step})
+        if self._refused:
+            raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
+        position, own = self._end, os.dup(self._opened().fileno())  # the journal may be closed meanwhile
 
         def wait() -> None:
             try:
@@ -127,13 +123,6 @@ class Journal:
 
         await asyncio.to_thread(wait)
         return position
-
-    def _marked(self, step: int) -> Position:
-        """Records a cut; returns the position after the record."""
-        self._append({"outcome": "checkpoint", "step": step})
-        if self._refused:
-            raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
-        return self._end
 
     def resumed(self, step: int, position: Position, *, again: Sequence[int], held: Sequence[int]) -> None:
         """Void the records behind a cut, and the ends of the groups that go on.

@@ -1,5 +1,6 @@
 """``agentrl runs``: what the folders of runs say, the proof, and the differences of two runs."""
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def make_run(runs: Path, name: str, *settings: str, steps: int = 3) -> Path:
     for draw in range(steps):
         journal.admitted(draw=draw, task=f"t{draw}", seed=draw, version=0)
         journal.group("trained", draw=draw, task=f"t{draw}", step=draw)
-    journal.cut(steps)
+    asyncio.run(journal.cut(steps))
     journal.close()
     checkpoint = folder / "checkpoints" / f"step-{steps:06d}"
     checkpoint.mkdir(parents=True)

@@ -24,7 +24,7 @@ def test_a_resume_voids_the_groups_of_the_steps_that_it_repeats_whatever_became_
     journal.group("trained", draw=0, task="a", step=0)
     journal.group("filtered", draw=1, task="b", step=1, reason="uniform rewards")
     journal.group("trained", draw=2, task="c", step=1)
-    cut = journal.cut(2)
+    cut = asyncio.run(journal.cut(2))
     journal.group("failed", draw=3, task="d", step=2, reason="0 of 2 episodes usable")  # after the checkpoint
     journal.group("filtered", draw=4, task="e", step=2, reason="uniform rewards")
     journal.group("trained", draw=5, task="f", step=2)
@@ -47,7 +47,7 @@ def written(folder: Path, groups: int = 3) -> bytes:
     for draw in range(groups):
         journal.admitted(draw=draw, task=f"t{draw}", seed=draw, version=0)
         journal.group("trained", draw=draw, task=f"t{draw}", step=draw)
-    journal.cut(groups)
+    asyncio.run(journal.cut(groups))
     journal.close()
     return (folder / FILE).read_bytes()
 
@@ -175,10 +175,10 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room_and_no_cut_is_ma
     journal.group("trained", draw=0, task="t0", step=0)
     journal.admitted(draw=1, task="t1", seed=1, version=0)
     with pytest.raises(RolloutError, match="the disk is full"):
-        journal.cut(1)
+        asyncio.run(journal.cut(1))
     assert prove(tmp_path).lines == 1, "a begun line is no line"
     file.room = 10_000
-    assert journal.cut(1).lines == 5
+    assert asyncio.run(journal.cut(1)).lines == 5
     journal.close()
     proof = prove(tmp_path)
     assert proof.lines == 5 and proof.steps == 1
@@ -196,7 +196,7 @@ async def test_a_disk_that_takes_its_time_keeps_only_the_cut(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", slow)
     journal = Journal(tmp_path, episodes=False)
     journal.admitted(draw=0, task="t0", seed=0, version=0)
-    cutting = asyncio.create_task(journal.cut_beside(1))
+    cutting = asyncio.create_task(journal.cut(1))
     await asyncio.sleep(0)
     journal.admitted(draw=1, task="t1", seed=1, version=0)
     journal.close()
