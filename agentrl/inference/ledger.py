@@ -49,12 +49,17 @@ class Ledger:
         self._latest_tools = ""
         self._answers: dict[str, list[int]] = {}  # sampled nodes by their message
         self._depths: list[int] = []  # number of messages before each node
+        self._firsts: list[int] = []  # first node of each node's conversation
         self._prompt: tuple[int, list[int]] = (ROOT, [])  # node and ids of the latest call of `prompt`
         self._images: dict[int, list[PromptImage]] = {}  # of nodes that hold images, with places in their own ids
 
     def node(self, index: int) -> Node:
         """The stored node with this index."""
         return self.trajectory.nodes[index]
+
+    def first(self, index: int) -> Node:
+        """The first node of the conversation that a node belongs to, however long it is."""
+        return self.trajectory.nodes[self._firsts[index]]
 
     def find(self, messages: Sequence[Any], tools: str, *, images: bool = False) -> tuple[list[Message], int | None]:
         """Finds the stored path to continue; returns the messages that follow it, and its last node.
@@ -182,6 +187,7 @@ class Ledger:
         nodes.append(node)
         parent, index = node.parent, len(nodes) - 1
         self._depths.append(0 if parent is None else self._depths[parent] + 1)
+        self._firsts.append(index if parent is None else self._firsts[parent])
         before = ROOT if parent is None else self._places[parent]
         keys = essences(node.message)
         places = [(before, tools + key if parent is None else key) for key in keys]

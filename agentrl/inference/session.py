@@ -162,7 +162,7 @@ class ChatSession(OpenAINames):
 
     def _has_system(self, node: int) -> bool:
         """Whether the conversation of a node begins with a system message."""
-        return self._ledger.node(self.trajectory.path(node)[0]).message.get("role") in ("system", "developer")
+        return self._ledger.first(node).message.get("role") in ("system", "developer")
 
     def drift(self) -> Drift | None:
         """Drift of the latest answer's conversation; ``None`` before the first answer."""
