@@ -75,11 +75,11 @@ async def within(
         waited: Function that returns the seconds so far that do not count against ``timeout``.
         late: Called when ``timeout`` has passed, before the coroutine is cancelled.
     """
-    job = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    job, end = loop.create_task(work), loop.time() + limits.timeout
     try:
-        start = asyncio.get_running_loop().time()
         await _done(job, limits.timeout)
-        if job.done() or await _ended_by(job, start + limits.timeout, waited):
+        if job.done() or await _ended_by(job, end, waited):
             return Ended(job)
         frames = frames_of(job)
         stack, why = (
