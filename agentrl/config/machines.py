@@ -8,6 +8,8 @@ from pydantic import Field
 from agentrl.config.section import Section
 from agentrl.config.supervised import SUPERVISED
 
+OWN_RAY = "local"  # launch.ray_address of a cluster that the run starts and ends; Ray's own word for it
+
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
 
@@ -75,10 +77,12 @@ def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     yield from _server_contradictions(recipe)
     yield from _worker_contradictions(recipe)
     yield from _tls_contradictions(recipe)
-    if launch.type != "local":
-        return
     counts = {"trainer": nodes, "rollout": recipe.rollout.nodes, "inference": recipe.inference.nodes}
     named = [f"{part}.nodes={count}" for part, count in counts.items() if count > (part == "trainer")]
+    if launch.ray_address == OWN_RAY and named:
+        yield f"launch.ray_address={OWN_RAY} starts a cluster of this machine alone, too small for {named[0]}"
+    if launch.type != "local":
+        return
     if named and launch.head is None:
         yield f"{named[0]} needs launch.head=HOST, the address of node 0"
     if launch.node_rank >= sum(counts.values()) and recipe.inference.max_servers is None:

@@ -298,19 +298,22 @@ def join(
         The head's resolved recipe, the folder of the model here, and the head.
 
     Raises:
-        MachineError: The head did not answer in time.
+        MachineError: The head did not answer in time, or has other packages or another model.
     """
     rank, seconds = recipe.launch.node_rank, recipe.launch.node_timeout
     address, deadline = head_address(recipe), time.monotonic() + seconds
     told = ""
     answered: tuple[Recipe, Path, Head] | None = None
+    mine: Machine | None = None
     for text, found in _heads(run_dir):
         if found is not None:
-            if answered is None or answered[2] != found:
-                answered = (*_take_part(run_dir, rank, found, model, address, open_port), found)
+            if answered is None or mine is None or answered[2] != found:
+                theirs, folder, mine = _take_part(run_dir, rank, found, model, address, open_port)
+                answered = (theirs, folder, found)
             trains = node(answered[0], rank).trains  # the others need not wait for the trainer's start
             text = reach(found.address, found.port if trains else found.door)
             if not text:
+                require_fit(found.machine, mine, rank)  # the head compares those that it starts with alone
                 return answered
         if text != told:
             say(text)
@@ -326,15 +329,15 @@ def join(
 
 def _take_part(
     run_dir: Path, rank: int, head: Head, model: Callable[[Recipe], Path], address: str, open_port: int
-) -> tuple[Recipe, Path]:
-    """Tells the head of this machine; returns the head's recipe, and the folder of its model here."""
+) -> tuple[Recipe, Path, Machine]:
+    """Tells the head of this machine; returns the head's recipe, the folder of its model here, and what was told."""
     theirs = Recipe.model_validate_json((run_dir / "config.json").read_text())
     if rank >= most_machines(theirs):
         raise MachineError(f"launch.node_rank={rank}: the head's run has {words(theirs)}")
     folder = model(theirs)
     mine = Machine.here(folder, head.run, address, open_port)
     write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
-    return theirs, folder
+    return theirs, folder, mine
 
 
 def _heads(run_dir: Path) -> Iterator[tuple[str, Head | None]]:

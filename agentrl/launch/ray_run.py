@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from agentrl.config.machines import OWN_RAY
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
@@ -40,6 +41,7 @@ from agentrl.launch.ray_nodes import (
 from agentrl.launch.run_owner import ALIVE_SECONDS, read_owner
 from agentrl.train.checkpoint_state import latest_checkpoint
 
+OBJECT_STORE_BYTES = 80_000_000  # of a cluster that the run starts; nothing of its data goes through Ray
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
@@ -116,12 +118,22 @@ def connect(recipe: Recipe) -> None:
     where = urlsplit(address if "://" in address else f"//{address}")
     if where.port is not None and (why := why_unreachable(where.hostname or "", where.port)):
         raise _no_cluster(address, why)
+    if where.scheme == "ray":
+        require_packages({"grpc": f"the Ray address {address}"})
     import ray
 
+    own = own_cluster(recipe) if recipe.launch.ray_address == OWN_RAY else {}
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
+
+
+def own_cluster(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings of a cluster of this machine alone, which ends with this process."""
+    known = ("CPU", "GPU")  # which Ray counts itself
+    named = {name: count for name, count in wanted(recipe).items() if name not in known}
+    return {"resources": named, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
 
 
 def _no_cluster(address: str, why: str) -> RayError:

@@ -1,5 +1,6 @@
 """A Ray cluster of virtual nodes on this machine; a node can die as one that loses its power does."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,14 +27,15 @@ class RayCluster:
     """A head that takes no run, and nodes that do; each is a ``ray start --block`` with its own processes below it."""
 
     def __init__(self) -> None:
-        with socket.create_server(("", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.port, client = _ports(2)
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: paths of sockets have 107 characters
         self._nodes: list[subprocess.Popen[bytes]] = []
         settings = f"--system-config={json.dumps(SETTINGS)}"
-        self._ray("--head", f"--port={self.port}", "--num-cpus=1", "--include-dashboard=false", settings)
+        ports = [f"--port={self.port}", f"--ray-client-server-port={client}"]
+        self._ray("--head", *ports, "--num-cpus=1", "--include-dashboard=false", settings)
         self.address = ""
         self._until_up(1)
+        self.client_address = f"ray://127.0.0.1:{client}"
 
     def _ray(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *arguments]
@@ -79,7 +81,7 @@ class RayCluster:
 
     def _living(self) -> int:
         """Number of nodes that the head takes for alive."""
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]  # a compiled module
 
         try:
             nodes = GcsClient(address=self.address).get_all_node_info()
@@ -106,6 +108,12 @@ class RayCluster:
         for node in reversed(self._nodes):
             _kill_family(node)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ports(count: int) -> list[int]:
+    """Returns ports that are free."""
+    with contextlib.ExitStack() as held:
+        return [held.enter_context(socket.create_server(("", 0))).getsockname()[1] for _ in range(count)]
 
 
 def _kill_family(process: "subprocess.Popen[bytes]") -> None:

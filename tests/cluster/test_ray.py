@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from agentrl.launch.save_and_stop import SAVED_CODE
 from agentrl.rollout.journal_proof import valid_outcomes
-from agentrl.train.checkpoint_state import STOP_FILE
+from agentrl.train.checkpoint_state import STOP_FILE, latest_checkpoint
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 
 pytest.importorskip("ray", reason="Ray is an extra: make test-cluster installs it")
@@ -36,9 +37,10 @@ def cluster() -> Iterator[RayCluster]:
 class Run:
     """A run of ``arithmetic_grpo`` on the cluster, on two nodes unless told otherwise."""
 
-    def __init__(self, cluster: RayCluster, folder: Path, *settings: str, each: str = "trainer: 1") -> None:
+    def __init__(self, cluster: RayCluster | str, folder: Path, *settings: str, each: str = "trainer: 1") -> None:
         self.out = folder / "out.log"
-        on_ray = ["launch.type=ray", f"launch.ray_address={cluster.address}", f"launch.ray_resources={{{each}}}"]
+        address = cluster if isinstance(cluster, str) else cluster.address
+        on_ray = ["launch.type=ray", f"launch.ray_address={address}", f"launch.ray_resources={{{each}}}"]
         arguments = ["recipe", "run", "arithmetic_grpo", "trainer.nodes=2", *settings, *on_ray]
         with open(self.out, "wb") as out:
             self.process = subprocess.Popen(command(*arguments), env=environment(), stdout=out, stderr=out)
@@ -111,7 +113,7 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
     cluster: RayCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Three nodes: the trainer and the controller, a rollout worker, a server."""
-    run_dir, steps = tmp_path / "disturbed", 40
+    run_dir, steps = tmp_path / "disturbed", 100
     kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
     own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
     more = [
@@ -129,7 +131,7 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
         cluster.add(**{kind: 1})
         disturbed.until(lambda said=said: said in disturbed.output)
     step = step_of(run_dir)
-    disturbed.until(lambda: step_of(run_dir) >= step + 3 and (run_dir / "checkpoints" / "step-000005").is_dir())
+    disturbed.until(lambda: step_of(run_dir) >= step + 3 and latest_checkpoint(run_dir / "checkpoints") is not None)
     cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=0"))
     cluster.add(trainer=1)
     output = disturbed.ended()
@@ -176,8 +178,12 @@ def step_of(run_dir: Path) -> int:
     return max((one["step"] for one in metrics(run_dir)), default=0) if (run_dir / "metrics.jsonl").is_file() else 0
 
 
-def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path, tmp_path: Path) -> None:
-    stopped = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000"))
+@pytest.mark.parametrize("kind", ["address", "client_address"])
+def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    """Also by ``ray://``, as from a machine that is no node of the cluster."""
+    stopped = Run(
+        getattr(cluster, kind), tmp_path, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000")
+    )
     stopped.until(lambda: (tmp_path / "stopped" / "metrics.jsonl").is_file())
     os.kill(stopped.process.pid, signal.SIGINT)
     stopped.ended(130)
@@ -185,6 +191,15 @@ def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path
     while processes_of(tmp_path):
         assert time.monotonic() < deadline, processes_of(tmp_path)
         time.sleep(0.2)
+
+
+def test_a_cluster_that_the_run_starts_ends_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    alone = Run("local", tmp_path, *overrides(tiny_model, tmp_path, "alone", "trainer.nodes=1"))
+    alone.until(lambda: (tmp_path / "alone" / "metrics.jsonl").is_file())
+    family = psutil.Process(alone.process.pid).children(recursive=True)
+    assert any(one.name() == "raylet" for one in family)
+    assert "step 3/3" in alone.ended()
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def test_a_cluster_that_is_too_small_is_told_with_what_it_has(

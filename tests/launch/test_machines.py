@@ -135,6 +135,21 @@ def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -
     assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "known"), [("torch", "1.0"), ("agentrl's files", "0123")])
+def test_a_machine_that_comes_later_in_the_place_of_another_is_compared_too(
+    model: Path, run_dir: Path, name: str, known: str
+) -> None:
+    """The head of a run that goes on waits for nobody."""
+    here = Machine.here(model, "run")
+    write_config(run_dir, recipe(model))
+    with socket.create_server(("127.0.0.1", 0)) as torchrun:
+        port, versions = torchrun.getsockname()[1], here.versions | {name: known}
+        head = replace(HEAD, port=port, machine=replace(here, host="alpha", versions=versions))
+        write_json(run_dir / "processes" / HEAD_FILE, asdict(head))
+        with pytest.raises(MachineError, match=rf"node 1 \(.*\) has {name} .* instead of {known} as on the head"):
+            join(recipe(model, rank=1), run_dir, lambda theirs: model, print)
+
+
 def test_two_checkouts_of_one_version_differ_where_a_file_does(tmp_path: Path) -> None:
     for name, text in (("one", "x = 1"), ("same", "x = 1"), ("other", "x = 2")):
         (tmp_path / name / "train").mkdir(parents=True)

@@ -1,6 +1,7 @@
 """What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
+from agentrl.launch import needed_packages
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.ray_nodes import RayError, wanted
-from agentrl.launch.ray_run import connect
+from agentrl.launch.ray_run import connect, own_cluster
 from tests.without_packages import run_without
 
 RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
@@ -53,6 +55,24 @@ def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
     with pytest.raises(RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
         connect(recipe(f'launch.ray_address="{address}"'))
     assert "Connection refused" in str(caught.value)
+
+
+def test_the_package_of_a_client_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would fail to import it."""
+    monkeypatch.setattr(needed_packages, "find_spec", lambda name: None if name == "grpc" else name)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        said = re.escape(f"the Ray address {address} needs grpc, not installed: pip install -e '.[ray]'")
+        with pytest.raises(needed_packages.MissingPackageError, match=said):
+            connect(recipe(f"launch.ray_address={address}"))
+
+
+def test_a_cluster_of_this_machine_alone_has_the_named_resources_and_takes_no_second_machine() -> None:
+    settings = ["name=mine", "launch.type=ray", "launch.ray_address=local", "launch.ray_resources={CPU: 2, trainer: 1}"]
+    own = own_cluster(load_recipe("arithmetic_grpo", settings))
+    assert own["resources"] == {"trainer": 1}, "Ray counts CPUs and GPUs itself"
+    with pytest.raises(ConfigError, match=r"a cluster of this machine alone, too small for trainer.nodes=2"):
+        recipe("launch.ray_address=local")
 
 
 def test_the_extra_is_named(tmp_path: Path) -> None:
