@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, Names]] = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
     "sequences": ("llama", {"preset": "gspo"}),
-    "critic": ("llama", {"advantage": "gae", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
+    "critic": ("llama", {"advantage": "gae", "scale_rewards": "none", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
     "moe": ("moe", {}),
     "lora": ("llama", {"lora_rank": 4, "kl_coef": 0.1}),
 }
