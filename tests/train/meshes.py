@@ -83,7 +83,7 @@ def build_models(folder: Path) -> None:
 def recipe_of(folder: Path, ranks: int, choices: Names) -> Recipe:
     trainer = {
         "nproc": ranks, "dtype": "float32", "tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3,
-        "attention": "packed", **choices,
+        "learning_rate": RATE, "attention": "packed", **choices,
     }  # fmt: skip
     sections = {"inference": {"context_length": 64}, "sampling": {"temperature": 0.8, "max_new_tokens": 16}}
     return Recipe.model_validate(
