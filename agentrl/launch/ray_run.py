@@ -7,6 +7,7 @@ the newest one, ``launch.restarts`` times. With ``inference.max_servers`` nodes 
 """
 
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -42,6 +43,7 @@ from agentrl.launch.run_owner import ALIVE_SECONDS, read_owner
 from agentrl.train.checkpoint_state import latest_checkpoint
 
 OBJECT_STORE_BYTES = 80_000_000  # of a cluster that the run starts; nothing of its data goes through Ray
+_TOKEN = "A cluster with tokens needs RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
@@ -120,11 +122,16 @@ def connect(recipe: Recipe) -> None:
         raise _no_cluster(address, why)
     if where.scheme == "ray":
         require_packages({"grpc": f"the Ray address {address}"})
-    import ray
-
     own = own_cluster(recipe) if recipe.launch.ray_address == OWN_RAY else {}
+    if own:
+        give_token()  # before Ray is imported, which reads it
+    import ray
+    from ray.exceptions import AuthenticationError
+
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
+    except AuthenticationError as error:
+        raise RayError(f"the Ray cluster at {address} refuses this command: {error.message} {_TOKEN}") from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
 
@@ -136,10 +143,16 @@ def own_cluster(recipe: Recipe) -> dict[str, Any]:
     return {"resources": named, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
 
 
+def give_token() -> None:
+    """Gives the cluster that this process starts a token of its own, unless the user has chosen one or none."""
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
 def _no_cluster(address: str, why: str) -> RayError:
     return RayError(
         f"launch.type=ray: no Ray cluster answers at {address} ({why}); start one with ray start --head, and name it "
-        "with launch.ray_address or RAY_ADDRESS"
+        f"with launch.ray_address or RAY_ADDRESS. {_TOKEN}"
     )
 
 

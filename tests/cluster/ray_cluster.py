@@ -24,9 +24,14 @@ START_SECONDS = 300.0
 
 
 class RayCluster:
-    """A head that takes no run, and nodes that do; each is a ``ray start --block`` with its own processes below it."""
+    """A head that takes no run, and nodes that do; each is a ``ray start --block`` with its own processes below it.
 
-    def __init__(self) -> None:
+    Args:
+        token: Token that the cluster wants of everyone; empty for none.
+    """
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token
         self.port, client = _ports(2)
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: paths of sockets have 107 characters
         self._nodes: list[subprocess.Popen[bytes]] = []
@@ -41,7 +46,10 @@ class RayCluster:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *arguments]
         if "--head" in arguments:
             command.append(f"--temp-dir={self._folder}")
-        env = {**os.environ, "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
+        auth = (
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token} if self._token else {"RAY_AUTH_MODE": "disabled"}
+        )
+        env = {**os.environ, **auth, "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
         node = subprocess.Popen(
             [*command, "--object-store-memory=80000000"],
             stdin=subprocess.DEVNULL,
@@ -64,7 +72,7 @@ class RayCluster:
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.address = self.address or self._said_address()
-            if self.address and self._living() >= count:
+            if self.address and (self._token or self._living() >= count):  # with a token we are not let in
                 return
             logs = "\n".join(file.read_text() for file in self._folder.glob("node-*.log"))
             assert all(one.poll() is None for one in self._nodes[-1:]), logs

@@ -136,6 +136,10 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
     cluster.add(trainer=1)
     output = disturbed.ended()
     assert output.count("starting again from the newest checkpoint") == 1
+    for rank in (1, 2):
+        said = run_dir.with_name(f"disturbed.ray-{rank}.log").read_text()
+        assert "Traceback" not in said, said
+        print(f"node {rank} said:", said)
     assert exactly_once(run_dir) == steps
     local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "undisturbed", more[0]))
     assert local.returncode == 0, local.stdout
@@ -198,6 +202,7 @@ def test_a_cluster_that_the_run_starts_ends_with_it(tiny_model: Path, tmp_path: 
     alone.until(lambda: (tmp_path / "alone" / "metrics.jsonl").is_file())
     family = psutil.Process(alone.process.pid).children(recursive=True)
     assert any(one.name() == "raylet" for one in family)
+    assert "RAY_AUTH_TOKEN" in psutil.Process(alone.process.pid).children()[0].environ(), "nobody else is let in"
     assert "step 3/3" in alone.ended()
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
@@ -210,6 +215,28 @@ def test_a_cluster_that_is_too_small_is_told_with_what_it_has(
     )
     output = small.ended(2)
     assert "has no 2 nodes with 1 CPU, 3 trainer each" in output and "4 CPU, 1 trainer" in output
+
+
+def test_a_cluster_with_tokens_lets_in_who_knows_it(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = overrides(tiny_model, tmp_path, "token", "launch.type=ray", "launch.ray_resources={trainer: 1}")
+    token = "1" * 64
+    made = RayCluster(token)
+    try:
+        for env, words in (
+            ({}, "A cluster with tokens needs RAY_AUTH_MODE=token"),
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "2" * 64}, "A cluster with tokens needs RAY_AUTH_MODE=token"),
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}, "has no 1 nodes with 1 CPU, 1 trainer each"),
+        ):
+            for name, value in env.items():
+                monkeypatch.setenv(name, value)
+            asked = [f"launch.ray_address={made.address}", "launch.node_timeout=2"]
+            result = run("recipe", "run", "arithmetic_grpo", *settings, *asked)
+            assert result.returncode == 2 and words in result.stdout, result.stdout
+            assert "Traceback" not in result.stdout and token not in result.stdout
+    finally:
+        made.close()
 
 
 def test_no_cluster_is_told(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run on Ray asks for, without a cluster; ``make test-cluster`` runs it on one."""
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -13,7 +14,7 @@ from agentrl.config.render import render
 from agentrl.launch import needed_packages
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.ray_nodes import RayError, wanted
-from agentrl.launch.ray_run import connect, own_cluster
+from agentrl.launch.ray_run import connect, give_token, own_cluster
 from tests.without_packages import run_without
 
 RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
@@ -73,6 +74,19 @@ def test_a_cluster_of_this_machine_alone_has_the_named_resources_and_takes_no_se
     assert own["resources"] == {"trainer": 1}, "Ray counts CPUs and GPUs itself"
     with pytest.raises(ConfigError, match=r"a cluster of this machine alone, too small for trainer.nodes=2"):
         recipe("launch.ray_address=local")
+
+
+def test_a_cluster_of_our_own_has_its_own_token_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that all are as before afterwards
+    for chosen in (None, *names):
+        for name in names:
+            monkeypatch.setenv(name, "theirs") if name == chosen else monkeypatch.delenv(name, raising=False)
+        give_token()
+        given = os.environ.get("RAY_AUTH_TOKEN")
+        expected = {None: len(given or "") == 64, "RAY_AUTH_TOKEN": given == "theirs"}
+        assert expected.get(chosen, given is None), (chosen, given)
 
 
 def test_the_extra_is_named(tmp_path: Path) -> None:
