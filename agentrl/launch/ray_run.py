@@ -126,13 +126,11 @@ def connect(recipe: Recipe) -> None:
     if own:
         give_token()  # before Ray is imported, which reads it
     import ray
-    from ray.exceptions import AuthenticationError
+    from ray import exceptions
 
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
-    except AuthenticationError as error:
-        raise RayError(f"the Ray cluster at {address} refuses this command: {error.message} {_TOKEN}") from error
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
 
 
