@@ -8,6 +8,7 @@ packages or another model, or that cannot reach the head, is named. What an earl
 folder is not taken for this one's: a machine goes on only where the head answers.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -336,7 +337,8 @@ def _take_part(
         raise MachineError(f"launch.node_rank={rank}: the head's run has {words(theirs)}")
     folder = model(theirs)
     mine = Machine.here(folder, head.run, address, open_port)
-    write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
+    with contextlib.suppress(FileNotFoundError):  # what an earlier start left is just removed; the next head is told
+        write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
     return theirs, folder, mine
 
 

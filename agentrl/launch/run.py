@@ -254,7 +254,7 @@ def _train(
     processes = run_dir / "processes"
     resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
-    processes.mkdir()
+    processes.mkdir(exist_ok=True)  # another machine may just have answered an earlier start there
     fleet = Fleet(recipe, model, run_dir, shared_env[SECRET_ENV], resume=resume)
     if served_beyond(recipe):
         shared_env[KEY_ENV] = shared_env[SECRET_ENV]
