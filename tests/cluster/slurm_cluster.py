@@ -1,5 +1,6 @@
 """A Slurm cluster of virtual nodes on this machine: its own daemons in one folder, as root."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -89,7 +90,9 @@ class SlurmCluster:
     def begin(self, node: str) -> None:
         """Starts a node's daemon, and waits until the cluster counts on it."""
         self._run("slurmd", "-N", node)
-        self._until(lambda: self._run("sinfo", "-h", "-n", node, "-o", "%T").strip() == "idle")
+        self._until(
+            lambda: self._run("sinfo", "-h", "-n", node, "-o", "%T").strip() == "idle", what=lambda: self._run("sinfo")
+        )
 
     def node_of(self, words: str) -> str:
         """Returns the node on which a process with such a command line runs."""
@@ -100,12 +103,14 @@ class SlurmCluster:
     def lose(self, node: str) -> None:
         """The node dies as one that loses its power does: its daemon, and all that runs on it."""
         tasks = [process for process, place in self._tasks() if place == node]
-        steps = [one.parent() for one in tasks]
-        daemon = psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))
-        family = dict.fromkeys([daemon, *(one for one in steps if one and one.name() == "slurmstepd"), *tasks])
+        family = {psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))}
+        for task in tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                above = task.parent()
+                family |= {task} | ({above} if above is not None and above.name() == "slurmstepd" else set())
         for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them may notice that another one is gone
             for one in family:
-                if one.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     one.send_signal(number)
         psutil.wait_procs(list(family), timeout=20)
 
