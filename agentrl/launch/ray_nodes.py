@@ -113,17 +113,24 @@ def place(recipe: Recipe) -> list[Placed]:
             f"the Ray cluster has no {_counted(bundles)} that are free within {recipe.launch.node_timeout:g} s "
             f"(launch.node_timeout); it has {'; '.join(there)}"
         )
-    return [put(rank, group, rank) for rank in range(len(bundles))]
+    return [put(recipe, rank, group, rank) for rank in range(len(bundles))]
 
 
-def put(rank: int, group: Any, bundle: int, tries: int = 0) -> Placed:
-    """Makes the actor of a machine on its node; where that is lost, on the one that Ray finds in its place."""
+def put(recipe: Recipe, rank: int, group: Any, bundle: int, tries: int = 0) -> Placed:
+    """Makes the actor of a machine on its node; where that is lost, on the one that Ray finds in its place.
+
+    The actor takes the GPUs of the machine, so that Ray says in its environment which they are; its launcher inherits
+    that. Without them it would see all of the node, also those of other jobs, or with an older Ray none.
+    """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     actor: Any = ray.remote(Host)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    made = actor.options(num_cpus=0, max_restarts=0, max_concurrency=4, scheduling_strategy=strategy).remote()
+    gpus = wanted(recipe, rank).get("GPU", 0)
+    made = actor.options(
+        num_cpus=0, num_gpus=gpus, max_restarts=0, max_concurrency=4, scheduling_strategy=strategy
+    ).remote()
     return Placed(rank, made, group, bundle, asked=made.address.remote(), tries=tries)
 
 

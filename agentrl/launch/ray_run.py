@@ -276,7 +276,7 @@ class _Cluster:
             raise NodeLost(f"node {one.rank} of {kind} cannot be kept: {why}")
         self._say(f"node {one.rank}: {why}; its {kind} are started elsewhere")
         ray.kill(one.actor)
-        return put(one.rank, one.group, one.bundle, one.tries + 1)
+        return put(self._recipe, one.rank, one.group, one.bundle, one.tries + 1)
 
     def _grow(self) -> None:
         """Adds a machine of servers where ``inference.max_servers`` allows it and the cluster has a node."""
@@ -289,7 +289,7 @@ class _Cluster:
             self._groups.append(self._growing)
         if self._growing.wait(0):
             self._say(f"the cluster has a node for more servers: node {self._next_rank} joins")
-            self._placed.append(put(self._next_rank, self._growing, 0))
+            self._placed.append(put(self._recipe, self._next_rank, self._growing, 0))
             self._growing, self._next_rank = None, self._next_rank + 1
 
     def _say(self, text: str) -> None:

@@ -41,7 +41,9 @@ def _blocks(tensor: DTensor) -> tuple[Placement, ...]:
     found = list(tensor.placements)
     for index, placement in enumerate(found):
         if isinstance(placement, _StridedShard):
-            later = (tensor.device_mesh.size(at) for at in range(index + 1, len(found)) if _shards(found[at], placement))
+            later = (
+                tensor.device_mesh.size(at) for at in range(index + 1, len(found)) if _shards(found[at], placement)
+            )
             if placement.split_factor != math.prod(later):
                 found[index] = Shard(placement.dim)
     return tuple(found)

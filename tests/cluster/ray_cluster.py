@@ -62,8 +62,9 @@ class RayCluster:
         return node
 
     def add(self, **resources: float) -> "subprocess.Popen[bytes]":
-        """Adds a node with four CPUs and the resources."""
-        node = self._ray(f"--address={self.address}", "--num-cpus=4", f"--resources={json.dumps(resources)}")
+        """Adds a node with four CPUs and the resources; GPUs need not be there."""
+        gpus = f"--num-gpus={int(resources.pop('GPU', 0))}"
+        node = self._ray(f"--address={self.address}", "--num-cpus=4", gpus, f"--resources={json.dumps(resources)}")
         self._until_up(sum(one.poll() is None for one in self._nodes))
         return node
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.config.load import load_recipe
+from agentrl.launch.ray_nodes import ask, place
+from agentrl.launch.ray_run import connect
 from agentrl.launch.save_and_stop import SAVED_CODE
 from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.train.checkpoint_state import STOP_FILE, latest_checkpoint
@@ -195,6 +199,30 @@ def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path
     while processes_of(tmp_path):
         assert time.monotonic() < deadline, processes_of(tmp_path)
         time.sleep(0.2)
+
+
+def test_a_launcher_sees_the_gpus_of_its_run_alone(cluster: RayCluster, tmp_path: Path) -> None:
+    """Two runs with a GPU each on one node of three."""
+    import ray
+
+    cluster.add(GPU=3, card=3)
+    settings = ["inference.urls=[http://127.0.0.1:1]", f"launch.ray_address={cluster.address}", "launch.device=cuda"]
+    one = load_recipe("arithmetic_grpo", ["launch.type=ray", *settings, "launch.ray_resources={card: 1}"])
+    connect(one)
+    try:
+        seen = []
+        for number in range(2):
+            (placed,) = place(one)
+            ask(placed.asked, 60)
+            said = tmp_path / f"{number}.txt"
+            print_it = [sys.executable, "-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"]
+            ask(placed.actor.start.remote(print_it, {}, str(said), str(tmp_path)))
+            while ask(placed.actor.poll.remote()) is None:
+                time.sleep(0.1)
+            seen.append(said.read_text().strip())
+        assert len(set(seen)) == 2 and set(seen) < {"0", "1", "2"}, seen
+    finally:
+        ray.shutdown()
 
 
 def test_a_cluster_that_the_run_starts_ends_with_it(tiny_model: Path, tmp_path: Path) -> None:

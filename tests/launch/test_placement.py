@@ -182,5 +182,5 @@ def test_heads_that_tensor_ranks_do_not_divide_are_refused_before_anything_is_qu
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
     sized = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
-    found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", *sized, launch)
+    found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", "launch.device=cpu", *sized, launch)
     assert found.returncode == 2 and "inference.tp=2 does not divide the model's 9 attention heads" in found.stdout

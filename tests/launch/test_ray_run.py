@@ -17,7 +17,7 @@ from agentrl.launch.ray_nodes import RayError, wanted
 from agentrl.launch.ray_run import connect, give_token, own_cluster
 from tests.without_packages import run_without
 
-RAY = ["name=mine", "launch.type=ray", "trainer.nodes=2"]
+RAY = ["name=mine", "launch.type=ray", "launch.device=cpu", "trainer.nodes=2"]
 
 
 def recipe(*settings: str) -> Recipe:

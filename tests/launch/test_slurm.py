@@ -20,8 +20,11 @@ PAGE = (ROOT / "docs" / "machines.md").read_text()
 SHOWN = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("agentrl recipe run")]
 
 
+JOB = ("launch.type=slurm", "launch.device=cpu")
+
+
 def recipe(folder: Path, *settings: str) -> Recipe:
-    return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", "launch.type=slurm", *settings])
+    return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", *JOB, *settings])
 
 
 @pytest.mark.parametrize("line", SHOWN)
@@ -194,7 +197,7 @@ def test_without_slurm_the_run_is_refused_and_a_dry_run_shows_the_job(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SlurmError, match="there is no sbatch here"):
         submit(recipe(tmp_path))
-    shown = run("recipe", "run", "arithmetic_grpo", "--dry-run", "name=mine", "launch.type=slurm", "trainer.nodes=3")
+    shown = run("recipe", "run", "arithmetic_grpo", "--dry-run", "name=mine", *JOB, "trainer.nodes=3")
     assert shown.returncode == 0, shown.stdout
     assert "on each of 3 machines" in shown.stdout and "#SBATCH --nodes=3" in shown.stdout
 
