@@ -176,11 +176,22 @@ def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_pa
         check_names(recipe(*APART, *files))
 
 
-@pytest.mark.parametrize("launch", ["launch.type=slurm", "launch.type=ray", "launch.type=local"])
+SERVER = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
+TRAINER = ["trainer.nproc=2", "trainer.tensor_parallel=2"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "sized", "words"),
+    [
+        ("launch.type=slurm", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=ray", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=local", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=slurm", TRAINER, "trainer.tensor_parallel=2 does not divide the model's num_attention_heads=9"),
+    ],
+)
 def test_heads_that_tensor_ranks_do_not_divide_are_refused_before_anything_is_queued(
-    tmp_path: Path, launch: str
+    tmp_path: Path, launch: str, sized: list[str], words: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
-    sized = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
     found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", "launch.device=cpu", *sized, launch)
-    assert found.returncode == 2 and "inference.tp=2 does not divide the model's 9 attention heads" in found.stdout
+    assert found.returncode == 2 and words in found.stdout
