@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class TlsConfig(Section):
-    """TLS of servers that listen beyond this machine."""
+    """TLS of what listens beyond this machine."""
 
     certificate: str | None = Field(
-        default=None, description="File of the servers' certificate (PEM), with the addresses of their machines."
+        default=None, description="File of the certificate (PEM), with the addresses of the machines that listen."
     )
     key: str | None = Field(default=None, description="File of its private key (PEM).")
     ca: str | None = Field(
@@ -144,5 +144,6 @@ def _tls_contradictions(recipe: "Recipe") -> Iterator[str]:
     tls = recipe.launch.tls
     if (tls.certificate is None) != (tls.key is None):
         yield "launch.tls needs both certificate and key"
-    if tls.certificate is not None and not recipe.inference.nodes and not recipe.rollout.nodes:
-        yield "launch.tls.certificate does nothing with inference.nodes=0: no server listens beyond this machine"
+    alone = recipe.trainer.nodes == 1 and not recipe.inference.nodes and not recipe.rollout.nodes
+    if tls.certificate is not None and alone:
+        yield "launch.tls.certificate does nothing with a single machine: nothing listens beyond it"
