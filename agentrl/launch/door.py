@@ -4,8 +4,8 @@ A machine of servers has no ranks that end with the head's, so this connection i
 and how the head learns which machine is.
 
 Guarantees: both sides prove that they know the run's secret, which itself is never sent; a machine without it is turned
-away. Where ``launch.tls`` gives a certificate they speak TLS. A side that ends, even by ``kill -9``, is noticed at once; one whose machine loses power or network within half a
-minute, by TCP's keepalive.
+away. Where ``launch.tls`` gives a certificate they speak TLS. A side that ends, even by ``kill -9``, is noticed at
+once; one whose machine loses power or network within half a minute, by TCP's keepalive.
 """
 
 import hmac
