@@ -190,17 +190,14 @@ def _print_job(recipe: "Recipe") -> None:
 
 def _submit(recipe: "Recipe", *, resume: bool) -> None:
     """Submits a run as a Slurm job."""
-    from agentrl.config.errors import UserError
     from agentrl.config.hints import hints
     from agentrl.launch.run_checks import check_names
     from agentrl.launch.slurm import submit
 
-    if resume:
-        raise UserError("a job of launch.type=slurm goes on from its checkpoint by itself: scontrol requeue JOB")
     check_names(recipe)
     for hint in hints(recipe):
         typer.echo(f"hint    {hint}", err=True)
-    job, log = submit(recipe)
+    job, log = submit(recipe, resume=resume)
     typer.echo(f"job {job} is queued; its output: {log}\nsqueue -j {job} tells where it stands, scancel {job} ends it")
 
 

@@ -21,7 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.run_owner import FILE as OWNER_FILE
-from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE
+from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE, latest_checkpoint
 
 REFUSED_CODE = 2  # of a launcher that cannot do what the recipe asks for
 ANSWER_SECONDS = 120  # for the nodes of a job to answer after a failure
@@ -140,9 +140,9 @@ def script(recipe: Recipe) -> str:
     modules = [f"module load {' '.join(map(shlex.quote, slurm.modules))}"] if slurm.modules else []
     pids = " ".join(f"${group.pid}" for group in groups)
     return _SCRIPT.format(
-        name=f"agentrl-{recipe.name}",
+        name=shlex.quote(f"agentrl-{recipe.name}"),
         nodes=recipe.trainer.nodes + sum(group.nodes for group in groups if not group.args),
-        log=f"{run}.slurm-%j.log",
+        log=shlex.quote(f"{run}.slurm-%j.log"),
         options="\n".join(options),
         setup="\n".join((*modules, *slurm.setup)),
         run=shlex.quote(str(run)),
@@ -216,17 +216,23 @@ def recipe_file(recipe: Recipe) -> Path:
     return run_folder(recipe).with_name(f"{recipe.name}.slurm.yaml")
 
 
-def submit(recipe: Recipe) -> tuple[str, str]:
+def submit(recipe: Recipe, *, resume: bool = False) -> tuple[str, str]:
     """Submits the job; returns its number, and the file of its output.
 
+    Args:
+        recipe: Recipe as loaded.
+        resume: Whether the job goes on with the run of this name, whose last job was cancelled or failed.
+
     Raises:
-        SlurmError: There is no Slurm here, or it refuses the job.
+        SlurmError: There is no Slurm here, it refuses the job, or the name is taken or has nothing to go on with.
     """
     if shutil.which("sbatch") is None:
         raise SlurmError("launch.type=slurm: there is no sbatch here; run this on a machine of the cluster")
     run = run_folder(recipe)
-    if run.exists():
-        raise SlurmError(f"a run named {recipe.name!r} exists in {run}: choose another name with name=NEW")
+    if run.exists() and not resume:
+        raise SlurmError(f"a run named {recipe.name!r} exists in {run}: continue it with --resume, or choose name=NEW")
+    if resume and latest_checkpoint(run / "checkpoints") is None:
+        raise SlurmError(f"{run} has no checkpoint to go on from")
     run.parent.mkdir(parents=True, exist_ok=True)
     recipe_file(recipe).write_text(render(recipe_of_machine(recipe), comments=False))
     file = run.with_name(f"{recipe.name}.slurm.sh")

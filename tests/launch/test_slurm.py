@@ -41,6 +41,7 @@ def test_the_page_shows_commands() -> None:
 def test_the_script_is_shell_that_starts_one_launcher_on_each_node(tmp_path: Path, nodes: int) -> None:
     text = script(recipe(tmp_path / "a folder", f"trainer.nodes={nodes}", "launch.slurm.args=[--partition=gpu]"))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert f"#SBATCH --output='{tmp_path}/a folder/mine.slurm-%j.log'\n" in text
     assert f"#SBATCH --nodes={nodes}\n" in text and "#SBATCH --partition=gpu\n" in text
     started = re.findall(r"srun .*bash", text)
     assert len(started) == 1
@@ -187,8 +188,22 @@ def test_a_refused_job_and_a_taken_name_are_told(tmp_path: Path, monkeypatch: py
     with pytest.raises(SlurmError, match=r"sbatch refused the job .*invalid partition"):
         submit(recipe(tmp_path / "runs"))
     (tmp_path / "runs" / "mine").mkdir()
-    with pytest.raises(SlurmError, match="a run named 'mine' exists"):
+    with pytest.raises(SlurmError, match=r"a run named 'mine' exists .*--resume"):
         submit(recipe(tmp_path / "runs"))
+
+
+def test_a_cancelled_run_is_submitted_again_where_it_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, monkeypatch, "echo 18")
+    checkpoints = tmp_path / "runs" / "mine" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    with pytest.raises(SlurmError, match="has no checkpoint to go on from"):
+        submit(recipe(tmp_path / "runs"), resume=True)
+    (checkpoints / "step-000003").mkdir()
+    (checkpoints / "step-000003" / "state.json").write_text("{}")
+    assert submit(recipe(tmp_path / "runs"), resume=True)[0] == "18"
+    assert "resume=--resume" in (tmp_path / "runs" / "mine.slurm.sh").read_text(), "the script finds it by itself"
 
 
 def test_without_slurm_the_run_is_refused_and_a_dry_run_shows_the_job(
