@@ -18,6 +18,7 @@ from agentrl.launch.placement import gpus, machines, node, per_node
 
 ANSWER_SECONDS = 30.0  # for an actor to answer
 START_SECONDS = 180.0  # for an actor to start on its node
+THREADS = "OMP_NUM_THREADS"
 
 
 class RayError(UserError):
@@ -43,10 +44,11 @@ class Host:
     def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> None:
         """Starts the command, which ends with this actor; what it prints is appended to ``log``."""
         tethered = [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
+        own = {name: value for name, value in os.environ.items() if name != THREADS}  # Ray sets one thread for actors
         with open(log, "ab") as file:
             self._process = subprocess.Popen(
                 tethered, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, **env}, cwd=cwd, start_new_session=True,
+                env={**own, **env}, cwd=cwd, start_new_session=True,
             )  # fmt: skip
 
     def poll(self) -> int | None:

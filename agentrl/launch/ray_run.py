@@ -28,6 +28,7 @@ from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (
     START_SECONDS,
+    THREADS,
     NodeLost,
     Placed,
     RayError,
@@ -223,7 +224,7 @@ class _Cluster:
         command += ["--resume"] if self._resume and one.rank == 0 else []
         mine = self._log if one.rank == 0 else self._log.with_name(f"{self._log.stem}-{one.rank}.log")
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "COLUMNS": str(os.environ.get("COLUMNS", 120))}
-        env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")  # Ray sets 1 for an actor's children
+        env[THREADS] = os.environ.get(THREADS, "")  # as on this machine
         with open(mine, "a") as out:
             out.write(f"$ {shlex.join(command)}\n")
         given = {name: value for name, value in env.items() if value}

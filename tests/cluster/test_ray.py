@@ -215,12 +215,14 @@ def test_a_launcher_sees_the_gpus_of_its_run_alone(cluster: RayCluster, tmp_path
             (placed,) = place(one)
             ask(placed.asked, 60)
             said = tmp_path / f"{number}.txt"
-            print_it = [sys.executable, "-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"]
+            names = "('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS')"
+            print_it = [sys.executable, "-c", f"import os; print(*map(os.environ.get, {names}))"]
             ask(placed.actor.start.remote(print_it, {}, str(said), str(tmp_path)))
             while ask(placed.actor.poll.remote()) is None:
                 time.sleep(0.1)
-            seen.append(said.read_text().strip())
-        assert len(set(seen)) == 2 and set(seen) < {"0", "1", "2"}, seen
+            seen.append(said.read_text().split())
+        assert len({one for one, _ in seen}) == 2 and {one for one, _ in seen} < {"0", "1", "2"}, seen
+        assert [threads for _, threads in seen] == ["None", "None"], "Ray's one thread would slow a CPU's servers"
     finally:
         ray.shutdown()
 
