@@ -11,7 +11,6 @@ folder is not taken for this one's: a machine goes on only where the head answer
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import secrets
 import socket
@@ -27,7 +26,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch.addresses import MachineError, collective_env, reach
 from agentrl.launch.commands import ALONE, Meeting
-from agentrl.launch.placement import gpus, machines, most_machines, node, words
+from agentrl.launch.placement import gpus, machines, most_machines, node, visible_gpus, words
 
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
@@ -120,10 +119,7 @@ def fingerprint(model: Path) -> str:
 
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs that this process may use, without a library that would hold them."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([one for one in chosen.split(",") if one.strip()])
-    return len([one for one in Path("/dev").glob("nvidia*") if one.name[6:].isdigit()])
+    return len(visible_gpus())
 
 
 def free_port(address: str) -> int:
