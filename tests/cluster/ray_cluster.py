@@ -100,12 +100,21 @@ class RayCluster:
 
     def node_of(self, words: str) -> "subprocess.Popen[bytes]":
         """Returns the node on which a process with such a command line runs."""
+        return self._found(words)[0]
+
+    def actor_of(self, words: str) -> psutil.Process:
+        """Returns the actor that started a process with such a command line."""
+        actor = self._found(words)[1].parent()
+        assert actor is not None
+        return actor
+
+    def _found(self, words: str) -> "tuple[subprocess.Popen[bytes], psutil.Process]":
         for node in self._nodes:
             if node.poll() is not None:
                 continue
             for one in psutil.Process(node.pid).children(recursive=True):
                 if words in " ".join(one.cmdline()):
-                    return node
+                    return node, one
         raise AssertionError(f"no node runs {words}")
 
     def kill(self, node: "subprocess.Popen[bytes]") -> None:

@@ -116,7 +116,7 @@ def exactly_once(run_dir: Path) -> int:
 def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undisturbed_one(
     cluster: RayCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Three nodes: the trainer and the controller, a rollout worker, a server."""
+    """Three nodes: the trainer and the controller, a rollout worker, a server; an actor alone dies, too."""
     run_dir, steps = tmp_path / "disturbed", 100
     kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
     own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
@@ -134,6 +134,9 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
         cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank={rank}"))
         cluster.add(**{kind: 1})
         disturbed.until(lambda said=said: said in disturbed.output)
+    starts = disturbed.output.count("its rollout workers start")
+    cluster.actor_of(f"{run_dir}.ray.yaml launch.node_rank=1").kill()
+    disturbed.until(lambda: disturbed.output.count("its rollout workers start") > starts)
     step = step_of(run_dir)
     disturbed.until(lambda: step_of(run_dir) >= step + 3 and latest_checkpoint(run_dir / "checkpoints") is not None)
     cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=0"))
