@@ -45,6 +45,7 @@ from agentrl.train.checkpoint_state import latest_checkpoint
 
 OBJECT_STORE_BYTES = 80_000_000  # of a cluster that the run starts; nothing of its data goes through Ray
 _TOKEN = "A cluster with tokens needs RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+MOST_WORDS = 500  # characters of what Ray says in several lines, such as two versions that differ
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
@@ -132,7 +133,7 @@ def connect(recipe: Recipe) -> None:
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
     except (exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
+        raise _no_cluster(address, " ".join(str(error).split())[:MOST_WORDS]) from error
 
 
 def own_cluster(recipe: Recipe) -> dict[str, Any]:

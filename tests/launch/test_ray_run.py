@@ -3,7 +3,9 @@
 import os
 import re
 import socket
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,9 +13,9 @@ from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
-from agentrl.launch import needed_packages
+from agentrl.launch import needed_packages, ray_nodes
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
-from agentrl.launch.ray_nodes import RayError, wanted
+from agentrl.launch.ray_nodes import wanted
 from agentrl.launch.ray_run import connect, give_token, own_cluster
 from tests.without_packages import run_without
 
@@ -53,9 +55,31 @@ def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, mo
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
     """Ray would try for more than four minutes."""
-    with pytest.raises(RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
+    with pytest.raises(ray_nodes.RayError, match=f"no Ray cluster answers at {re.escape(address)} ") as caught:
         connect(recipe(f'launch.ray_address="{address}"'))
     assert "Connection refused" in str(caught.value)
+
+
+class RayError(Exception):
+    """As that of Ray's own name."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, RayError])
+def test_what_ray_says_in_several_lines_is_told_in_one(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as another version in the cluster, or a token that is missing."""
+    fake, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
+    exceptions.RayError = RayError  # type: ignore[attr-defined]
+    fake.exceptions = exceptions  # type: ignore[attr-defined]
+
+    def init(**_: object) -> None:
+        raise error("Version mismatch: The cluster was started with:\n    Ray: 2.9\nThis process with:\n    Ray: 2.60")
+
+    fake.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    with pytest.raises(ray_nodes.RayError, match=r"with: Ray: 2.9 This process with: Ray: 2.60\)") as caught:
+        connect(recipe("launch.ray_address=auto"))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_package_of_a_client_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
