@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from agentrl.launch.placement import gpus, machines, node, per_node
 
 ANSWER_SECONDS = 30.0  # for an actor to answer
 START_SECONDS = 180.0  # for an actor to start on its node
+SHARED_SECONDS = 60.0  # for a file to be seen on another node
+SHARED_POLL = 0.2
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -41,15 +44,33 @@ class Host:
 
         return ray.util.get_node_ip_address()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> None:
-        """Starts the command, which ends with this actor; what it prints is appended to ``log``."""
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> str:
+        """Starts the command, which ends with this actor; returns why it cannot, empty if it does.
+
+        Args:
+            command: Program and arguments.
+            env: Environment variables to add.
+            log: File that the caller has written on its machine; what the command prints is appended.
+            cwd: Working folder.
+        """
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not os.path.isfile(log):
+            if time.monotonic() > deadline:
+                return (
+                    f"{log} is not there, which was just written: launch.run_dir must be on a disk that all nodes see"
+                )
+            time.sleep(SHARED_POLL)
         tethered = [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
         own = {name: value for name, value in os.environ.items() if name != THREADS}  # Ray sets one thread for actors
-        with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                tethered, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env={**own, **env}, cwd=cwd, start_new_session=True,
-            )  # fmt: skip
+        try:
+            with open(log, "ab") as file:
+                self._process = subprocess.Popen(
+                    tethered, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    env={**own, **env}, cwd=cwd, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        return ""
 
     def poll(self) -> int | None:
         """Returns the command's exit code; ``None`` while it runs."""

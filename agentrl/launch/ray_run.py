@@ -218,6 +218,7 @@ class _Cluster:
 
         Raises:
             NodeLost: It does not.
+            RayError: Its node sees other files than this machine.
         """
         several = most_machines(self._recipe) > 1
         command = [sys.executable, "-m", "agentrl", "recipe", "run", str(self._file), f"launch.node_rank={one.rank}"]
@@ -229,7 +230,9 @@ class _Cluster:
         with open(mine, "a") as out:
             out.write(f"$ {shlex.join(command)}\n")
         given = {name: value for name, value in env.items() if value}
-        ask(one.actor.start.remote(command, given, str(mine), os.getcwd()))
+        why = ask(one.actor.start.remote(command, given, str(mine), os.getcwd()), START_SECONDS)
+        if why:
+            raise RayError(f"node {one.rank} of the run cannot start its launcher: {why}")
         one.started, one.asked = True, one.actor.poll.remote()
 
     def _look(self) -> int | None:

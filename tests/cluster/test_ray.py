@@ -218,9 +218,10 @@ def test_a_launcher_sees_the_gpus_of_its_run_alone(cluster: RayCluster, tmp_path
             (placed,) = place(one)
             ask(placed.asked, 60)
             said = tmp_path / f"{number}.txt"
+            said.touch()
             names = "('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS')"
             print_it = [sys.executable, "-c", f"import os; print(*map(os.environ.get, {names}))"]
-            ask(placed.actor.start.remote(print_it, {}, str(said), str(tmp_path)))
+            assert ask(placed.actor.start.remote(print_it, {}, str(said), str(tmp_path))) == ""
             while ask(placed.actor.poll.remote()) is None:
                 time.sleep(0.1)
             seen.append(said.read_text().split())

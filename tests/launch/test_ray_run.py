@@ -52,6 +52,20 @@ def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, mo
     assert run_folder(each) == run_folder(given) == tmp_path / "runs" / "mine"
 
 
+def test_a_node_that_sees_other_files_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_nodes, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(ray_nodes, "SHARED_POLL", 0.0)
+    host, log, command = ray_nodes.Host(), tmp_path / "mine.ray.log", [sys.executable, "-c", "print(2 + 3)"]
+    assert "mine.ray.log is not there, which was just written" in host.start(command, {}, str(log), str(tmp_path))
+    log.write_text("$ command\n")
+    missing = tmp_path / "elsewhere"
+    assert host.start(command, {}, str(log), str(missing)) == f"{missing}: No such file or directory"
+    assert host.poll() is None
+    assert host.start(command, {}, str(log), str(tmp_path)) == ""
+    assert host._process is not None and host._process.wait(60) == 0
+    assert log.read_text() == "$ command\n5\n"
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_an_address_where_nothing_listens_is_told_at_once(address: str) -> None:
     """Ray would try for more than four minutes."""
