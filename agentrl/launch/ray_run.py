@@ -252,7 +252,7 @@ class _Cluster:
                     self._say(f"node {one.rank} has a node again: its {node(self._recipe, one.rank).kind} start")
                     continue
                 one.asked = one.actor.poll.remote()
-            except NodeLost as error:
+            except (NodeLost, RayError) as error:
                 if trains:
                     raise
                 self._placed[index] = self._again(one, str(error))
