@@ -65,7 +65,7 @@ def run(repeats: int = 5, device: str = "cuda", ranks: int | None = None, cases:
     Args:
         repeats: Timed updates of each case, after those that warm up.
         device: ``cuda`` or ``cpu``.
-        ranks: Number of ranks; ``None``: one on each GPU.
+        ranks: Number of ranks; ``None``: one on each GPU, a single one on a CPU.
         cases: Cases by name.
 
     Returns:
@@ -78,7 +78,7 @@ def run(repeats: int = 5, device: str = "cuda", ranks: int | None = None, cases:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{NO_CUDA}; in small: python -m agentrl.bench.bench_gpu_mesh --tiny --device cpu --ranks 4")
-    count = ranks or torch.cuda.device_count()
+    count = ranks or default_ranks(device)
     peak = peak_tflops(torch.cuda.get_device_name(0)) if device == "cuda" else None
     figures: Figures = {}
     for name, case in cases.items():
@@ -91,6 +91,11 @@ def run(repeats: int = 5, device: str = "cuda", ranks: int | None = None, cases:
             found["mfu"] = [one / peak for one in found["tflops"]]
         figures |= {f"{name}_{key}": values for key, values in found.items()}
     return figures
+
+
+def default_ranks(device: str) -> int:
+    """Returns the number of GPUs; 1 on a CPU."""
+    return torch.cuda.device_count() if device == "cuda" else 1
 
 
 def _measure(case: Case, name: str, ranks: int, device: str, repeats: int, folder: Path) -> Figures:
@@ -133,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         print(NO_CUDA)
         return 0
     card = torch.cuda.get_device_name(0) if args.device == "cuda" else "CPU"
-    print(f"{args.ranks or torch.cuda.device_count()} x {card}, torch {torch.__version__}", flush=True)
+    print(f"{args.ranks or default_ranks(args.device)} x {card}, torch {torch.__version__}", flush=True)
     print(json_line(run(args.repeats, args.device, args.ranks, TINY_CASES if args.tiny else CASES)))
     return 0
 

@@ -76,7 +76,8 @@ def main(folder: Path) -> None:
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"  # as a trainer's: batches are sent between CPUs
+    dist.init_process_group(backend, timeout=timedelta(minutes=30))
     size = Size(**{**task["size"], "decode": tuple(task["size"]["decode"])})
     try:
         found = measure(size, task["mesh"], device, task["repeats"], folder)
