@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -100,8 +100,6 @@ def default_ranks(device: str) -> int:
 
 def _measure(case: Case, name: str, ranks: int, device: str, repeats: int, folder: Path) -> Figures:
     """Runs a case; returns its figures, none where it does not fit."""
-    from dataclasses import asdict
-
     task = {"size": asdict(case.size), "mesh": dict(case.mesh), "device": device, "repeats": repeats}
     (folder / "task.json").write_text(json.dumps(task))
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
