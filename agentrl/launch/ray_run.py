@@ -224,7 +224,7 @@ class _Cluster:
         command = [sys.executable, "-m", "agentrl", "recipe", "run", str(self._file), f"launch.node_rank={one.rank}"]
         command += [f"launch.head={self._head_address}"] if several else []
         command += ["--resume"] if self._resume and one.rank == 0 else []
-        mine = self._log if one.rank == 0 else self._log.with_name(f"{self._log.stem}-{one.rank}.log")
+        mine = self._log_of(one.rank)
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "COLUMNS": str(os.environ.get("COLUMNS", 120))}
         env[THREADS] = os.environ.get(THREADS, "")  # as on this machine
         with open(mine, "a") as out:
@@ -265,8 +265,13 @@ class _Cluster:
                 who = "the head's launcher" if one.rank == 0 else f"the launcher of node {one.rank}"
                 raise NodeLost(f"{who} was killed by {signal.Signals(-code).name}")
             if not trains and code != 0:
-                self._placed[index] = self._again(one, f"the launcher of node {one.rank} ended with code {code}")
+                why = f"the launcher of node {one.rank} ended with code {code} ({self._log_of(one.rank)})"
+                self._placed[index] = self._again(one, why)
         return None
+
+    def _log_of(self, rank: int) -> Path:
+        """Returns the file that the launcher of a machine prints to."""
+        return self._log if rank == 0 else self._log.with_name(f"{self._log.stem}-{rank}.log")
 
     def _again(self, one: Placed, why: str) -> Placed:
         """Places a machine of servers or workers again, on its node or on another one.
