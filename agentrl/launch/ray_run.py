@@ -70,7 +70,8 @@ def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
     run.parent.mkdir(parents=True, exist_ok=True)
     file = run.with_name(f"{recipe.name}.ray.yaml")
     file.write_text(render(recipe_of_machine(recipe), comments=False))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     connect(recipe)
     import ray
 
