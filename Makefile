@@ -46,7 +46,7 @@ test-servers: venv sglang vllm ## Tests against a real SGLang and a real vLLM on
 	$(BIN)/python -m pytest -m servers $(ARGS)
 
 test-cluster: venv slurm ## Runs on a real Slurm and a real Ray with three virtual nodes on this machine (installs both, as root)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "ray>=2.40,<3"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "ray[client]>=2.40,<3"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster $(ARGS)
 
 slurm: ## Install Slurm's daemons from Debian's packages, if they are not there

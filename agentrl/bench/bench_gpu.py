@@ -30,6 +30,7 @@ from agentrl.bench.gpu_sides import (
     make_model,
     measured,
     plain_loss,
+    save_tokenizer,
 )
 from agentrl.bench.model_flops import Work, peak_tflops, update_flops
 from agentrl.bench.report import json_line
@@ -154,13 +155,9 @@ def _sum(rows: slice, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.
 
 def _decode(size: Size, device: torch.device, repeats: int, folder: Path) -> Figures:
     """New tokens per second of the embedded engine, with short prompts."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     from agentrl.bench.engine_sides import SHORT_PROMPT, make_prompts, start, tokens_a_second
 
-    words = Tokenizer(models.WordLevel({"<end>": 0, "<unknown>": 1}, unk_token="<unknown>"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder)
+    save_tokenizer(folder)
     make_model(size, device).to(torch.bfloat16).save_pretrained(folder)
     slots, length = size.decode
     engine = start(str(folder), slots, str(device), compiled=False)

@@ -10,7 +10,8 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from agentrl.train.memory_saving import use_memory_saving_layers
 from agentrl.train.policy import Policy, shard
 from agentrl.train.row_attention import use_tree_attention
 
-GROUPS, MEMBERS = 8, 8
 Head = Callable[..., Tensor]
 
 
@@ -42,6 +42,9 @@ class Size:
         tokens: Token budget of a micro-batch.
         chunk: Number of tokens whose logits exist at one time.
         decode: Number of requests that are decoded together, and of new tokens of each.
+        groups: Number of groups of a batch.
+        members: Answers of a group, an even number.
+        tied: Whether the output head is the embeddings.
     """
 
     shape: dict[str, int]
@@ -51,6 +54,9 @@ class Size:
     tokens: int
     chunk: int
     decode: tuple[int, int]
+    groups: int = 8
+    members: int = 8
+    tied: bool = True
 
 
 FULL = Size(  # Qwen2-1.5B
@@ -60,6 +66,15 @@ FULL = Size(  # Qwen2-1.5B
     },
     prompt=256, answer=960, spread=320, tokens=16384, chunk=2048, decode=(128, 128),
 )  # fmt: skip
+LONG = replace(FULL, prompt=1024, answer=31744, spread=0, tokens=32768, groups=4, members=2)  # whole rows of 32k
+EIGHT = Size(  # of Qwen3-8B's sizes
+    {
+        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 12288, "vocab_size": 151936,
+    },
+    prompt=256, answer=960, spread=320, tokens=16384, chunk=2048, decode=(128, 128), tied=False,
+)  # fmt: skip
+EIGHT_LONG = replace(EIGHT, prompt=1024, answer=31744, spread=0, tokens=32768, groups=4, members=2)
 TINY = Size(
     {
         "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -74,9 +89,9 @@ def make_batch(size: Size) -> TrainBatch:
     rng = random.Random(0)
     vocabulary = size.shape["vocab_size"]
     sequences = []
-    for group in range(GROUPS):
+    for group in range(size.groups):
         prompt = [rng.randrange(vocabulary) for _ in range(size.prompt)]
-        off = [rng.randint(0, size.spread) for _ in range(MEMBERS // 2)]
+        off = [rng.randint(0, size.spread) for _ in range(size.members // 2)]
         for length in [size.answer + d for d in off] + [size.answer - d for d in off]:
             ids = prompt + [rng.randrange(vocabulary) for _ in range(length)]
             mask = [0] * size.prompt + [1] * length
@@ -87,13 +102,23 @@ def make_batch(size: Size) -> TrainBatch:
 
 
 def make_model(size: Size, device: torch.device) -> Any:
-    """Makes a model with random float32 weights and tied embeddings."""
+    """Makes a model with random float32 weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(**size.shape, tie_word_embeddings=True, max_position_embeddings=32768)  # type: ignore[arg-type]
+    shape: dict[str, Any] = {**size.shape, "tie_word_embeddings": size.tied, "max_position_embeddings": 32768}
+    config = Qwen2Config(**shape)
     with device:
         model: Any = Qwen2ForCausalLM(config)
     return model.to(torch.float32)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of two words, for programs that want one beside a model."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<end>": 0, "<unknown>": 1}, unk_token="<unknown>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder)
 
 
 def make_engine(

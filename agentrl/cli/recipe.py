@@ -160,16 +160,21 @@ def _load(name: str, overrides: list[str] | None, config: Path | None) -> "Recip
 
 
 def _check_heads(recipe: "Recipe") -> None:
-    """Refuses tensor ranks of servers that do not divide the model's heads, where its config is known here."""
-    if recipe.inference.tp == 1:
+    """Refuses ranks that do not divide the model's heads or experts, where its config is known here."""
+    trainer = recipe.trainer
+    if recipe.inference.tp == trainer.tensor_parallel == trainer.expert_parallel == 1:
         return
     from agentrl.config.errors import UserError
+    from agentrl.config.mesh import check_mesh
     from agentrl.data.models import find_config
     from agentrl.launch.placement import head_problems
 
     config, _ = find_config(recipe.model.name)
-    heads = (config or {}).get("num_attention_heads")
-    if config is None or heads is None:
+    if config is None:
+        return
+    check_mesh(trainer, config)
+    heads = config.get("num_attention_heads")
+    if heads is None or recipe.inference.tp == 1:
         return
     for problem in head_problems(recipe, heads, config.get("num_key_value_heads") or heads):
         raise UserError(problem)
@@ -185,14 +190,14 @@ def _print_job(recipe: "Recipe") -> None:
 
 def _submit(recipe: "Recipe", *, resume: bool) -> None:
     """Submits a run as a Slurm job."""
-    from agentrl.config.errors import UserError
+    from agentrl.config.hints import hints
     from agentrl.launch.run_checks import check_names
     from agentrl.launch.slurm import submit
 
-    if resume:
-        raise UserError("a job of launch.type=slurm goes on from its checkpoint by itself: scontrol requeue JOB")
     check_names(recipe)
-    job, log = submit(recipe)
+    for hint in hints(recipe):
+        typer.echo(f"hint    {hint}", err=True)
+    job, log = submit(recipe, resume=resume)
     typer.echo(f"job {job} is queued; its output: {log}\nsqueue -j {job} tells where it stands, scancel {job} ends it")
 
 

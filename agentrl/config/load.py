@@ -2,7 +2,8 @@
 
 Guarantees: the order is fixed (recipe file, its ``on_cpu`` or ``on_gpu`` part, ``--config`` file, overrides; later
 values win); all problems are reported at once, in one :class:`~agentrl.config.errors.ConfigError`; ``launch.device`` of
-the result is ``cpu`` or ``cuda``, never ``auto``. Keys of the unused device part are checked too. An evaluation
+the result is ``cpu`` or ``cuda``, never ``auto``, and for machines that a scheduler chooses ``auto`` is refused where
+this one has no GPU. Keys of the unused device part are checked too. An evaluation
 (``trainer.type=null``) measures the same on every device, see :mod:`agentrl.config.device_parts`.
 """
 
@@ -18,6 +19,7 @@ from agentrl.config.device import Device, detect_device
 from agentrl.config.device_parts import PARTS, parts_of
 from agentrl.config.errors import ConfigError
 from agentrl.config.keys import dotted_keys, unknown_keys
+from agentrl.config.machines import OWN_RAY
 from agentrl.config.overrides import describe, merge, parse_override, read_file, set_key
 from agentrl.config.problems import problems
 from agentrl.config.recipe import Recipe
@@ -105,7 +107,10 @@ def load_recipe(
             settings.append(parse_override(given) if isinstance(given, str) else checked(*given))
         except ConfigError as error:
             wrong.append(str(error))
-    device = device or _wanted_device(layers, settings) or detect_device()
+    device = device or _wanted_device(layers, settings)
+    if device is None:
+        device = detect_device()
+        wrong += _of_other_machines(layers, settings, device)
     evaluates = _wanted(layers, settings, "trainer", "type", "grpo") is None
     data: dict[str, Any] = {"name": files[0].stem} if files else {}
     for base, parts in layers:
@@ -205,6 +210,23 @@ def _wanted_device(
     """Returns ``launch.device`` as the last layer or override sets it; ``None`` if none sets it."""
     wanted = _wanted(layers, settings, "launch", "device", "auto")
     return wanted if wanted in ("cpu", "cuda") else None  # validation refuses other values
+
+
+def _of_other_machines(
+    layers: Sequence[tuple[Mapping[str, Any], Any]], settings: Sequence[tuple[str, Any]], device: Device
+) -> list[str]:
+    """Returns a problem where the device of this machine would decide for those that a scheduler chooses.
+
+    A cluster's login node often has no GPU; a node that has one is like the others.
+    """
+    kind = _wanted(layers, settings, "launch", "type", "local")
+    own = kind == "ray" and _wanted(layers, settings, "launch", "ray_address", None) == OWN_RAY
+    if device == "cuda" or kind not in ("slurm", "ray") or own:
+        return []
+    return [
+        f"launch.device=auto is that of this machine, which has no GPU, and launch.type={kind} runs on others: set "
+        "launch.device=cuda, or launch.device=cpu"
+    ]
 
 
 def _wanted(

@@ -8,15 +8,17 @@ from pydantic import Field
 from agentrl.config.section import Section
 from agentrl.config.supervised import SUPERVISED
 
+OWN_RAY = "local"  # launch.ray_address of a cluster that the run starts and ends; Ray's own word for it
+
 if TYPE_CHECKING:
     from agentrl.config.recipe import Recipe
 
 
 class TlsConfig(Section):
-    """TLS of servers that listen beyond this machine."""
+    """TLS of what listens beyond this machine."""
 
     certificate: str | None = Field(
-        default=None, description="File of the servers' certificate (PEM), with the addresses of their machines."
+        default=None, description="File of the certificate (PEM), with the addresses of the machines that listen."
     )
     key: str | None = Field(default=None, description="File of its private key (PEM).")
     ca: str | None = Field(
@@ -75,10 +77,12 @@ def machine_contradictions(recipe: "Recipe") -> Iterator[str]:
     yield from _server_contradictions(recipe)
     yield from _worker_contradictions(recipe)
     yield from _tls_contradictions(recipe)
-    if launch.type != "local":
-        return
     counts = {"trainer": nodes, "rollout": recipe.rollout.nodes, "inference": recipe.inference.nodes}
     named = [f"{part}.nodes={count}" for part, count in counts.items() if count > (part == "trainer")]
+    if launch.ray_address == OWN_RAY and named:
+        yield f"launch.ray_address={OWN_RAY} starts a cluster of this machine alone, too small for {named[0]}"
+    if launch.type != "local":
+        return
     if named and launch.head is None:
         yield f"{named[0]} needs launch.head=HOST, the address of node 0"
     if launch.node_rank >= sum(counts.values()) and recipe.inference.max_servers is None:
@@ -140,5 +144,6 @@ def _tls_contradictions(recipe: "Recipe") -> Iterator[str]:
     tls = recipe.launch.tls
     if (tls.certificate is None) != (tls.key is None):
         yield "launch.tls needs both certificate and key"
-    if tls.certificate is not None and not recipe.inference.nodes and not recipe.rollout.nodes:
-        yield "launch.tls.certificate does nothing with inference.nodes=0: no server listens beyond this machine"
+    alone = recipe.trainer.nodes == 1 and not recipe.inference.nodes and not recipe.rollout.nodes
+    if tls.certificate is not None and alone:
+        yield "launch.tls.certificate does nothing with a single machine: nothing listens beyond it"

@@ -281,7 +281,11 @@ class LaunchConfig(Section):
     )
     tls: TlsConfig = TlsConfig()
     slurm: SlurmConfig = SlurmConfig()
-    ray_address: str | None = Field(default=None, description="Address of the Ray cluster; null: $RAY_ADDRESS.")
+    ray_address: str | None = Field(
+        default=None,
+        description="Address of the Ray cluster, also ray://HOST:PORT; local: one of this machine, started for the "
+        "run; null: $RAY_ADDRESS.",
+    )
     ray_resources: dict[str, float] = Field(
         default={}, description="More that each node of the trainer must have in Ray, e.g. {CPU: 8, trainer: 1}."
     )

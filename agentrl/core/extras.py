@@ -8,7 +8,7 @@ import importlib.util
 
 DISTRIBUTION = "agentrl-toolkit"  # on the index, ``agentrl`` is a package of somebody else's; the import stays agentrl
 
-ON_INDEX = {"PIL": "pillow"}  # import names that differ from those on the index by more than - and _
+ON_INDEX = {"PIL": "pillow", "grpc": "grpcio"}  # import names that differ from those on the index by more than - and _
 PACKAGES: dict[str, tuple[str, ...]] = {  # import names, called so on the index too, but for those above
     "train": (
         "accelerate",
@@ -33,7 +33,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {  # import names, called so on the index
     "lora": ("peft",),
     "rewards": ("math_verify",),
     "vision": ("PIL",),
-    "ray": ("ray",),
+    "ray": ("grpc", "ray"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "mlflow": ("mlflow",),

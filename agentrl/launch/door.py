@@ -4,8 +4,8 @@ A machine of servers has no ranks that end with the head's, so this connection i
 and how the head learns which machine is.
 
 Guarantees: both sides prove that they know the run's secret, which itself is never sent; a machine without it is turned
-away. A side that ends, even by ``kill -9``, is noticed at once; one whose machine loses power or network within half a
-minute, by TCP's keepalive.
+away. Where ``launch.tls`` gives a certificate they speak TLS. A side that ends, even by ``kill -9``, is noticed at
+once; one whose machine loses power or network within half a minute, by TCP's keepalive.
 """
 
 import hmac
@@ -13,8 +13,11 @@ import json
 import secrets
 import select
 import socket
+import ssl
 import threading
 import time
+
+from agentrl.config.machines import TlsConfig
 
 SECONDS = 10.0  # for each step of the proof
 LINE = 1024  # most bytes of one
@@ -43,14 +46,20 @@ class Door:
         address: Address to listen on.
         port: Port; 0 for any free one.
         secret: Secret of the run.
+        tls: Certificate and private key, where the recipe has them.
 
     Raises:
         OSError: The address is not of this machine, or the port is taken.
     """
 
-    def __init__(self, address: str, port: int, secret: str) -> None:
+    def __init__(self, address: str, port: int, secret: str, tls: TlsConfig | None = None) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._secret = secret
+        self._context: ssl.SSLContext | None = None
+        if tls is not None and tls.certificate is not None:
+            self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._context.load_cert_chain(tls.certificate, tls.key)
+            self._context.num_tickets = 0  # a machine that looks for the head's end must find nothing else
         self._listener = socket.create_server((address, port), family=family)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -90,7 +99,11 @@ class Door:
                 return
             threading.Thread(target=self._admit, args=(held,), name="door-guest", daemon=True).start()
 
-    def _admit(self, held: socket.socket) -> None:
+    def _admit(self, accepted: socket.socket) -> None:
+        try:
+            held = self._secured(accepted)
+        except OSError:  # a stranger, who does not speak TLS
+            return
         with held:
             try:
                 rank = self._ask(held)
@@ -105,8 +118,11 @@ class Door:
                     if said != LEFT:
                         self._lost.append(rank)
 
+    def _secured(self, accepted: socket.socket) -> socket.socket:
+        accepted.settimeout(SECONDS)
+        return accepted if self._context is None else self._context.wrap_socket(accepted, server_side=True)
+
     def _ask(self, held: socket.socket) -> int:
-        held.settimeout(SECONDS)
         nonce = secrets.token_hex(16)
         _send(held, {"nonce": nonce})
         said = _line(held)
@@ -130,15 +146,19 @@ class Visit:
         port: Port of its door.
         secret: Secret of the run.
         rank: Number of this machine.
+        tls: Certificate of the run and its authority, where the recipe has them.
 
     Raises:
         DoorError: The head does not know the secret, or turns this machine away.
-        OSError: There is no connection.
+        OSError: There is no connection, or the head's certificate is not trusted.
     """
 
-    def __init__(self, address: str, port: int, secret: str, rank: int) -> None:
+    def __init__(self, address: str, port: int, secret: str, rank: int, tls: TlsConfig | None = None) -> None:
         self._held = socket.create_connection((address, port), timeout=SECONDS)
         try:
+            if tls is not None and tls.certificate is not None:
+                trusted = ssl.create_default_context(cafile=tls.ca)
+                self._held = trusted.wrap_socket(self._held, server_hostname=address)
             nonce = secrets.token_hex(16)
             theirs = str(_line(self._held)["nonce"])
             own = proof(secret, theirs, "machine", str(rank))
@@ -216,6 +236,6 @@ def _until_end(held: socket.socket) -> bytes:
 
 def _shut(held: socket.socket) -> None:
     try:
-        held.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(held, socket.SHUT_RDWR)  # not TLS's own, which a thread that reads would stumble over
     except OSError:  # it ended already
         return

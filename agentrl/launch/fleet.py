@@ -324,7 +324,7 @@ def _open(recipe: Recipe, secret: str) -> Door:
     """
     address, port = head_address(recipe), recipe.launch.port + 1 if recipe.launch.port else 0
     try:
-        return Door(address, port, secret)
+        return Door(address, port, secret, recipe.launch.tls)
     except OSError as error:
         raise MachineError(
             f"launch.head={address} is no address of this machine, or port {port} is taken there "

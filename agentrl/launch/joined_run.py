@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentrl.config.machines import TlsConfig
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED
 from agentrl.host.cpu_env import CPU_ENV
@@ -56,7 +57,7 @@ def join_run(recipe: Recipe, console: Console) -> int:
     port = _open_port(recipe)
     try:
         theirs, model, head = _joined(recipe, run_dir, console, say, port)
-        visit = _visit(head, run_dir, rank)
+        visit = _visit(head, run_dir, rank, theirs.launch.tls)
         say(f"of the run {run_dir} on {head.machine.host}")
         try:
             _work(theirs, model, run_dir, head, visit, recipe, say)
@@ -110,7 +111,7 @@ def _joined(
         raise
 
 
-def _visit(head: Head, run_dir: Path, rank: int) -> Visit:
+def _visit(head: Head, run_dir: Path, rank: int, tls: TlsConfig) -> Visit:
     """Goes to the head's door.
 
     Raises:
@@ -118,7 +119,7 @@ def _visit(head: Head, run_dir: Path, rank: int) -> Visit:
     """
     try:
         secret = str(json_of(run_dir / "processes" / SECRET_FILE).get("secret", ""))
-        return Visit(head.address, head.door, secret, rank)
+        return Visit(head.address, head.door, secret, rank, tls)
     except OSError as error:
         raise MachineError(
             f"node {rank} ({socket.gethostname()}) is not let in by the head at {head.address}:{head.door}: {error}"

@@ -8,9 +8,9 @@ packages or another model, or that cannot reach the head, is named. What an earl
 folder is not taken for this one's: a machine goes on only where the head answers.
 """
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
 import secrets
 import socket
@@ -26,7 +26,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch.addresses import MachineError, collective_env, reach
 from agentrl.launch.commands import ALONE, Meeting
-from agentrl.launch.placement import gpus, machines, most_machines, node, words
+from agentrl.launch.placement import gpus, machines, most_machines, node, visible_gpus, words
 
 HEAD_FILE = "head.json"  # in the run's processes/: written by the head
 POLL_SECONDS = 0.2
@@ -119,10 +119,7 @@ def fingerprint(model: Path) -> str:
 
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs that this process may use, without a library that would hold them."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([one for one in chosen.split(",") if one.strip()])
-    return len([one for one in Path("/dev").glob("nvidia*") if one.name[6:].isdigit()])
+    return len(visible_gpus())
 
 
 def free_port(address: str) -> int:
@@ -298,19 +295,22 @@ def join(
         The head's resolved recipe, the folder of the model here, and the head.
 
     Raises:
-        MachineError: The head did not answer in time.
+        MachineError: The head did not answer in time, or has other packages or another model.
     """
     rank, seconds = recipe.launch.node_rank, recipe.launch.node_timeout
     address, deadline = head_address(recipe), time.monotonic() + seconds
     told = ""
     answered: tuple[Recipe, Path, Head] | None = None
+    mine: Machine | None = None
     for text, found in _heads(run_dir):
         if found is not None:
-            if answered is None or answered[2] != found:
-                answered = (*_take_part(run_dir, rank, found, model, address, open_port), found)
+            if answered is None or mine is None or answered[2] != found:
+                theirs, folder, mine = _take_part(run_dir, rank, found, model, address, open_port)
+                answered = (theirs, folder, found)
             trains = node(answered[0], rank).trains  # the others need not wait for the trainer's start
             text = reach(found.address, found.port if trains else found.door)
             if not text:
+                require_fit(found.machine, mine, rank)  # the head compares those that it starts with alone
                 return answered
         if text != told:
             say(text)
@@ -326,15 +326,16 @@ def join(
 
 def _take_part(
     run_dir: Path, rank: int, head: Head, model: Callable[[Recipe], Path], address: str, open_port: int
-) -> tuple[Recipe, Path]:
-    """Tells the head of this machine; returns the head's recipe, and the folder of its model here."""
+) -> tuple[Recipe, Path, Machine]:
+    """Tells the head of this machine; returns the head's recipe, the folder of its model here, and what was told."""
     theirs = Recipe.model_validate_json((run_dir / "config.json").read_text())
     if rank >= most_machines(theirs):
         raise MachineError(f"launch.node_rank={rank}: the head's run has {words(theirs)}")
     folder = model(theirs)
     mine = Machine.here(folder, head.run, address, open_port)
-    write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
-    return theirs, folder
+    with contextlib.suppress(FileNotFoundError):  # what an earlier start left is just removed; the next head is told
+        write_json(run_dir / "processes" / f"node-{rank}.json", asdict(mine))
+    return theirs, folder, mine
 
 
 def _heads(run_dir: Path) -> Iterator[tuple[str, Head | None]]:

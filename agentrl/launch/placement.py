@@ -7,10 +7,12 @@ server cannot do is refused before anything starts.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED
 from agentrl.inference.kinds.kind import server_kind
 
 SIZES = ("tp", "pp", "dp", "ep")
@@ -115,6 +117,52 @@ def gpus(recipe: Recipe, one: Node) -> int:
         return 0
     beside = 0 if one.rank != HEAD or placed(recipe) or recipe.inference.urls else recipe.inference.servers
     return (recipe.trainer.nproc if one.trains else 0) + (len(one.servers) + beside) * recipe.inference.ranks
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
+    """Returns the names of the NVIDIA GPUs that this process may use, without a library that would hold them.
+
+    Args:
+        devices: Folder of the device files.
+    """
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [one.strip() for one in chosen.split(",") if one.strip()]
+    return [str(number) for number in range(len([one for one in devices.glob("nvidia*") if one.name[6:].isdigit()]))]
+
+
+def trainer_gpus(recipe: Recipe) -> int:
+    """Returns the GPUs that trainer ranks take on a machine while servers run beside them; 0 on a CPU."""
+    beside = recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED
+    return recipe.trainer.nproc if beside and recipe.launch.device == "cuda" else 0
+
+
+def devices_beside(recipe: Recipe, index: int, known: Sequence[str], before: int = 0) -> dict[str, str]:
+    """Returns the environment that gives a server beside the trainer GPUs of its own; empty on a CPU.
+
+    They follow those of the trainer's ranks. Where the machine has too few, they are shared in turn.
+
+    Args:
+        recipe: Recipe with the settings of the servers.
+        index: Number of the server on the machine.
+        known: Names of the machine's GPUs; empty where they are not known.
+        before: Number of GPUs that other servers take before it.
+    """
+    if recipe.launch.device != "cuda" or not known:
+        return {}
+    count = recipe.inference.ranks
+    first = trainer_gpus(recipe) + before + index * count
+    return {"CUDA_VISIBLE_DEVICES": ",".join(known[(first + rank) % len(known)] for rank in range(count))}
+
+
+def few_gpus(recipe: Recipe, known: Sequence[str]) -> str:
+    """Says that processes of the head share GPUs; empty where each has its own, and where they are not known."""
+    needed = gpus(recipe, node(recipe, HEAD))
+    if not known or len(known) >= needed:
+        return ""
+    return (
+        f"{needed} GPUs would be needed on this machine, which has {len(known)}: servers share those of trainer ranks"
+    )
 
 
 def visible_devices(recipe: Recipe, index: int) -> dict[str, str]:

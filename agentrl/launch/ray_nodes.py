@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from agentrl.launch.placement import gpus, machines, node, per_node
 
 ANSWER_SECONDS = 30.0  # for an actor to answer
 START_SECONDS = 180.0  # for an actor to start on its node
+SHARED_SECONDS = 60.0  # for a file to be seen on another node
+SHARED_POLL = 0.2
+THREADS = "OMP_NUM_THREADS"
 
 
 class RayError(UserError):
@@ -40,14 +44,33 @@ class Host:
 
         return ray.util.get_node_ip_address()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> None:
-        """Starts the command, which ends with this actor; what it prints is appended to ``log``."""
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: str, cwd: str) -> str:
+        """Starts the command, which ends with this actor; returns why it cannot, empty if it does.
+
+        Args:
+            command: Program and arguments.
+            env: Environment variables to add.
+            log: File that the caller has written on its machine; what the command prints is appended.
+            cwd: Working folder.
+        """
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not os.path.isfile(log):
+            if time.monotonic() > deadline:
+                return (
+                    f"{log} is not there, which was just written: launch.run_dir must be on a disk that all nodes see"
+                )
+            time.sleep(SHARED_POLL)
         tethered = [sys.executable, "-m", "agentrl.launch.tethered", str(os.getpid()), *command]
-        with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                tethered, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env={**os.environ, **env}, cwd=cwd, start_new_session=True,
-            )  # fmt: skip
+        own = {name: value for name, value in os.environ.items() if name != THREADS}  # Ray sets one thread for actors
+        try:
+            with open(log, "ab") as file:
+                self._process = subprocess.Popen(
+                    tethered, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    env={**own, **env}, cwd=cwd, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        return ""
 
     def poll(self) -> int | None:
         """Returns the command's exit code; ``None`` while it runs."""
@@ -113,17 +136,24 @@ def place(recipe: Recipe) -> list[Placed]:
             f"the Ray cluster has no {_counted(bundles)} that are free within {recipe.launch.node_timeout:g} s "
             f"(launch.node_timeout); it has {'; '.join(there)}"
         )
-    return [put(rank, group, rank) for rank in range(len(bundles))]
+    return [put(recipe, rank, group, rank) for rank in range(len(bundles))]
 
 
-def put(rank: int, group: Any, bundle: int, tries: int = 0) -> Placed:
-    """Makes the actor of a machine on its node; where that is lost, on the one that Ray finds in its place."""
+def put(recipe: Recipe, rank: int, group: Any, bundle: int, tries: int = 0) -> Placed:
+    """Makes the actor of a machine on its node; where that is lost, on the one that Ray finds in its place.
+
+    The actor takes the GPUs of the machine, so that Ray says in its environment which they are; its launcher inherits
+    that. Without them it would see all of the node, also those of other jobs, or with an older Ray none.
+    """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     actor: Any = ray.remote(Host)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    made = actor.options(num_cpus=0, max_restarts=0, max_concurrency=4, scheduling_strategy=strategy).remote()
+    gpus = wanted(recipe, rank).get("GPU", 0)
+    made = actor.options(
+        num_cpus=0, num_gpus=gpus, max_restarts=0, max_concurrency=4, scheduling_strategy=strategy
+    ).remote()
     return Placed(rank, made, group, bundle, asked=made.address.remote(), tries=tries)
 
 

@@ -7,6 +7,7 @@ the newest one, ``launch.restarts`` times. With ``inference.max_servers`` nodes 
 """
 
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from agentrl.config.machines import OWN_RAY
 from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.host.stop_signals import STOP_SIGNAL_CODE
@@ -26,6 +28,7 @@ from agentrl.launch.needed_packages import require_packages
 from agentrl.launch.placement import machines, most_machines, node
 from agentrl.launch.ray_nodes import (
     START_SECONDS,
+    THREADS,
     NodeLost,
     Placed,
     RayError,
@@ -40,6 +43,9 @@ from agentrl.launch.ray_nodes import (
 from agentrl.launch.run_owner import ALIVE_SECONDS, read_owner
 from agentrl.train.checkpoint_state import latest_checkpoint
 
+OBJECT_STORE_BYTES = 80_000_000  # of a cluster that the run starts; nothing of its data goes through Ray
+_TOKEN = "A cluster with tokens needs RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+MOST_WORDS = 500  # characters of what Ray says in several lines, such as two versions that differ
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0  # for the other launchers when one has ended, and for all after SIGTERM
 FAILED = 1  # exit code of a run with a failed process
@@ -64,7 +70,8 @@ def run_on_ray(recipe: Recipe, console: Console, *, resume: bool) -> int:
     run.parent.mkdir(parents=True, exist_ok=True)
     file = run.with_name(f"{recipe.name}.ray.yaml")
     file.write_text(render(recipe_of_machine(recipe), comments=False))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     connect(recipe)
     import ray
 
@@ -116,18 +123,37 @@ def connect(recipe: Recipe) -> None:
     where = urlsplit(address if "://" in address else f"//{address}")
     if where.port is not None and (why := why_unreachable(where.hostname or "", where.port)):
         raise _no_cluster(address, why)
+    if where.scheme == "ray":
+        require_packages({"grpc": f"the Ray address {address}"})
+    own = own_cluster(recipe) if recipe.launch.ray_address == OWN_RAY else {}
+    if own:
+        give_token()  # before Ray is imported, which reads it
     import ray
+    from ray import exceptions
 
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise _no_cluster(address, str(error).strip().splitlines()[0]) from error
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **own)
+    except (exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise _no_cluster(address, " ".join(str(error).split())[:MOST_WORDS]) from error
+
+
+def own_cluster(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings of a cluster of this machine alone, which ends with this process."""
+    known = ("CPU", "GPU")  # which Ray counts itself
+    named = {name: count for name, count in wanted(recipe).items() if name not in known}
+    return {"resources": named, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+
+
+def give_token() -> None:
+    """Gives the cluster that this process starts a token of its own, unless the user has chosen one or none."""
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _no_cluster(address: str, why: str) -> RayError:
     return RayError(
         f"launch.type=ray: no Ray cluster answers at {address} ({why}); start one with ray start --head, and name it "
-        "with launch.ray_address or RAY_ADDRESS"
+        f"with launch.ray_address or RAY_ADDRESS. {_TOKEN}"
     )
 
 
@@ -193,18 +219,21 @@ class _Cluster:
 
         Raises:
             NodeLost: It does not.
+            RayError: Its node sees other files than this machine.
         """
         several = most_machines(self._recipe) > 1
         command = [sys.executable, "-m", "agentrl", "recipe", "run", str(self._file), f"launch.node_rank={one.rank}"]
         command += [f"launch.head={self._head_address}"] if several else []
         command += ["--resume"] if self._resume and one.rank == 0 else []
-        mine = self._log if one.rank == 0 else self._log.with_name(f"{self._log.stem}-{one.rank}.log")
+        mine = self._log_of(one.rank)
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "COLUMNS": str(os.environ.get("COLUMNS", 120))}
-        env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")  # Ray sets 1 for an actor's children
+        env[THREADS] = os.environ.get(THREADS, "")  # as on this machine
         with open(mine, "a") as out:
             out.write(f"$ {shlex.join(command)}\n")
         given = {name: value for name, value in env.items() if value}
-        ask(one.actor.start.remote(command, given, str(mine), os.getcwd()))
+        why = ask(one.actor.start.remote(command, given, str(mine), os.getcwd()), START_SECONDS)
+        if why:
+            raise RayError(f"node {one.rank} of the run cannot start its launcher: {why}")
         one.started, one.asked = True, one.actor.poll.remote()
 
     def _look(self) -> int | None:
@@ -224,7 +253,7 @@ class _Cluster:
                     self._say(f"node {one.rank} has a node again: its {node(self._recipe, one.rank).kind} start")
                     continue
                 one.asked = one.actor.poll.remote()
-            except NodeLost as error:
+            except (NodeLost, RayError) as error:
                 if trains:
                     raise
                 self._placed[index] = self._again(one, str(error))
@@ -237,8 +266,13 @@ class _Cluster:
                 who = "the head's launcher" if one.rank == 0 else f"the launcher of node {one.rank}"
                 raise NodeLost(f"{who} was killed by {signal.Signals(-code).name}")
             if not trains and code != 0:
-                self._placed[index] = self._again(one, f"the launcher of node {one.rank} ended with code {code}")
+                why = f"the launcher of node {one.rank} ended with code {code} ({self._log_of(one.rank)})"
+                self._placed[index] = self._again(one, why)
         return None
+
+    def _log_of(self, rank: int) -> Path:
+        """Returns the file that the launcher of a machine prints to."""
+        return self._log if rank == 0 else self._log.with_name(f"{self._log.stem}-{rank}.log")
 
     def _again(self, one: Placed, why: str) -> Placed:
         """Places a machine of servers or workers again, on its node or on another one.
@@ -253,7 +287,7 @@ class _Cluster:
             raise NodeLost(f"node {one.rank} of {kind} cannot be kept: {why}")
         self._say(f"node {one.rank}: {why}; its {kind} are started elsewhere")
         ray.kill(one.actor)
-        return put(one.rank, one.group, one.bundle, one.tries + 1)
+        return put(self._recipe, one.rank, one.group, one.bundle, one.tries + 1)
 
     def _grow(self) -> None:
         """Adds a machine of servers where ``inference.max_servers`` allows it and the cluster has a node."""
@@ -266,7 +300,7 @@ class _Cluster:
             self._groups.append(self._growing)
         if self._growing.wait(0):
             self._say(f"the cluster has a node for more servers: node {self._next_rank} joins")
-            self._placed.append(put(self._next_rank, self._growing, 0))
+            self._placed.append(put(self._recipe, self._next_rank, self._growing, 0))
             self._growing, self._next_rank = None, self._next_rank + 1
 
     def _say(self, text: str) -> None:

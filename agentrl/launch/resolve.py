@@ -41,7 +41,8 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
     """
     device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
     trainer, read = recipe.trainer, _sections(recipe)
-    threads = trainer.threads or max(1, (os.cpu_count() or 1) // trainer.nproc)
+    cores = len(os.sched_getaffinity(0))  # of this process: a job may have a part of the machine
+    threads = trainer.threads or max(1, cores // trainer.nproc)
     changes: dict[str, dict[str, Any]] = {
         "launch": {"device": device},
         "trainer": {"dtype": resolved_dtype(trainer.dtype, device), "threads": threads},

@@ -41,7 +41,7 @@ from agentrl.launch.machines import HEAD_FILE
 from agentrl.launch.model_check import start_model_check
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.launch.paused_servers import resume_paused
-from agentrl.launch.placement import machines, placed, served_beyond
+from agentrl.launch.placement import few_gpus, machines, placed, served_beyond, visible_gpus
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import (
     EvalResult,
@@ -254,7 +254,7 @@ def _train(
     processes = run_dir / "processes"
     resume_paused(recipe, run_dir)  # left by a launcher that was killed
     shutil.rmtree(processes, ignore_errors=True)
-    processes.mkdir()
+    processes.mkdir(exist_ok=True)  # another machine may just have answered an earlier start there
     fleet = Fleet(recipe, model, run_dir, shared_env[SECRET_ENV], resume=resume)
     if served_beyond(recipe):
         shared_env[KEY_ENV] = shared_env[SECRET_ENV]
@@ -280,6 +280,8 @@ def _train_with(
 ) -> None:
     processes = run_dir / "processes"
     view.state("starting the inference server and the controller")
+    if shared := few_gpus(recipe, visible_gpus()):
+        view.state(shared)
     ready = processes / "controller.json"
     controller = supervisor.start(  # it prepares itself, and finds wrong data or prompts, while the servers load
         "controller", commands.controller(recipe, model, run_dir, processes / SERVERS, ready, resume), env=shared_env

@@ -22,7 +22,7 @@ from agentrl.host.key_guard import KEY_ENV
 from agentrl.inference.http import OPEN, Access
 from agentrl.inference.kinds.kind import ServerStart, server_kind
 from agentrl.launch import commands
-from agentrl.launch.placement import sizes
+from agentrl.launch.placement import devices_beside, sizes, visible_gpus
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
 from agentrl.observe.say import say
 
@@ -47,6 +47,7 @@ def start_servers(
     role: str = "server",
     host: str = "",
     access: Access = OPEN,
+    gpus_before: int = 0,
 ) -> list[str]:
     """Start the recipe's servers and return their URLs when all are ready.
 
@@ -58,7 +59,9 @@ def start_servers(
         role: Prefix of the processes' names; the run continues while one server of a role lives.
         host: Address of this machine for callers on others; empty for the loopback interface.
         access: Key and trust of the servers, for ``host``.
+        gpus_before: Number of GPUs of this machine that other servers take before these.
     """
+    known = visible_gpus()
     inference, kind = recipe.inference, server_kind(recipe.inference.engine)
     beside_trainer = recipe.trainer.type is not None and recipe.launch.device != "cuda"
     niceness = inference.niceness if beside_trainer else 0
@@ -67,7 +70,8 @@ def start_servers(
         name = f"{role}-{index}"
         start = server_start(recipe, model, processes / f"{name}.json", index, host)
         command = commands.server(kind, start, inference.args)
-        env = {**kind.env(start), KEY_ENV: access.key}  # a key of the user's is for servers elsewhere
+        own = devices_beside(recipe, index, known, gpus_before)
+        env = {**kind.env(start), **own, KEY_ENV: access.key}  # a key of the user's is for servers elsewhere
         child = supervisor.start(name, command, env=env, niceness=niceness, peer=role)
         waiting.append((child, start))
     urls: list[str] = []

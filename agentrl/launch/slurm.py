@@ -3,7 +3,8 @@
 Guarantees: the script is computed from the recipe alone, and ``--dry-run`` prints it; the job's exit code is 0 only if
 the run says itself that it ended well, because ``srun`` ends with 0 when a node is lost. Before its time limit or a
 preemption the job saves, and is queued again; a job that starts again goes on from its newest checkpoint. After a
-failure the script starts the run again from a new checkpoint, ``launch.restarts`` times, and names nodes that are down.
+failure the script starts the run again from a new checkpoint, ``launch.restarts`` times, and names nodes that are down;
+where one of its nodes does not answer it has the job queued again instead, because Slurm then chooses others.
 """
 
 import os
@@ -20,9 +21,10 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.run_owner import FILE as OWNER_FILE
-from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE
+from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE, latest_checkpoint
 
 REFUSED_CODE = 2  # of a launcher that cannot do what the recipe asks for
+ANSWER_SECONDS = 120  # for the nodes of a job to answer after a failure
 
 _SCRIPT = """\
 #!/bin/bash
@@ -62,8 +64,12 @@ for left in $(seq {restarts} -1 0); do
   grep -q '"code": 0' "$run/{owner}" 2> /dev/null && exit 0
   [ $code != 0 ] || code=1  # srun ends with 0 when a node is lost
   sinfo -h -N -n "${{SLURM_JOB_NODELIST:-}}" -o "%N is %T" | grep -v -E " (allocated|mixed|idle)$" >&2
-  if [ $code = {refused} ] || [ "$(newest)" = "$before" ]; then break; fi
-  [ $left = 0 ] || echo "the run failed (code $code); it starts again from $(newest)" >&2
+  if [ $left = 0 ] || [ $code = {refused} ] || [ "$(newest)" = "$before" ]; then break; fi
+  if ! ({answer}) > /dev/null 2>&1; then
+    echo "the run failed (code $code), and a node does not answer: the job is queued again, to go on elsewhere" >&2
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+  fi
+  echo "the run failed (code $code); it starts again from $(newest)" >&2
 done
 echo "the run failed (code $code): see above, and $run/logs" >&2
 exit $code
@@ -72,6 +78,7 @@ _STEP = """\
   srun {where}--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none {kill}{container}bash -c \\
     'exec $agentrl_run {head}launch.node_rank={rank}' &
   {pid}=$!"""
+_ANSWER = "timeout {seconds} srun --overlap {where}--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 true"
 _HET = """\
 #SBATCH hetjob
 #SBATCH --nodes={nodes}
@@ -133,15 +140,18 @@ def script(recipe: Recipe) -> str:
     modules = [f"module load {' '.join(map(shlex.quote, slurm.modules))}"] if slurm.modules else []
     pids = " ".join(f"${group.pid}" for group in groups)
     return _SCRIPT.format(
-        name=f"agentrl-{recipe.name}",
+        name=shlex.quote(f"agentrl-{recipe.name}"),
         nodes=recipe.trainer.nodes + sum(group.nodes for group in groups if not group.args),
-        log=f"{run}.slurm-%j.log",
+        log=shlex.quote(f"{run}.slurm-%j.log"),
         options="\n".join(options),
         setup="\n".join((*modules, *slurm.setup)),
         run=shlex.quote(str(run)),
         recipe=shlex.quote(str(recipe_file(recipe))),
         python="python3" if slurm.container else shlex.quote(sys.executable),
         steps="\n".join(_steps(recipe, groups)),
+        answer=" && ".join(
+            _ANSWER.format(seconds=ANSWER_SECONDS, where=where, nodes=nodes) for where, nodes in _places(recipe, groups)
+        ),
         end_others=_END_OTHERS.format(pids=pids) if groups else "",
         restarts=recipe.launch.restarts,
         saved=SAVED_FILE,
@@ -152,34 +162,41 @@ def script(recipe: Recipe) -> str:
     )
 
 
-def _steps(recipe: Recipe, groups: Sequence[_Group]) -> list[str]:
-    """Lines that start the launchers: a step for the trainer's nodes, and one for each other kind."""
-    trainers, container = recipe.trainer.nodes, _container(recipe)
-    head = "launch.head=$SLURM_LAUNCH_NODE_IPADDR " if groups or trainers > 1 else ""  # this script's node: the first
-    apart = any(group.args for group in groups)
-    first = "--het-group=0 " if apart else ""
+def _places(recipe: Recipe, groups: Sequence[_Group]) -> list[tuple[str, int]]:
+    """Returns the options of srun that choose the nodes of each kind, the trainer's first, and their number."""
+    trainers = recipe.trainer.nodes
+    first = "--het-group=0 " if any(group.args for group in groups) else ""
     beside = any(not group.args for group in groups)
-    steps = [
-        _STEP.format(
-            where=first + "--relative=0 " * beside, nodes=trainers, kill="--kill-on-bad-exit=1 ", container=container,
-            head=head, rank="$SLURM_NODEID", pid="pid",
-        )
-    ]  # fmt: skip
-    rank = relative = trainers
-    component = 0
+    found = [(first + "--relative=0 " * beside, trainers)]
+    relative, component = trainers, 0
     for group in groups:
         if group.args:
             component += 1
             where = f"--het-group={component} "
         else:
             where, relative = f"{first}--relative={relative} ", relative + group.nodes
+        found.append((where, group.nodes))
+    return found
+
+
+def _steps(recipe: Recipe, groups: Sequence[_Group]) -> list[str]:
+    """Lines that start the launchers: a step for the trainer's nodes, and one for each other kind."""
+    trainers, container = recipe.trainer.nodes, _container(recipe)
+    head = "launch.head=$SLURM_LAUNCH_NODE_IPADDR " if groups or trainers > 1 else ""  # this script's node: the first
+    (first, _), *others = _places(recipe, groups)
+    steps = [
+        _STEP.format(
+            where=first, nodes=trainers, kill="--kill-on-bad-exit=1 ", container=container,
+            head=head, rank="$SLURM_NODEID", pid="pid",
+        )
+    ]  # fmt: skip
+    rank = trainers
+    for group, (where, nodes) in zip(groups, others, strict=True):
         number = f"$(({rank} + SLURM_PROCID))"  # of the step
         steps.append(
-            _STEP.format(
-                where=where, nodes=group.nodes, kill="", container=container, head=head, rank=number, pid=group.pid
-            )
+            _STEP.format(where=where, nodes=nodes, kill="", container=container, head=head, rank=number, pid=group.pid)
         )
-        rank += group.nodes
+        rank += nodes
     return steps
 
 
@@ -199,17 +216,23 @@ def recipe_file(recipe: Recipe) -> Path:
     return run_folder(recipe).with_name(f"{recipe.name}.slurm.yaml")
 
 
-def submit(recipe: Recipe) -> tuple[str, str]:
+def submit(recipe: Recipe, *, resume: bool = False) -> tuple[str, str]:
     """Submits the job; returns its number, and the file of its output.
 
+    Args:
+        recipe: Recipe as loaded.
+        resume: Whether the job goes on with the run of this name, whose last job was cancelled or failed.
+
     Raises:
-        SlurmError: There is no Slurm here, or it refuses the job.
+        SlurmError: There is no Slurm here, it refuses the job, or the name is taken or has nothing to go on with.
     """
     if shutil.which("sbatch") is None:
         raise SlurmError("launch.type=slurm: there is no sbatch here; run this on a machine of the cluster")
     run = run_folder(recipe)
-    if run.exists():
-        raise SlurmError(f"a run named {recipe.name!r} exists in {run}: choose another name with name=NEW")
+    if run.exists() and not resume:
+        raise SlurmError(f"a run named {recipe.name!r} exists in {run}: continue it with --resume, or choose name=NEW")
+    if resume and latest_checkpoint(run / "checkpoints") is None:
+        raise SlurmError(f"{run} has no checkpoint to go on from")
     run.parent.mkdir(parents=True, exist_ok=True)
     recipe_file(recipe).write_text(render(recipe_of_machine(recipe), comments=False))
     file = run.with_name(f"{recipe.name}.slurm.sh")

@@ -60,4 +60,6 @@ def teacher_urls(recipe: Recipe, model: Path | None, processes: Path, supervisor
     """Returns the URLs of the teacher's servers, which are started if ``model`` is given; empty without a teacher."""
     if model is None:
         return list(recipe.teacher.urls)
-    return start_servers(as_teacher(recipe), model, processes, supervisor, "teacher")
+    own = recipe.inference
+    policy = 0 if own.urls or own.nodes else own.servers * own.ranks
+    return start_servers(as_teacher(recipe), model, processes, supervisor, "teacher", gpus_before=policy)

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.checkpoint_state import read_state
 from agentrl.train.learner import PolicyLearner
+from agentrl.train.plain_shards import in_blocks, laid_out_as
 from agentrl.train.random_state import load_random_state
 
 
@@ -49,13 +50,15 @@ def save_checkpoint(
     Raises:
         CheckpointFailed: The save before this one failed, or this one cannot begin.
     """
-    return saver.save(step, _tensors(engine), {"step": step, **state}, files or {})
+    return saver.save(step, in_blocks(_tensors(engine)), {"step": step, **state}, files or {})
 
 
 def load_checkpoint(checkpoint: Path, engine: PolicyLearner) -> dict[str, Any]:
     """Loads the tensors in place and returns the other saved state; a collective over all ranks."""
-    tensors = _tensors(engine)
+    own = _tensors(engine)
+    tensors = in_blocks(own)
     load(tensors, checkpoint_id=str(checkpoint))
+    tensors = laid_out_as(tensors, own)
     for name, module, optimizer in _learned(engine):
         set_state_dict(
             module,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from agentrl.bench.gpu_sides import FULL, TINY, make_batch, make_model
+from agentrl.bench import bench_gpu_mesh
+from agentrl.bench.gpu_sides import EIGHT, EIGHT_LONG, FULL, LONG, TINY, Size, make_batch, make_model
 from agentrl.bench.model_flops import Work, peak_tflops, update_flops
 from agentrl.train.microbatches import plan_packed
 from agentrl.train.rows import build_rows
@@ -33,6 +34,58 @@ def test_the_script_takes_its_whole_way_on_a_cpu() -> None:
     assert "mfu" not in figures, "a CPU has no published peak here"
     work = Work.of(make_batch(TINY), TINY.tokens)
     assert figures["tokens_s"]["median"] * figures["update_s"]["median"] == pytest.approx(work.tokens)
+
+
+@pytest.mark.long
+def test_the_script_tries_meshes_on_a_cpu() -> None:
+    arguments = ["mesh", "--tiny", "--device", "cpu", "--ranks", "4", "--repeats", "1"]
+    result = subprocess.run(
+        [ROOT / "scripts" / "gpu_bench.sh", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHON": sys.executable},
+    )
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    keys = ("update_s", "tflops", "tokens_s", "peak_gib")
+    assert figures.keys() == {f"{case}_{key}" for case in ("tiny", "tiny_tp2_cp2") for key in keys}
+    work = Work.of(make_batch(TINY), TINY.tokens)
+    flops = update_flops(make_model(TINY, torch.device("meta")), work)
+    for case in ("tiny", "tiny_tp2_cp2"):
+        seconds = figures[f"{case}_update_s"]["median"]
+        assert figures[f"{case}_tokens_s"]["median"] * seconds == pytest.approx(work.tokens)
+        assert figures[f"{case}_tflops"]["median"] * 1e12 * 4 * seconds == pytest.approx(flops), "of each rank"
+
+
+def test_a_case_that_the_ranks_do_not_fill_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {"split": bench_gpu_mesh.Case(TINY, bench_gpu_mesh.TENSOR_AND_CONTEXT)}
+    assert bench_gpu_mesh.run(1, "cpu", 2, cases) == {}
+    assert "split: needs a multiple of 4 ranks, left out on 2" in capsys.readouterr().err
+
+
+def test_a_case_that_does_not_fit_is_left_out_and_another_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        (Path(command[-1]) / bench_gpu_mesh.OUT_OF_MEMORY).touch()
+        return subprocess.CompletedProcess(command, 1, "")
+
+    monkeypatch.setattr(bench_gpu_mesh.subprocess, "run", full)
+    assert bench_gpu_mesh.run(1, "cpu", 2, {"large": bench_gpu_mesh.Case(FULL)}) == {}
+    assert "large: out of memory on 2 ranks, left out" in capsys.readouterr().err
+    failed = subprocess.CompletedProcess([], 1, "no such kernel")
+    monkeypatch.setattr(bench_gpu_mesh.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(RuntimeError, match="large failed: no such kernel"):
+        bench_gpu_mesh.run(1, "cpu", 2, {"large": bench_gpu_mesh.Case(FULL)})
+
+
+@pytest.mark.parametrize(("size", "least"), [(EIGHT, 8.0e9), (EIGHT_LONG, 8.0e9), (LONG, 1.5e9)])
+def test_models_and_contexts_are_those_that_are_named(size: Size, least: float) -> None:
+    parameters = sum(one.numel() for one in make_model(size, torch.device("meta")).parameters())
+    assert least < parameters < 1.1 * least
+    if size is not EIGHT:
+        assert size.prompt + size.answer == size.tokens == 32768
+        assert size.groups * size.members % 8 == 0, "a sequence for each of 8 GPUs"
 
 
 def test_operations_are_those_that_torch_counts() -> None:

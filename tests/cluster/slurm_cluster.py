@@ -1,5 +1,6 @@
 """A Slurm cluster of virtual nodes on this machine: its own daemons in one folder, as root."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 PLACES = "/usr/sbin:/sbin"  # of the daemons, which a user's path may lack
@@ -41,9 +44,9 @@ class SlurmCluster:
         files = [f"--{name}-file={munge / name}" for name in ("key", "pid", "log", "seed")]
         self._run("munged", "--force", f"--socket={munge / 'socket'}", *files)
         self._run("slurmctld", "-c")
-        for index in range(nodes):
-            self._run("slurmd", "-N", f"n{index + 1}")
-        self._until(lambda: self._run("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * nodes)
+        self.nodes = [f"n{index + 1}" for index in range(nodes)]
+        for name in self.nodes:
+            self.begin(name)
 
     def _config(self, nodes: int) -> list[str]:
         folder, host = self.folder, socket.gethostname().partition(".")[0]
@@ -83,6 +86,45 @@ class SlurmCluster:
 
     def _run(self, *command: str) -> str:
         return subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
+
+    def begin(self, node: str) -> None:
+        """Starts a node's daemon, and waits until the cluster counts on it."""
+        self._run("slurmd", "-N", node)
+        self._until(
+            lambda: self._run("sinfo", "-h", "-n", node, "-o", "%T").strip() == "idle", what=lambda: self._run("sinfo")
+        )
+
+    def node_of(self, words: str) -> str:
+        """Returns the node on which a process with such a command line runs."""
+        found = [node for process, node in self._tasks() if words in " ".join(process.cmdline())]
+        assert found, f"no node runs {words}"
+        return found[0]
+
+    def lose(self, node: str) -> None:
+        """The node dies as one that loses its power does: its daemon, and all that runs on it."""
+        tasks = [process for process, place in self._tasks() if place == node]
+        family = {psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))}
+        for task in tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                above = task.parent()
+                family |= {task} | ({above} if above is not None and above.name() == "slurmstepd" else set())
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them may notice that another one is gone
+            for one in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+        psutil.wait_procs(list(family), timeout=20)
+
+    def _tasks(self) -> list[tuple[psutil.Process, str]]:
+        """Processes of this cluster's jobs, each with its node."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                env = process.environ()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if env.get("SLURM_CONF") == self.env["SLURM_CONF"] and "SLURMD_NODENAME" in env:
+                found.append((process, env["SLURMD_NODENAME"]))
+        return found
 
     def state(self, job: str) -> str:
         """State of a job, and its number of restarts: ``COMPLETED 0``."""

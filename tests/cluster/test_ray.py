@@ -4,17 +4,22 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.config.load import load_recipe
+from agentrl.launch.ray_nodes import ask, place
+from agentrl.launch.ray_run import connect
 from agentrl.launch.save_and_stop import SAVED_CODE
 from agentrl.rollout.journal_proof import valid_outcomes
-from agentrl.train.checkpoint_state import STOP_FILE
+from agentrl.train.checkpoint_state import STOP_FILE, latest_checkpoint
 from tests.end_to_end import command, environment, metrics, overrides, processes_of, run
 
 pytest.importorskip("ray", reason="Ray is an extra: make test-cluster installs it")
@@ -36,9 +41,10 @@ def cluster() -> Iterator[RayCluster]:
 class Run:
     """A run of ``arithmetic_grpo`` on the cluster, on two nodes unless told otherwise."""
 
-    def __init__(self, cluster: RayCluster, folder: Path, *settings: str, each: str = "trainer: 1") -> None:
+    def __init__(self, cluster: RayCluster | str, folder: Path, *settings: str, each: str = "trainer: 1") -> None:
         self.out = folder / "out.log"
-        on_ray = ["launch.type=ray", f"launch.ray_address={cluster.address}", f"launch.ray_resources={{{each}}}"]
+        address = cluster if isinstance(cluster, str) else cluster.address
+        on_ray = ["launch.type=ray", f"launch.ray_address={address}", f"launch.ray_resources={{{each}}}"]
         arguments = ["recipe", "run", "arithmetic_grpo", "trainer.nodes=2", *settings, *on_ray]
         with open(self.out, "wb") as out:
             self.process = subprocess.Popen(command(*arguments), env=environment(), stdout=out, stderr=out)
@@ -110,8 +116,8 @@ def exactly_once(run_dir: Path) -> int:
 def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undisturbed_one(
     cluster: RayCluster, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Three nodes: the trainer and the controller, a rollout worker, a server."""
-    run_dir, steps = tmp_path / "disturbed", 40
+    """Three nodes: the trainer and the controller, a rollout worker, a server; an actor alone dies, too."""
+    run_dir, steps = tmp_path / "disturbed", 100
     kinds = ["trainer.nodes=1", "rollout.nodes=1", "rollout.workers=1", "inference.nodes=1"]
     own = ["launch.ray_server_resources={server: 1}", "launch.ray_worker_resources={worker: 1}", "launch.restarts=1"]
     more = [
@@ -128,12 +134,19 @@ def test_a_run_that_loses_each_kind_of_node_in_turn_has_the_journal_of_an_undist
         cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank={rank}"))
         cluster.add(**{kind: 1})
         disturbed.until(lambda said=said: said in disturbed.output)
+    starts = disturbed.output.count("its rollout workers start")
+    cluster.actor_of(f"{run_dir}.ray.yaml launch.node_rank=1").kill()
+    disturbed.until(lambda: disturbed.output.count("its rollout workers start") > starts)
     step = step_of(run_dir)
-    disturbed.until(lambda: step_of(run_dir) >= step + 3 and (run_dir / "checkpoints" / "step-000005").is_dir())
+    disturbed.until(lambda: step_of(run_dir) >= step + 3 and latest_checkpoint(run_dir / "checkpoints") is not None)
     cluster.kill(cluster.node_of(f"{run_dir}.ray.yaml launch.node_rank=0"))
     cluster.add(trainer=1)
     output = disturbed.ended()
     assert output.count("starting again from the newest checkpoint") == 1
+    for rank in (1, 2):
+        said = run_dir.with_name(f"disturbed.ray-{rank}.log").read_text()
+        assert "Traceback" not in said, said
+        print(f"node {rank} said:", said)
     assert exactly_once(run_dir) == steps
     local = run("recipe", "run", "arithmetic_grpo", *overrides(tiny_model, tmp_path, "undisturbed", more[0]))
     assert local.returncode == 0, local.stdout
@@ -176,8 +189,12 @@ def step_of(run_dir: Path) -> int:
     return max((one["step"] for one in metrics(run_dir)), default=0) if (run_dir / "metrics.jsonl").is_file() else 0
 
 
-def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path, tmp_path: Path) -> None:
-    stopped = Run(cluster, tmp_path, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000"))
+@pytest.mark.parametrize("kind", ["address", "client_address"])
+def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    """Also by ``ray://``, as from a machine that is no node of the cluster."""
+    stopped = Run(
+        getattr(cluster, kind), tmp_path, *overrides(tiny_model, tmp_path, "stopped", "trainer.total_steps=5000")
+    )
     stopped.until(lambda: (tmp_path / "stopped" / "metrics.jsonl").is_file())
     os.kill(stopped.process.pid, signal.SIGINT)
     stopped.ended(130)
@@ -185,6 +202,43 @@ def test_ctrl_c_leaves_nothing_on_any_node(cluster: RayCluster, tiny_model: Path
     while processes_of(tmp_path):
         assert time.monotonic() < deadline, processes_of(tmp_path)
         time.sleep(0.2)
+
+
+def test_a_launcher_sees_the_gpus_of_its_run_alone(cluster: RayCluster, tmp_path: Path) -> None:
+    """Two runs with a GPU each on one node of three."""
+    import ray
+
+    cluster.add(GPU=3, card=3)
+    settings = ["inference.urls=[http://127.0.0.1:1]", f"launch.ray_address={cluster.address}", "launch.device=cuda"]
+    one = load_recipe("arithmetic_grpo", ["launch.type=ray", *settings, "launch.ray_resources={card: 1}"])
+    connect(one)
+    try:
+        seen = []
+        for number in range(2):
+            (placed,) = place(one)
+            ask(placed.asked, 60)
+            said = tmp_path / f"{number}.txt"
+            said.touch()
+            names = "('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS')"
+            print_it = [sys.executable, "-c", f"import os; print(*map(os.environ.get, {names}))"]
+            assert ask(placed.actor.start.remote(print_it, {}, str(said), str(tmp_path))) == ""
+            while ask(placed.actor.poll.remote()) is None:
+                time.sleep(0.1)
+            seen.append(said.read_text().split())
+        assert len({one for one, _ in seen}) == 2 and {one for one, _ in seen} < {"0", "1", "2"}, seen
+        assert [threads for _, threads in seen] == ["None", "None"], "Ray's one thread would slow a CPU's servers"
+    finally:
+        ray.shutdown()
+
+
+def test_a_cluster_that_the_run_starts_ends_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    alone = Run("local", tmp_path, *overrides(tiny_model, tmp_path, "alone", "trainer.nodes=1"))
+    alone.until(lambda: (tmp_path / "alone" / "metrics.jsonl").is_file())
+    family = psutil.Process(alone.process.pid).children(recursive=True)
+    assert any(one.name() == "raylet" for one in family)
+    assert "RAY_AUTH_TOKEN" in psutil.Process(alone.process.pid).children()[0].environ(), "nobody else is let in"
+    assert "step 3/3" in alone.ended()
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def test_a_cluster_that_is_too_small_is_told_with_what_it_has(
@@ -195,6 +249,28 @@ def test_a_cluster_that_is_too_small_is_told_with_what_it_has(
     )
     output = small.ended(2)
     assert "has no 2 nodes with 1 CPU, 3 trainer each" in output and "4 CPU, 1 trainer" in output
+
+
+def test_a_cluster_with_tokens_lets_in_who_knows_it(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = overrides(tiny_model, tmp_path, "token", "launch.type=ray", "launch.ray_resources={trainer: 1}")
+    token = "1" * 64
+    made = RayCluster(token)
+    try:
+        for env, words in (
+            ({}, "A cluster with tokens needs RAY_AUTH_MODE=token"),
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "2" * 64}, "A cluster with tokens needs RAY_AUTH_MODE=token"),
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}, "has no 1 nodes with 1 CPU, 1 trainer each"),
+        ):
+            for name, value in env.items():
+                monkeypatch.setenv(name, value)
+            asked = [f"launch.ray_address={made.address}", "launch.node_timeout=2"]
+            result = run("recipe", "run", "arithmetic_grpo", *settings, *asked)
+            assert result.returncode == 2 and words in result.stdout, result.stdout
+            assert "Traceback" not in result.stdout and token not in result.stdout
+    finally:
+        made.close()
 
 
 def test_no_cluster_is_told(tiny_model: Path, tmp_path: Path) -> None:

@@ -147,6 +147,28 @@ def test_a_job_that_is_preempted_saves_is_queued_again_and_goes_on(
     print("\n".join(line for line in text.splitlines() if not line.startswith("step ")))
 
 
+def test_a_job_that_loses_a_node_goes_on_elsewhere_from_its_newest_checkpoint(
+    cluster: SlurmCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "lost"
+    more = ["trainer.total_steps=100", "trainer.save_every=5", "eval.every=0", "launch.restarts=1"]
+    job = submit(cluster, *overrides(tiny_model, tmp_path, "lost", *more))
+    until_step(run_dir, 8, lambda: output(tmp_path, "lost", job))
+    node = cluster.node_of(f"{run_dir}.slurm.yaml launch.head=127.0.0.1 launch.node_rank=1")
+    cluster.lose(node)
+    try:
+        cluster.wait(job, "COMPLETED 1", "FAILED 0", "FAILED 1", seconds=900)
+        text = output(tmp_path, "lost", job)
+        assert cluster.state(job) == "COMPLETED 1", text
+        assert "is gone, its trainer ranks are lost" in text
+        assert text.count("evaluation at step 0") == 1, "it went on from a checkpoint"
+        draws = [one["draw"] for one in valid_outcomes(run_dir) if one["outcome"] == "trained"]
+        assert len(draws) == len(set(draws)) == 100 * 4
+        print("\n".join(line for line in text.splitlines() if not line.startswith("step ")))
+    finally:
+        cluster.begin(node)
+
+
 def test_a_partition_that_does_not_exist_is_told(cluster: SlurmCluster, tiny_model: Path, tmp_path: Path) -> None:
     settings = overrides(tiny_model, tmp_path, "wrong", "launch.slurm.args=[--partition=nowhere]")
     found = subprocess.run(

@@ -57,3 +57,20 @@ def test_workers_of_an_evaluation_alone_get_a_hint() -> None:
     assert hints(load_recipe("arithmetic_grpo", settings)) == []
     (hint,) = hints(load_recipe("arithmetic_grpo", [*settings, "trainer.type=null"]))
     assert "rollout.workers=2 does nothing with trainer.type=null" in hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ([], ["args"]),
+        (["launch.slurm.args=[-p gpu, -c 32]"], []),
+        (["launch.slurm.args=[--exclusive]"], []),
+        (["launch.slurm.args=[--cpus-per-gpu=12]", "launch.slurm.server_args=[-p l40]"], ["server_args"]),
+        (["launch.slurm.args=[--exclusive]", "launch.slurm.worker_args=[--cpus-per-task=32]"], []),
+    ],
+)
+def test_a_job_whose_options_say_nothing_of_cpus_is_told(settings: list[str], keys: list[str]) -> None:
+    nodes = ["inference.nodes=1", "rollout.nodes=1", "rollout.workers=1"]
+    found = hints(load_recipe("arithmetic_grpo", ["launch.type=slurm", *nodes, *settings], device="cpu"))
+    assert [one.partition(" ")[0] for one in found] == [f"launch.slurm.{key}" for key in keys]
+    assert hints(load_recipe("arithmetic_grpo", [], device="cpu")) == []

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import load
 from agentrl.config.device import detect_device
 from agentrl.config.load import ConfigError, dotted_keys, find_recipe, load_recipe, recipe_names, validate
 from agentrl.config.render import render
@@ -28,6 +29,32 @@ def problems_of(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_recipe(str(path), overrides, device="cpu")
     return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "found"),
+    [
+        (["launch.type=slurm"], "cpu", None),
+        (["launch.type=ray"], "cpu", None),
+        (["launch.type=slurm", "launch.device=auto"], "cpu", None),
+        (["launch.type=slurm"], "cuda", "cuda"),
+        (["launch.type=slurm", "launch.device=cuda"], "cpu", "cuda"),
+        (["launch.type=ray", "launch.device=cpu"], "cpu", "cpu"),
+        (["launch.type=ray", "launch.ray_address=local"], "cpu", "cpu"),
+        (["launch.type=local"], "cpu", "cpu"),
+    ],
+)
+def test_the_device_of_a_login_node_does_not_decide_for_the_nodes_of_a_job(
+    settings: list[str], here: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "detect_device", lambda: here)
+    if found is not None:
+        assert load_recipe("arithmetic_grpo", settings).launch.device == found
+        return
+    with pytest.raises(
+        ConfigError, match=r"which has no GPU, and launch.type=\w+ runs on others: set launch.device=cuda"
+    ):
+        load_recipe("arithmetic_grpo", settings)
 
 
 @pytest.mark.parametrize("name", ["gsm8k_grpo", "arithmetic_grpo"])

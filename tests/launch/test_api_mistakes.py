@@ -98,7 +98,10 @@ def test_a_class_of_a_file_beside_the_script_is_found_by_that_file(tmp_path: Pat
     ("call", "message"),
     [
         (lambda: agentrl.evaluate("arithmetic", model="m", task=3), r"unknown key 'task', did you mean 'tasks'\?"),
-        (lambda: agentrl.train("arithmetic_grpo", launch={"type": "ray"}), "ray: that is for the command"),
+        (
+            lambda: agentrl.train("arithmetic_grpo", {"launch.type": "ray", "launch.device": "cpu"}),
+            "ray: that is for the",
+        ),
         (lambda: agentrl.train("arithmetic_grpo", overides={}), r"did you mean 'overrides'\?"),
         (lambda: agentrl.evaluate(Echo(), model="m"), "an object of class Echo: give the class itself"),  # type: ignore[arg-type]
         (lambda: agentrl.evaluate(None, model="m"), "want a recipe, an environment's id or path, or"),  # type: ignore[arg-type]

@@ -1,12 +1,17 @@
 """The connection between the head of a run and its other machines."""
 
+import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
+from agentrl.config.machines import TlsConfig
 from agentrl.launch import door
 from agentrl.launch.door import Door, DoorError, Visit
 
@@ -54,6 +59,40 @@ def test_one_that_comes_again_takes_its_place(head: Door) -> None:
     until(lambda: not all(thread.is_alive() for thread in guests))
     assert head.inside() == {1} and head.lost() == []
     again.leave()
+
+
+def test_with_a_certificate_both_speak_tls_and_learn_of_the_others_end(tmp_path: Path) -> None:
+    ours = trustme.CA()
+    issued = ours.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    files = {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
+    for name, authority in (("ours", ours), ("theirs", trustme.CA())):
+        authority.cert_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+    tls = TlsConfig(**files, ca=str(tmp_path / "ours.pem"))
+    head = Door("127.0.0.1", 0, "secret", tls)
+    try:
+        visits = [Visit("127.0.0.1", head.port, "secret", rank, tls) for rank in (1, 2, 3)]
+        until(lambda: head.inside() == {1, 2, 3})
+        assert not visits[0].over
+        visits[1].leave()
+        visits[2]._held.close()
+        until(lambda: head.inside() == {1})
+        assert head.lost() == [3]
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Visit("127.0.0.1", head.port, "secret", 4, TlsConfig(**files, ca=str(tmp_path / "theirs.pem")))
+        with pytest.raises(DoorError):
+            Visit("127.0.0.1", head.port, "wrong", 4, tls)
+        with socket.create_connection(("127.0.0.1", head.port), timeout=30) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            said = b""
+            with contextlib.suppress(ConnectionResetError):
+                said = stranger.recv(1000)
+            assert b"nonce" not in said, "it says nothing in plain text"
+        assert head.inside() == {1}
+    finally:
+        head.close()
+    until(lambda: visits[0].over)
 
 
 def test_a_wrong_secret_is_refused_on_both_sides(head: Door) -> None:

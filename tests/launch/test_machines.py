@@ -1,6 +1,7 @@
 """Machines of a run that find one another, and those that do not fit."""
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -133,6 +134,45 @@ def test_a_machine_that_differs_is_refused_by_name(other: Machine, words: str) -
     with pytest.raises(MachineError) as caught:
         require_fit(HERE, replace(other, host="beta"), 1)
     assert words in str(caught.value) and "node 1 (beta)" in str(caught.value) and "alpha" in str(caught.value)
+
+
+def test_a_folder_that_the_head_empties_meanwhile_is_written_to_again(model: Path, run_dir: Path) -> None:
+    """A run that starts again removes what its last start left."""
+    here, processes = Machine.here(model, "new"), run_dir / "processes"
+    write_config(run_dir, recipe(model))
+    write_json(processes / HEAD_FILE, asdict(replace(HEAD, run="old", port=free_port())))
+    with socket.create_server(("127.0.0.1", 0)) as torchrun:
+        head = replace(HEAD, run="new", port=torchrun.getsockname()[1], machine=here)
+
+        waits: list[str] = []
+
+        def find(theirs: Recipe) -> Path:
+            if not waits:
+                shutil.rmtree(processes)
+            return model
+
+        def say(text: str) -> None:
+            processes.mkdir(exist_ok=True)
+            write_json(processes / HEAD_FILE, asdict(head))
+            waits.append(text)
+
+        assert join(recipe(model, rank=1), run_dir, find, say)[2] == head
+    assert len(waits) == 1 and json.loads((processes / "node-1.json").read_text())["run"] == "new"
+
+
+@pytest.mark.parametrize(("name", "known"), [("torch", "1.0"), ("agentrl's files", "0123")])
+def test_a_machine_that_comes_later_in_the_place_of_another_is_compared_too(
+    model: Path, run_dir: Path, name: str, known: str
+) -> None:
+    """The head of a run that goes on waits for nobody."""
+    here = Machine.here(model, "run")
+    write_config(run_dir, recipe(model))
+    with socket.create_server(("127.0.0.1", 0)) as torchrun:
+        port, versions = torchrun.getsockname()[1], here.versions | {name: known}
+        head = replace(HEAD, port=port, machine=replace(here, host="alpha", versions=versions))
+        write_json(run_dir / "processes" / HEAD_FILE, asdict(head))
+        with pytest.raises(MachineError, match=rf"node 1 \(.*\) has {name} .* instead of {known} as on the head"):
+            join(recipe(model, rank=1), run_dir, lambda theirs: model, print)
 
 
 def test_two_checkouts_of_one_version_differ_where_a_file_does(tmp_path: Path) -> None:

@@ -85,6 +85,35 @@ def test_servers_of_a_machine_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPa
     assert placement.visible_devices(recipe(), 1) == {}
 
 
+def test_servers_beside_the_trainer_get_gpus_behind_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(known: list[str], count: int, *settings: str, before: int = 0) -> list[str]:
+        given = recipe("launch.device=cuda", "trainer.nproc=2", *settings)
+        return [placement.devices_beside(given, index, known, before)["CUDA_VISIBLE_DEVICES"] for index in range(count)]
+
+    eight = [str(number) for number in range(8)]
+    assert of(eight, 2, "inference.servers=2") == ["2", "3"]
+    assert of(eight, 2, "inference.servers=2", "inference.engine=sglang", "inference.tp=2") == ["2,3", "4,5"]
+    assert of(eight, 1, before=3) == ["5"], "a teacher's, behind the policy's servers"
+    assert of(["GPU-a", "GPU-b", "GPU-c"], 1) == ["GPU-c"]
+    assert of(["0"], 2) == ["0", "0"] and of(["0", "1"], 2) == ["0", "1"], "too few are shared in turn"
+    assert of(eight, 1, "trainer.type=null") == ["0"], "no rank runs beside an evaluation"
+    assert placement.devices_beside(recipe("launch.device=cuda"), 0, []) == {}, "not known"
+    assert placement.devices_beside(recipe("launch.device=cpu"), 0, eight) == {}
+    two = recipe("launch.device=cuda")
+    assert placement.few_gpus(two, ["0"]).startswith("2 GPUs would be needed on this machine, which has 1")
+    assert placement.few_gpus(two, ["0", "1"]) == placement.few_gpus(two, []) == ""
+    assert placement.few_gpus(recipe("launch.device=cpu"), ["0"]) == "", "none is needed"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")
+    assert placement.visible_gpus() == ["4", "6"]
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert placement.visible_gpus(tmp_path) == ["0", "1"]
+
+
 def test_a_dry_run_says_who_stands_where() -> None:
     assert lines(recipe()) == []
     sized = ("trainer.nproc=4", "inference.engine=sglang", "inference.tp=2", "launch.device=cuda")
@@ -176,11 +205,22 @@ def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_pa
         check_names(recipe(*APART, *files))
 
 
-@pytest.mark.parametrize("launch", ["launch.type=slurm", "launch.type=ray", "launch.type=local"])
+SERVER = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
+TRAINER = ["trainer.nproc=2", "trainer.tensor_parallel=2"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "sized", "words"),
+    [
+        ("launch.type=slurm", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=ray", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=local", SERVER, "inference.tp=2 does not divide the model's 9 attention heads"),
+        ("launch.type=slurm", TRAINER, "trainer.tensor_parallel=2 does not divide the model's num_attention_heads=9"),
+    ],
+)
 def test_heads_that_tensor_ranks_do_not_divide_are_refused_before_anything_is_queued(
-    tmp_path: Path, launch: str
+    tmp_path: Path, launch: str, sized: list[str], words: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 9, "num_key_value_heads": 3}))
-    sized = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]
-    found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", *sized, launch)
-    assert found.returncode == 2 and "inference.tp=2 does not divide the model's 9 attention heads" in found.stdout
+    found = run("recipe", "run", "arithmetic_grpo", f"model.name={tmp_path}", "launch.device=cpu", *sized, launch)
+    assert found.returncode == 2 and words in found.stdout

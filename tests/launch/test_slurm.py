@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -19,8 +20,11 @@ PAGE = (ROOT / "docs" / "machines.md").read_text()
 SHOWN = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("agentrl recipe run")]
 
 
+JOB = ("launch.type=slurm", "launch.device=cpu")
+
+
 def recipe(folder: Path, *settings: str) -> Recipe:
-    return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", "launch.type=slurm", *settings])
+    return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", *JOB, *settings])
 
 
 @pytest.mark.parametrize("line", SHOWN)
@@ -37,6 +41,7 @@ def test_the_page_shows_commands() -> None:
 def test_the_script_is_shell_that_starts_one_launcher_on_each_node(tmp_path: Path, nodes: int) -> None:
     text = script(recipe(tmp_path / "a folder", f"trainer.nodes={nodes}", "launch.slurm.args=[--partition=gpu]"))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert f"#SBATCH --output='{tmp_path}/a folder/mine.slurm-%j.log'\n" in text
     assert f"#SBATCH --nodes={nodes}\n" in text and "#SBATCH --partition=gpu\n" in text
     started = re.findall(r"srun .*bash", text)
     assert len(started) == 1
@@ -68,7 +73,8 @@ def test_servers_on_a_partition_of_their_own_are_a_component_of_the_job(tmp_path
     first, second = text.split("#SBATCH hetjob\n")
     assert "#SBATCH --nodes=2\n" in first and "#SBATCH -p a\n" in first
     assert second.startswith("#SBATCH --nodes=3\n#SBATCH --ntasks=3\n") and "#SBATCH --gres=gpu:4\n" in second
-    assert re.findall(r"--het-group=\d", text) == ["--het-group=0", "--het-group=1"]
+    assert re.findall(r"^  srun (--het-group=\d)", text, re.MULTILINE) == ["--het-group=0", "--het-group=1"]
+    assert re.findall(r"srun --overlap (--het-group=\d)", text) == ["--het-group=0", "--het-group=1"], "asked again"
 
 
 def test_the_launchers_of_rollout_workers_are_a_step_between_the_others(tmp_path: Path) -> None:
@@ -91,9 +97,11 @@ def test_the_launchers_of_rollout_workers_are_a_step_between_the_others(tmp_path
         recipe(tmp_path, *SERVERS, *workers, "launch.slurm.worker_args=[-p c]", "launch.slurm.server_args=[-p d]")
     )
     assert both.count("#SBATCH hetjob\n") == 2 and "#SBATCH --nodes=2\n" in both.split("#SBATCH hetjob\n")[0]
-    assert re.findall(r"--het-group=\d --nodes=\d", both) == [
+    assert re.findall(r"^  srun (--het-group=\d --nodes=\d)", both, re.MULTILINE) == [
         "--het-group=0 --nodes=2", "--het-group=1 --nodes=2", "--het-group=2 --nodes=3",
     ]  # fmt: skip
+    asked = re.findall(r"srun --overlap (.*?) --ntasks=", text)
+    assert asked == ["--relative=0 --nodes=2", "--relative=2 --nodes=2", "--relative=4 --nodes=3"], "the same nodes"
 
 
 def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +112,36 @@ def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypat
     assert "\nmodule load cuda/12.8 gcc\n" in text
     assert f"'--container-image=reg/our image:1' --container-mounts={tmp_path}/runs:{tmp_path}/runs,{tmp_path}" in text
     assert "python3 -m agentrl" in text, "the interpreter of the image"
+
+
+def starts_of(folder: Path, monkeypatch: pytest.MonkeyPatch, starts: list[str]) -> None:
+    """Has each start of a run make a checkpoint, say that it ended well, or end with a code."""
+    run_dir = folder / "runs" / "mine"
+    for number, does in enumerate(starts):
+        lines = {"step": f"mkdir -p {run_dir}/checkpoints/step-00000$1; touch $_/state.json", "code": "exit $1"}
+        lines["end"] = f"""mkdir -p {run_dir}; echo '{{"code": 0}}' > {run_dir}/owner.json"""
+        parts = sorted((part.split() for part in does.split("; ")), key=lambda part: part[0] == "code")
+        text = "\n".join(f"set -- {' '.join(part[1:])}; {lines[part[0]]}" for part in parts)
+        (folder / f"start-{number}").write_text(text)
+    asked = f'if [ "${{@: -1}}" = true ]; then [ ! -e {folder}/node-is-down ]; exit; fi'
+    start = f"n=$(ls {folder}/did-* 2> /dev/null | wc -l); touch {folder}/did-$n; . {folder}/start-$n"
+    fake(folder, monkeypatch, f"{asked}\n{start}", "srun")
+    (folder / "bin" / "sinfo").symlink_to("/bin/true")
+
+
+def test_a_job_whose_node_does_not_answer_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of a start on the same nodes would fail."""
+    starts_of(tmp_path, monkeypatch, ["step 3; code 1", "step 5; code 0; end"])
+    (tmp_path / "node-is-down").touch()
+    control = tmp_path / "bin" / "scontrol"
+    control.write_text(f"#!/bin/bash\necho $* > {tmp_path}/asked; kill $PPID\n")  # as Slurm ends a script
+    control.chmod(stat.S_IRWXU)
+    text = script(recipe(tmp_path / "runs", "launch.restarts=2"))
+    env = {**os.environ, "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n1"}
+    ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGTERM and (tmp_path / "asked").read_text() == "requeue 17\n", ended.stderr
+    assert "a node does not answer: the job is queued again" in ended.stderr
+    assert len(list(tmp_path.glob("did-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,16 +158,7 @@ def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypat
 def test_the_script_starts_a_run_again_that_made_a_checkpoint(
     tmp_path: Path, starts: list[str], code: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "runs" / "mine"
-    for number, does in enumerate(starts):
-        lines = {"step": f"mkdir -p {run_dir}/checkpoints/step-00000$1; touch $_/state.json", "code": "exit $1"}
-        lines["end"] = f"""mkdir -p {run_dir}; echo '{{"code": 0}}' > {run_dir}/owner.json"""
-        parts = sorted((part.split() for part in does.split("; ")), key=lambda part: part[0] == "code")
-        text = "\n".join(f"set -- {' '.join(part[1:])}; {lines[part[0]]}" for part in parts)
-        (tmp_path / f"start-{number}").write_text(text)
-    srun = f"n=$(ls {tmp_path}/did-* 2> /dev/null | wc -l); touch {tmp_path}/did-$n; . {tmp_path}/start-$n"
-    fake(tmp_path, monkeypatch, srun, "srun")
-    (tmp_path / "bin" / "sinfo").symlink_to("/bin/true")
+    starts_of(tmp_path, monkeypatch, starts)
     text = script(recipe(tmp_path / "runs", "launch.restarts=2"))
     env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
     ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
@@ -159,8 +188,22 @@ def test_a_refused_job_and_a_taken_name_are_told(tmp_path: Path, monkeypatch: py
     with pytest.raises(SlurmError, match=r"sbatch refused the job .*invalid partition"):
         submit(recipe(tmp_path / "runs"))
     (tmp_path / "runs" / "mine").mkdir()
-    with pytest.raises(SlurmError, match="a run named 'mine' exists"):
+    with pytest.raises(SlurmError, match=r"a run named 'mine' exists .*--resume"):
         submit(recipe(tmp_path / "runs"))
+
+
+def test_a_cancelled_run_is_submitted_again_where_it_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path, monkeypatch, "echo 18")
+    checkpoints = tmp_path / "runs" / "mine" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    with pytest.raises(SlurmError, match="has no checkpoint to go on from"):
+        submit(recipe(tmp_path / "runs"), resume=True)
+    (checkpoints / "step-000003").mkdir()
+    (checkpoints / "step-000003" / "state.json").write_text("{}")
+    assert submit(recipe(tmp_path / "runs"), resume=True)[0] == "18"
+    assert "resume=--resume" in (tmp_path / "runs" / "mine.slurm.sh").read_text(), "the script finds it by itself"
 
 
 def test_without_slurm_the_run_is_refused_and_a_dry_run_shows_the_job(
@@ -169,7 +212,7 @@ def test_without_slurm_the_run_is_refused_and_a_dry_run_shows_the_job(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SlurmError, match="there is no sbatch here"):
         submit(recipe(tmp_path))
-    shown = run("recipe", "run", "arithmetic_grpo", "--dry-run", "name=mine", "launch.type=slurm", "trainer.nodes=3")
+    shown = run("recipe", "run", "arithmetic_grpo", "--dry-run", "name=mine", *JOB, "trainer.nodes=3")
     assert shown.returncode == 0, shown.stdout
     assert "on each of 3 machines" in shown.stdout and "#SBATCH --nodes=3" in shown.stdout
 

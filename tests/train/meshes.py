@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, Names]] = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
     "sequences": ("llama", {"preset": "gspo"}),
-    "critic": ("llama", {"advantage": "gae", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
+    "critic": ("llama", {"advantage": "gae", "scale_rewards": "none", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
     "moe": ("moe", {}),
     "lora": ("llama", {"lora_rank": 4, "kl_coef": 0.1}),
 }
@@ -83,7 +83,7 @@ def build_models(folder: Path) -> None:
 def recipe_of(folder: Path, ranks: int, choices: Names) -> Recipe:
     trainer = {
         "nproc": ranks, "dtype": "float32", "tokens_per_microbatch": 60, "logprob_chunk": 16, "adam_epsilon": 1e-3,
-        "attention": "packed", **choices,
+        "learning_rate": RATE, "attention": "packed", **choices,
     }  # fmt: skip
     sections = {"inference": {"context_length": 64}, "sampling": {"temperature": 0.8, "max_new_tokens": 16}}
     return Recipe.model_validate(
