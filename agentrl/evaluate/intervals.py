@@ -6,10 +6,12 @@ data do not determine the spread, the bounds are NaN, not the mean. scipy is imp
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-12  # relative error of sums and means
+_GRID = 512  # proportions among which a bound is looked for
 
 
 def differ_by_rounding(values: Sequence[float], terms: Sequence[float]) -> bool:
@@ -17,8 +19,13 @@ def differ_by_rounding(values: Sequence[float], terms: Sequence[float]) -> bool:
     return max(values) - min(values) <= ROUNDING * max(map(abs, terms))
 
 
+@lru_cache(maxsize=4096)
 def proportion_interval(successes: int, n: int) -> tuple[float, float]:
-    """Computes the Wilson score interval of a proportion (Wilson 1927).
+    """Computes Blaker's interval of a proportion, which holds in at least 95 of 100 whatever the proportion is.
+
+    It is exact, as Clopper and Pearson's is, and lies within that one: with 200 trials it holds in 95.6 of 100 on
+    average instead of 96.0. Wilson's holds in 95 on average, and in 89.5 where 6% of 10 trials succeed.
+    Source: Blaker 2000 (Canadian Journal of Statistics 28(4), 783-798).
 
     Args:
         successes: Number of successes among the ``n`` trials.
@@ -29,10 +36,32 @@ def proportion_interval(successes: int, n: int) -> tuple[float, float]:
     """
     if n == 0:
         return math.nan, math.nan
-    from scipy.stats import binomtest
+    return _blakers_bound(successes, n), 1 - _blakers_bound(n - successes, n)
 
-    interval = binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
+
+def _blakers_bound(successes: int, n: int) -> float:
+    """Computes the lower bound: the smallest proportion that is not refused.
+
+    A proportion is refused if the chance of so many successes or more, and of equally few as are no more likely, is
+    below 5%. It is accepted from where the upper tail alone has 5% on, and refused up to where it has half of that;
+    between these, the bound is looked for on a grid, and is that of its points that is too small by less than a step.
+    """
+    if successes == 0:
+        return 0.0
+    import numpy as np
+    from scipy.special import bdtr, bdtrc, betaincinv
+    from scipy.stats import binom
+
+    alpha = 1 - CONFIDENCE
+    first, last = (float(betaincinv(successes, n - successes + 1, level)) for level in (alpha / 2, alpha))
+    means = np.linspace(first, last, _GRID)
+    upper = bdtrc(successes - 1, n, means)
+    few = binom.ppf(upper, n, means)  # the least number whose lower tail is as likely
+    few = np.where(bdtr(few, n, means) > upper * (1 + ROUNDING), few - 1, few)
+    lower = np.where(few < 0, 0.0, bdtr(np.maximum(few, 0), n, means))
+    accepted = upper + lower > alpha
+    accepted[-1] = True
+    return float(means[max(int(np.argmax(accepted)) - 1, 0)])
 
 
 def mean_interval(values_per_task: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -71,9 +100,12 @@ def share_interval(mean: float, variance: float, n: int, most: float = math.inf)
     """Computes Wilson's interval of a mean of shares, with the number of independent trials that has their spread.
 
     Student's interval covers less than it says where the mean is near 0 or 1 (of 50 tasks of two samples with a mean
-    of 0.95: in 88 of 100), because few tasks then differ at all. This one does not leave 0 and 1 either.
+    of 0.95: in 88 of 100), because few tasks then differ at all. This one does not leave 0 and 1 either. The spread is
+    known as well as so many tasks tell it that differ from most, not as well as there are tasks: the quantile is
+    Student's with one degree of freedom for each of these, and one more. With ``n - 1`` it covers 88 of 100 where a
+    few tasks of a hundred are solved in some of eight samples.
     Source: Franco, Little, Louis and Slud 2019 (J. Survey Statistics and Methodology 7(3)), "Wilson", with Student's
-    quantile as in Korn and Graubard 1998.
+    quantile as in Korn and Graubard 1998; the number of tasks that differ is that of Kish 1965, 1 / sum(weight^2).
 
     Args:
         mean: Mean of the values, above 0 and below 1.
@@ -86,8 +118,10 @@ def share_interval(mean: float, variance: float, n: int, most: float = math.inf)
     """
     from scipy.stats import t
 
+    rarer = min(mean, 1 - mean)
+    telling = (n * rarer) ** 2 / ((n - 1) * variance + n * rarer**2)
     trials = min(mean * (1 - mean) * n / variance, most)
-    square = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) ** 2 / trials
+    square = float(t.ppf((1 + CONFIDENCE) / 2, min(n - 1, telling + 1))) ** 2 / trials
     middle = (mean + square / 2) / (1 + square)
     half = math.sqrt(square * mean * (1 - mean) + square**2 / 4) / (1 + square)
     return middle - half, middle + half
