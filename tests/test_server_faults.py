@@ -81,9 +81,7 @@ def test_the_run_goes_on_without_a_server_that_is_stopped(tiny_model: Path, tmp_
         still = psutil.Process(other().process.pid)
         urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
         try:
-            said = trained(
-                tiny_model, tmp_path, 2, still.suspend, f"inference.urls=[{urls}]", "inference.patience=10"
-            )
+            said = trained(tiny_model, tmp_path, 2, still.suspend, f"inference.urls=[{urls}]", "inference.patience=10")
         finally:
             still.resume()
     log = (tmp_path / "x" / "logs" / "controller.log").read_text()

@@ -13,13 +13,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 
 from agentrl.config.recipe import EvalConfig
 from agentrl.core.episode import Episode, StopReason
 from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.ends import Ends
-from agentrl.evaluate.intervals import proportion_interval
 from agentrl.evaluate.metrics import summarize
 from agentrl.evaluate.paired import change
 from agentrl.evaluate.sequence import prior_weight, sequence_interval
@@ -135,7 +134,10 @@ def test_a_count_has_the_interval_of_a_regression_with_clustered_errors() -> Non
 
 
 def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() -> None:
-    """The bounds are the shares that lie a quantile of their own standard errors away, times the design effect."""
+    """The bounds are the shares that lie a quantile of their own standard errors away, times the design effect.
+
+    The quantile is Student's, with one degree of freedom for each task that differs, and one more.
+    """
     rng = np.random.default_rng(5)
     values = (rng.random((60, 4)) < rng.beta(4, 0.4, (60, 1))).astype(float)
     made = [
@@ -144,8 +146,11 @@ def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() ->
         for (task, index), value in np.ndenumerate(values)
     ]  # fmt: skip
     one = summarize(made).estimates["accuracy"]
-    quantile = float(t.ppf(0.975, 59))
-    effect = (clustered_half(values) / quantile) ** 2 / (values.mean() * (1 - values.mean()) / values.size)
+    wrong = 1 - values.mean(axis=1)  # the rarer: a task of which half is wrong tells more than one of a quarter
+    quantile = float(t.ppf(0.975, min(wrong.sum() ** 2 / (wrong**2).sum() + 1, 59)))
+    effect = (clustered_half(values) / float(t.ppf(0.975, 59))) ** 2 / (
+        values.mean() * (1 - values.mean()) / values.size
+    )
     assert effect > 1
     for bound in (one.low, one.high):
         own = math.sqrt(effect * bound * (1 - bound) / values.size)
@@ -164,7 +169,8 @@ def test_p_values_are_binomial_sums_and_those_of_random_signs() -> None:
     signs = rng.choice([-1.0, 1.0], (20_000, 80))
     by_chance = np.mean(np.abs((signs * moved).mean(axis=1)) >= abs(moved.mean()) - 1e-12)
     assert p_value(first.tolist(), second.tolist()) == pytest.approx(by_chance, abs=0.02)
-    half = float(t.ppf(0.975, 79)) * moved.std(ddof=1) / math.sqrt(80)
+    known = min(79.0, float(np.abs(moved).sum() ** 2 / (moved**2).sum()) + 1)
+    half = float(t.ppf(0.975, known)) * moved.std(ddof=1) / math.sqrt(80)
     one = change(first.tolist(), second.tolist())
     assert (one.mean, one.low, one.high) == pytest.approx(
         (moved.mean(), moved.mean() - half, moved.mean() + half), rel=1e-9
@@ -243,7 +249,8 @@ def test_a_rule_that_looks_at_wilsons_interval_misses_more_often_than_it_says() 
     half = q / (1 + q * q / n) * np.sqrt(share * (1 - share) / n + q * q / (4 * n * n))
     low, high = np.zeros((most + 1, most + 1)), np.ones((most + 1, most + 1))
     low[1:], high[1:] = middle - half, middle + half
-    assert (low[40, 10], high[40, 10]) == pytest.approx(proportion_interval(10, 40), abs=1e-9)
+    wilson = binomtest(10, 40).proportion_ci(0.95, method="wilson")
+    assert (low[40, 10], high[40, 10]) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
     assert missed(0.3, low, high, most)[0] > 0.08 and missed(0.5, low, high, most)[0] > 0.065
 
 
