@@ -134,9 +134,11 @@ def test_a_count_has_the_interval_of_a_regression_with_clustered_errors() -> Non
 
 
 def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() -> None:
-    """The bounds are the shares that lie a quantile of their own standard errors away, times the design effect.
+    """The bounds are the shares that lie a quantile of their own standard errors away.
 
-    The quantile is Student's, with one degree of freedom for each task that differs, and one more.
+    The error is that of tasks which are right or wrong, times their spread in parts of that; to the tasks that tell it,
+    two with the largest spread are added, on the scale of its logarithm. Each gives the quantile, Student's, four
+    degrees of freedom.
     """
     rng = np.random.default_rng(5)
     values = (rng.random((60, 4)) < rng.beta(4, 0.4, (60, 1))).astype(float)
@@ -147,13 +149,14 @@ def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() ->
     ]  # fmt: skip
     one = summarize(made).estimates["accuracy"]
     wrong = 1 - values.mean(axis=1)  # the rarer: a task of which half is wrong tells more than one of a quarter
-    quantile = float(t.ppf(0.975, min(wrong.sum() ** 2 / (wrong**2).sum() + 1, 59)))
-    effect = (clustered_half(values) / float(t.ppf(0.975, 59))) ** 2 / (
-        values.mean() * (1 - values.mean()) / values.size
-    )
-    assert effect > 1
+    tell = wrong.sum() ** 2 / (wrong**2).sum()
+    variance = (clustered_half(values) / float(t.ppf(0.975, 59))) ** 2
+    spread = variance / (values.mean() * (1 - values.mean()) / 60)
+    assert 1 / 4 < spread < 1 and tell < 20
+    counted = math.exp((tell * math.log(spread) + 2 * math.log(1.0)) / (tell + 2))
+    quantile = float(t.ppf(0.975, min(4 * tell + 1, 59)))
     for bound in (one.low, one.high):
-        own = math.sqrt(effect * bound * (1 - bound) / values.size)
+        own = math.sqrt(counted * bound * (1 - bound) / 60)
         assert abs(values.mean() - bound) / own == pytest.approx(quantile, rel=1e-9)
 
 
