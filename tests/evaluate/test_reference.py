@@ -19,9 +19,9 @@ from agentrl.config.recipe import EvalConfig
 from agentrl.core.episode import Episode, StopReason
 from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.ends import Ends
+from agentrl.evaluate.fixed_width import quantile_of, stopping_interval
 from agentrl.evaluate.metrics import summarize
 from agentrl.evaluate.paired import change
-from agentrl.evaluate.sequence import prior_weight, sequence_interval
 from agentrl.evaluate.tally import TaskScores
 
 Sample = tuple[float | None, str | None]
@@ -216,7 +216,7 @@ def bounds() -> tuple[np.ndarray, np.ndarray]:
     n, right = np.meshgrid(np.arange(1, most + 1), np.arange(most + 1), indexing="ij")
     inside = right <= n
     low, high = np.zeros((most + 1, most + 1)), np.ones((most + 1, most + 1))
-    low[1:][inside], high[1:][inside] = sequence_interval(right[inside], n[inside], prior_weight(HALF))
+    low[1:][inside], high[1:][inside] = stopping_interval(right[inside], n[inside], quantile_of(HALF, most))
     return low, high
 
 
@@ -265,7 +265,7 @@ def test_the_rule_holds_for_tasks_of_several_samples() -> None:
     totals = np.cumsum(rng.binomial(4, difficulty), axis=1)
     n = np.broadcast_to(np.arange(1, most + 1), totals.shape)
     pairs, place = np.unique(np.stack([totals, n]).reshape(2, -1), axis=1, return_inverse=True)
-    found = sequence_interval(pairs[0] / 4, pairs[1], prior_weight(HALF))
+    found = stopping_interval(pairs[0] / 4, pairs[1], quantile_of(HALF, most))
     low, high = (one[place].reshape(totals.shape) for one in found)
     at = np.argmax((high - low) / 2 <= HALF, axis=1)
     rows = np.arange(draws)
