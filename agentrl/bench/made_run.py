@@ -112,7 +112,7 @@ def _keep_gaps(folder: Path, episodes: int) -> None:
             record = orjson.loads(line)
             nodes = record["trajectories"]["assistant"]["nodes"]
             gaps = {at: [drawn.gauss(0, 0.1) for _ in nodes[at]["token_ids"]] for at in (1, 3)}
-            key = (str(record["group_id"]), record["index"], record["attempt"])
+            key = str(record["group_id"]), record["index"]
             target.write(gaps_line(number // (4 * GROUP), *key, {"assistant": gaps}))
 
 

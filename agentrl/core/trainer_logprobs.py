@@ -20,30 +20,31 @@ Gaps = dict[str, dict[int, NDArray[np.float32]]]
 """Role -> index of a message -> ``[sampled]`` behavior minus trainer logprob, NaN where it was not measured."""
 
 
-def gaps_line(step: int, group_id: str, index: int, attempt: int, gaps: Mapping[str, Mapping[int, Any]]) -> str:
+def gaps_line(step: int, group_id: str, index: int, gaps: Mapping[str, Mapping[int, Any]]) -> str:
     """Returns the line of an episode.
 
     Args:
         step: Step before whose first update the tokens were measured.
         group_id: Id of the episode's group.
         index: Number of the episode in its group.
-        attempt: Number of earlier attempts at it.
         gaps: Gaps of its messages, see :data:`Gaps`.
     """
     packed = {
         role: {str(message): base64.b64encode(_half(values).tobytes()).decode() for message, values in own.items()}
         for role, own in gaps.items()
     }
-    return json.dumps({**_key(group_id, index, attempt), "step": step, "gaps": packed}) + "\n"
+    return json.dumps({**_key(group_id, index), "step": step, "gaps": packed}) + "\n"
 
 
 def read_gaps(folder: Path, record: Mapping[str, Any]) -> Gaps:
-    """Reads what the trainer said of an episode; empty where it said nothing.
+    """Reads what the trainer said of an episode; empty where it said nothing, and for an attempt that was retried.
 
     Args:
         folder: Folder of the run.
         record: The episode's record.
     """
+    if record.get("retried"):
+        return {}
     try:
         with (folder / FILE).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             line = _last_line(data, record)
@@ -58,12 +59,12 @@ def read_gaps(folder: Path, record: Mapping[str, Any]) -> Gaps:
         return {}
 
 
-def _key(group_id: str, index: int, attempt: int) -> dict[str, Any]:
-    return {"group_id": group_id, "index": index, "attempt": attempt}
+def _key(group_id: str, index: int) -> dict[str, Any]:
+    return {"group_id": group_id, "index": index}
 
 
 def _last_line(data: mmap.mmap, record: Mapping[str, Any]) -> bytes:
-    own = _key(str(record.get("group_id")), int(record.get("index") or 0), int(record.get("attempt") or 0))
+    own = _key(str(record.get("group_id")), int(record.get("index") or 0))
     begin = json.dumps(own)[:-1].encode() + b", "
     at = data.rfind(begin)
     while at > 0 and data[at - 1] != ord("\n"):  # the same letters inside a line

@@ -97,4 +97,4 @@ def lines(step: int, columns: Columns, branches: Sequence[Branch], tokens: NDArr
 
 
 def _line(step: int, record: Any, gaps: Gaps) -> str:
-    return gaps_line(step, record.group_id, record.index, record.attempt, gaps)
+    return gaps_line(step, record.group_id, record.index, gaps)

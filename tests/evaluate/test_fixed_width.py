@@ -92,7 +92,7 @@ def test_tasks_with_partial_accuracies_are_covered_as_well() -> None:
     quantile, n = quantile_of(0.1, 150), np.arange(1, 151)
     looks = np.array([is_looked_at(int(one)) for one in n])
     for values in (rng.beta(0.2, 1.8, (DRAWS, 150)), rng.binomial(4, rng.beta(0.3, 0.3, (DRAWS, 150))) / 4):
-        totals, mean = np.cumsum(values, axis=1), (0.1, 0.5)[values.mean() > 0.3]
+        totals, mean = np.cumsum(values, axis=1), 0.5 if values.mean() > 0.3 else 0.1
         at = np.argmax(is_narrow(totals, n, quantile, 0.1) & looks, axis=1)
         low, high = stopping_interval(totals[np.arange(DRAWS), at], n[at], quantile)
         assert np.mean((low <= mean) & (mean <= high)) >= 0.95 - 0.01

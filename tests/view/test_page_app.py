@@ -179,7 +179,7 @@ def test_the_trainers_logprobs_stand_beside_those_of_the_server(client, runs):
     assert prompt["trainer"] == result["trainer"] == [] and not any("trainer" in one for one in found["not_recorded"])
     for block, own in ((answer, gaps[1]), (last, gaps[3])):
         assert [b - t for b, t in zip(block["logprobs"], block["trainer"], strict=True)] == pytest.approx(own, abs=1e-6)
-    (runs[0].folder / FILE).write_text(gaps_line(1, "g4", 2, 0, {"assistant": {1: [0.5]}}))
+    (runs[0].folder / FILE).write_text(gaps_line(1, "g4", 2, {"assistant": {1: [0.5]}}))
     found = got(client, f"/api/runs/first/train/{place}/tokens")["roles"]["assistant"][1]["trainer"]
     assert found[0] == pytest.approx(answer["logprobs"][0] - 0.5) and set(found[1:]) == {None}, "what is missing"
 
