@@ -7,6 +7,7 @@ Source: https://inspect.aisi.org.uk/eval-logs.html.
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,23 @@ _ROLES = ("system", "user", "assistant", "tool")
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter", "refusal": "stop"}
 
 
-def write_inspect(run_dir: Path, target: Path) -> None:
-    """Writes the log."""
+def write_inspect(run_dir: Path, target: Path) -> Path:
+    """Writes the log.
+
+    Args:
+        run_dir: Folder of the evaluation.
+        target: File that ends with ``.json``, or a folder, in which the log gets a name that Inspect's viewer lists.
+
+    Returns:
+        The file.
+    """
     evaluation, found = read_result(run_dir)
     setup = evaluation.setup
     episodes = StoredEpisodes(run_dir)
     created = next((one.started for one in episodes if one.started), None) or datetime.now(UTC).isoformat()
+    if target.suffix != ".json":
+        target.mkdir(parents=True, exist_ok=True)
+        target = target / _file_name(created, str(setup["env"]["id"]), run_dir.resolve().name)
     model = str(setup.get("model") or "model")
     sampling = {"temperature": setup.get("temperature"), "max_tokens": setup.get("max_new_tokens")}
     spec = {
@@ -60,6 +72,18 @@ def write_inspect(run_dir: Path, target: Path) -> None:
         for number, episode in enumerate(episodes):
             file.write(f"{', ' if number else ''}{json.dumps(_sample(episode, model))}")
         file.write("]}\n")
+    return target
+
+
+def is_listed(file: Path) -> bool:
+    """Returns whether Inspect's viewer lists a log: it takes JSON files whose names begin with a time."""
+    return re.match(r"\d{4}-\d{2}-\d{2}T\d{2}[:-]\d{2}[:-]\d{2}", file.name) is not None
+
+
+def _file_name(created: str, *parts: str) -> str:
+    """Returns the name that Inspect gives a log: time, task and id, with underscores between them alone."""
+    names = [re.sub(r"[^A-Za-z0-9.]+", "-", one).strip("-") or "log" for one in parts]
+    return "_".join([re.sub(r"[^0-9T-]", "-", created[:19]), *names]) + ".json"
 
 
 def _results(evaluation: Evaluation) -> dict[str, Any]:

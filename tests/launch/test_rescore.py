@@ -99,7 +99,8 @@ async def test_every_form_is_written_and_what_a_model_wrote_stays_text(tmp_path:
 
     table = load_from_disk(str(tmp_path / "a" / "dataset"))
     assert len(table) == 16 and json.loads(table[0]["messages"])["assistant"][0]["role"] == "user"
-    log = json.loads((tmp_path / "a" / "inspect.json").read_text())
+    (log_file,) = (tmp_path / "a" / "inspect").iterdir()
+    log = json.loads(log_file.read_text())
     assert log["version"] == 2 and len(log["samples"]) == 16
     assert (
         sum("error" in one for one in log["samples"])
