@@ -8,7 +8,8 @@ Source: https://inspect.aisi.org.uk/eval-logs.html.
 import json
 import math
 import re
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import agentrl
 from agentrl.core.episode import Episode, Message
 from agentrl.core.images import shown_text
 from agentrl.evaluate.measures import usage_of
+from agentrl.evaluate.metrics import MAIN
 from agentrl.evaluate.setup import prompt_of, shown_component
 from agentrl.evaluate.stored import StoredEpisodes
 from agentrl.launch.export_markdown import read_result
@@ -64,7 +66,7 @@ def write_inspect(run_dir: Path, target: Path) -> Path:
         "eval": spec,
         "plan": {"name": "plan", "steps": [{"solver": shown_component(setup["agent"]), "params": {}}]},
         "results": _results(evaluation),
-        "stats": {"started_at": created, "completed_at": created, "model_usage": {}},
+        "stats": {"started_at": created, "completed_at": _end(episodes) or created, "model_usage": {}},
     }
     with open(target, "w", encoding="utf-8") as file:
         file.write(json.dumps(log)[:-1])
@@ -86,9 +88,19 @@ def _file_name(created: str, *parts: str) -> str:
     return "_".join([re.sub(r"[^0-9T-]", "-", created[:19]), *names]) + ".json"
 
 
+def _end(episodes: Iterable[Episode]) -> str:
+    """Returns the time at which the last episode ended; empty where no episode says."""
+    told = [
+        datetime.fromisoformat(one.started) + timedelta(seconds=one.seconds or 0) for one in episodes if one.started
+    ]
+    return max(told).isoformat() if told else ""
+
+
 def _results(evaluation: Evaluation) -> dict[str, Any]:
     scores = []
-    for name, one in evaluation.estimates.items():
+    main = [name for name in MAIN if name in evaluation.estimates]  # the viewer shows the first ones
+    for name in dict.fromkeys([*main, *evaluation.estimates]):
+        one = evaluation.estimates[name]
         values = {"mean": one.mean, "ci_low": one.low, "ci_high": one.high}
         told = {key: {"name": key, "value": value} for key, value in values.items() if not math.isnan(value)}
         scores.append({"name": name, "scorer": name, "metrics": told})
