@@ -5,7 +5,7 @@ where none is found, tokens are shown by their ids and the reason is said.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def _text(data: bytes) -> str:
         return quoted(data)
 
 
-def _under_trainer(tokens: Sequence[Token], gaps: Sequence[float] | None) -> list[float | None]:
+def _under_trainer(tokens: Sequence[Token], gaps: Iterable[float] | None) -> list[float | None]:
     """Returns the trainer's logprob of each token, ``None`` where there is none; empty where there is none at all."""
     if gaps is None:
         return []
