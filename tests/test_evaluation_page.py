@@ -56,5 +56,5 @@ async def test_the_commands_run_as_shown(
         "| NAME |",
     ):
         assert part in text
-    for name in ("report.md", "report.html", "dataset", "inspect.json"):
+    for name in ("report.md", "report.html", "dataset", "inspect"):
         assert (tmp_path / "runs" / "first" / name).exists()

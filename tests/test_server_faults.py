@@ -39,8 +39,8 @@ def server(model: Path, folder: Path, port: int) -> Iterator[Callable[[], Child]
         supervisor.stop()
 
 
-def trained(model: Path, folder: Path, at_step: int, then: Callable[[], object], *more: str) -> None:
-    """Runs all steps and does something when a step is done; the run must train each draw once."""
+def trained(model: Path, folder: Path, at_step: int, then: Callable[[], object], *more: str) -> str:
+    """Runs all steps and does something when a step is done; the run must train each draw once. Returns its output."""
     settings = overrides(model, folder, "x", f"trainer.total_steps={STEPS}", "inference.probe_seconds=0.5", *more)
     process = subprocess.Popen(
         command("recipe", "run", "arithmetic_grpo", *settings),
@@ -62,6 +62,7 @@ def trained(model: Path, folder: Path, at_step: int, then: Callable[[], object],
     assert records[-1]["eval/invalid"] == 0
     proof = check_journal(run_info(folder / "x"))
     assert proof.outcomes["trained"] == 4 * STEPS
+    return "".join(lines)
 
 
 def free_port() -> int:
@@ -80,11 +81,12 @@ def test_the_run_goes_on_without_a_server_that_is_stopped(tiny_model: Path, tmp_
         still = psutil.Process(other().process.pid)
         urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
         try:
-            trained(tiny_model, tmp_path, 2, still.suspend, f"inference.urls=[{urls}]", "inference.patience=10")
+            said = trained(tiny_model, tmp_path, 2, still.suspend, f"inference.urls=[{urls}]", "inference.patience=10")
         finally:
             still.resume()
     log = (tmp_path / "x" / "logs" / "controller.log").read_text()
-    assert f"http://127.0.0.1:{ports[1]} is taken out: no answer to 3 probes in a row" in log
+    gone = f"http://127.0.0.1:{ports[1]} is taken out: no answer to 3 probes in a row"
+    assert gone in log and f"{gone}; the run continues with 1 other" in said
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.core.trainer_logprobs import FILE, gaps_line
 from agentrl.rollout.journal_lines import seal
 
 WORDS = (
@@ -57,6 +58,7 @@ def make_run(folder: Path, episodes: int, *, tokens: int = 60, evaluations: tupl
     with (folder / "episodes.jsonl").open("wb") as file:
         for number in range(episodes):
             file.write(orjson.dumps(made_episode(number, drawn, tokens)) + b"\n")
+    _keep_gaps(folder, episodes)
     with (folder / "metrics.jsonl").open("wb") as file:
         for step in range(steps + 1):
             file.write(orjson.dumps(_metrics(step, steps, drawn)) + b"\n")
@@ -97,6 +99,21 @@ def made_episode(number: int, drawn: random.Random, tokens: int = 60) -> dict[st
         "tag": TAGS[group % 2], "metrics": {"accuracy": float(right)}, "drift": {},
         "stop_reason": drawn.choice(STOPS), "error": None,
     }  # fmt: skip
+
+
+def _keep_gaps(folder: Path, episodes: int) -> None:
+    """Writes what the trainer said of the first group of each step."""
+    wanted = {number for number in range(episodes) if number // GROUP % 4 == 0}
+    drawn = random.Random(1)
+    with (folder / "episodes.jsonl").open("rb") as file, (folder / FILE).open("w") as target:
+        for number, line in enumerate(file):
+            if number not in wanted:
+                continue
+            record = orjson.loads(line)
+            nodes = record["trajectories"]["assistant"]["nodes"]
+            gaps = {at: [drawn.gauss(0, 0.1) for _ in nodes[at]["token_ids"]] for at in (1, 3)}
+            key = str(record["group_id"]), record["index"]
+            target.write(gaps_line(number // (4 * GROUP), *key, {"assistant": gaps}))
 
 
 def _call(first: int, second: int) -> dict[str, Any]:

@@ -311,6 +311,11 @@ class LoggingConfig(Section):
         description="Size of episodes.jsonl in MB at which it becomes a packed part in episodes/, of a tenth, with "
         "logprobs to 3%; null keeps all as JSON lines.",
     )
+    trainer_logprobs: int = Field(
+        default=1,
+        ge=0,
+        description="Groups of each step whose logprobs under the trainer are kept token by token, for agentrl view.",
+    )
     record: bool = Field(
         default=False,
         description="Keep all requests to the servers and their answers in traffic.jsonl, for agentrl replay.",

@@ -4,19 +4,20 @@ Guarantees: only tasks that both judged, with equal contents, are compared, each
 many samples with the same seeds, also only samples that both judged. The interval and the p-value are of the
 differences by task, so that what makes one task harder than another cancels. A p-value is exact (McNemar 1947,
 Psychometrika 12(2), as a binomial test of the tasks that flipped) where each task is right or wrong, and Student's of
-the paired differences otherwise.
+the paired differences otherwise, with the degrees of freedom of their interval.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from agentrl.config.errors import UserError
 from agentrl.core.ending import SUCCESS
-from agentrl.evaluate.intervals import differ_by_rounding
+from agentrl.evaluate.intervals import differ_by_rounding, telling_values
 from agentrl.evaluate.judged import RESULT, SETUP
 from agentrl.evaluate.paired import Change, change
 from agentrl.evaluate.setup import differences
@@ -189,6 +190,7 @@ def p_value(before: Sequence[float], after: Sequence[float]) -> float:
     moved = [other - one for one, other in zip(before, after, strict=True)]
     if len(moved) < 2 or differ_by_rounding(moved, (*before, *after)):
         return float("nan")  # one difference, or equal ones: no spread to hold it against
-    from scipy.stats import ttest_rel
+    from scipy.stats import t
 
-    return float(ttest_rel(after, before).pvalue)
+    statistic = fmean(moved) / (stdev(moved) / math.sqrt(len(moved)))
+    return float(2 * t.sf(abs(statistic), min(len(moved) - 1, telling_values(moved) + 1)))

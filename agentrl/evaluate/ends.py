@@ -1,9 +1,9 @@
 """Rules that end an evaluation before its last task: an interval that is narrow enough, or a budget that is used up.
 
 Guarantees: a rule only keeps further attempts from beginning; those that run are finished, so that every task counts
-with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is that of a
-confidence sequence (:mod:`agentrl.evaluate.sequence`) over the tasks in their order, so it holds however often it is
-looked at. A budget is passed by no more than what the episodes that run at a time, and the other samples of a task,
+with all its samples and no answer is preferred because it was quick. The interval of ``eval.until_ci`` is over the
+tasks in their order, and wide enough for a rule that looks again and again (:mod:`agentrl.evaluate.fixed_width`). A
+budget is passed by no more than what the episodes that run at a time, and the other samples of a task,
 cost; an episode whose tokens the API does not tell, as it may not of a filtered prompt, counts as the others do.
 """
 
@@ -14,13 +14,11 @@ from typing import Any
 from agentrl.config.errors import ConfigError
 from agentrl.config.recipe import EvalConfig
 from agentrl.core.ending import SUCCESS
+from agentrl.evaluate.fixed_width import is_looked_at, is_narrow, quantile_of, stopping_interval
 from agentrl.evaluate.metrics import EvalSummary
 from agentrl.evaluate.moments import Estimate
 from agentrl.evaluate.prices import Price, table_path
-from agentrl.evaluate.sequence import prior_weight, sequence_interval
 from agentrl.evaluate.tally import Row, TaskScores
-
-_LOOKS = 50  # the interval is computed anew after each fiftieth of the tasks so far
 
 
 class Ends:
@@ -44,7 +42,7 @@ class Ends:
         self._running = self._ended = 0
         self._told = 0  # episodes whose tokens are known
         self._before = (0.0, 0.0)  # tokens and cost of an earlier call
-        self._weight = prior_weight(config.until_ci) if config.until_ci is not None else 0.0
+        self._quantile = quantile_of(config.until_ci, tasks) if config.until_ci is not None and tasks else 0.0
         self._early: dict[int, float | None] = {}  # by number, of tasks that were finished before an earlier one
         self._next = 0
         self.total, self.n = 0.0, 0  # of the accuracies of all tasks before self._next that have one
@@ -105,19 +103,18 @@ class Ends:
             self._next += 1
             if found is not None:
                 self.total, self.n = self.total + found, self.n + 1
-                if not self.reason and self.n % max(1, self.n // _LOOKS) == 0:
+                if not self.reason and is_looked_at(self.n):
                     self._look(self._config.until_ci)
 
     def _look(self, wanted: float) -> None:
-        low, high = sequence_interval(self.total, self.n, self._weight)
-        if (high - low) / 2 <= wanted:
+        if is_narrow(self.total, self.n, self._quantile, wanted):
             self.reason = f"eval.until_ci={wanted:g} is reached after {self.n} tasks"
 
     def adjusted(self, summary: EvalSummary) -> EvalSummary:
-        """Returns a summary whose accuracy has the interval of the sequence, if that decides about the end."""
+        """Returns a summary whose accuracy has the interval of the rule, if that decides about the end."""
         if not self.n or SUCCESS not in summary.estimates:
             return summary
-        low, high = sequence_interval(self.total, self.n, self._weight)
+        low, high = stopping_interval(self.total, self.n, self._quantile)
         old = summary.estimates[SUCCESS]
         return replace(
             summary,

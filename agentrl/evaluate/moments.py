@@ -43,7 +43,7 @@ class Moments:
         mean: Mean over the tasks; NaN without one.
     """
 
-    __slots__ = ("_binary", "_flat", "_largest", "_means", "_share", "_single", "_squares", "episodes", "mean", "tasks")
+    __slots__ = ("_binary", "_flat", "_largest", "_means", "_share", "_squares", "_whole", "episodes", "mean", "tasks")
 
     def __init__(self, *, share: bool = True) -> None:
         self._share = share
@@ -52,7 +52,8 @@ class Moments:
         self._squares = 0.0
         self._means = self._flat = (math.inf, -math.inf)  # smallest and largest
         self._largest = 0.0
-        self._single = self._binary = True
+        self._binary = True  # whether all values are 0 or 1
+        self._whole = True  # whether all tasks' means are
 
     def add(self, values: Sequence[float]) -> None:
         """Adds a task with the values of its samples, at least one."""
@@ -60,7 +61,6 @@ class Moments:
             return self.add_single(values[0])
         value = fmean(values)
         self.episodes += len(values)
-        self._single &= len(values) == 1
         self._binary &= all(one in (0.0, 1.0) for one in values)
         self._flat = min(self._flat[0], *values), max(self._flat[1], *values)
         self._add(value)
@@ -75,10 +75,9 @@ class Moments:
             self._flat = min(low, value), max(high, value)
         self._add(value)
 
-    def add_zeros(self, tasks: int, episodes: int, *, single: bool) -> None:
+    def add_zeros(self, tasks: int, episodes: int) -> None:
         """Adds tasks whose values are all 0."""
         if tasks:
-            self._single &= single
             self._flat = min(self._flat[0], 0.0), max(self._flat[1], 0.0)
             for _ in range(tasks):
                 self._add(0.0)
@@ -86,6 +85,8 @@ class Moments:
 
     def _add(self, value: float) -> None:
         self.tasks += 1
+        if value != 0.0 and value != 1.0:
+            self._whole = False
         if self.tasks == 1:
             self.mean = value
         else:
@@ -98,15 +99,16 @@ class Moments:
             self._largest = max(self._largest, abs(value))
 
     def estimate(self, if_wrong: float = math.nan, if_right: float = math.nan) -> Estimate:
-        """Computes the mean over tasks, with Wilson's interval for shares and Student's otherwise.
+        """Computes the mean over tasks, with its interval: for shares one within 0 and 1, else Student's.
 
-        Shares of several samples a task count as many independent tasks as have their spread, see
-        :func:`~agentrl.evaluate.intervals.share_interval`. Where the tasks do not differ, they count a task's samples
-        as one, which is the cautious choice; other values have no interval then.
+        Where each task is right or wrong, with all its samples, the interval is exact (Blaker's). Other shares count as
+        many independent tasks as have their spread, see :func:`~agentrl.evaluate.intervals.share_interval`. Where the
+        tasks do not differ, they count a task's samples as one, which is the cautious choice; other values have no
+        interval then.
         """
         within = self._share and self._flat[0] >= 0 and self._flat[1] <= 1
         equal = self.tasks < 2 or self._means[1] - self._means[0] <= ROUNDING * self._largest
-        if within and ((self._single and self._binary) or equal):
+        if within and (self._whole or equal):
             low, high = proportion_interval(round(self.mean * self.tasks), self.tasks)
         elif equal:
             low, high = math.nan, math.nan

@@ -7,8 +7,8 @@ accuracies only make the intervals narrower. Source: Miller 2024, arXiv:2411.006
 import math
 from statistics import NormalDist
 
+from agentrl.evaluate.fixed_width import tasks_needed
 from agentrl.evaluate.intervals import CONFIDENCE
-from agentrl.evaluate.sequence import tasks_needed
 
 POWER = 0.8
 FLIPS = 0.2  # share of the tasks that two runs judge differently, where nothing is known of it
@@ -60,7 +60,7 @@ def until_line(half_width: float, tasks: int) -> str:
         half_width: Half width of the interval at which the evaluation ends.
         tasks: Number of tasks that there are.
     """
-    most, high = tasks_needed(half_width), tasks_needed(half_width, 0.9)
+    most, high = (tasks_needed(half_width, tasks, mean) for mean in (0.5, 0.9))
     needs = f"±{100 * half_width:g} points need about {most} tasks at an accuracy of 50%, {high} at 90%"
     if tasks >= most:
         return needs

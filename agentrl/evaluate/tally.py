@@ -106,7 +106,6 @@ class Counts:
     failed: int = 0
     abandoned: int = 0
     tasks: int = 0
-    single: bool = True
     scores: dict[str, Moments] = field(default_factory=dict)
     measures: dict[str, Moments] = field(default_factory=dict)
     bounds: dict[str, list[float]] = field(default_factory=dict)  # number of tasks, and sums of both bounds
@@ -143,11 +142,10 @@ class Counts:
         for stop in {row.stop for row in valid}:
             if f"{STOP}{stop}" not in self.measures:
                 moments = self.measures[f"{STOP}{stop}"] = Moments()
-                moments.add_zeros(self.tasks, self.n, single=self.single)
+                moments.add_zeros(self.tasks, self.n)
         for name, moments in self.measures.items():
             if name.startswith(STOP):
                 moments.add([float(row.stop == name.removeprefix(STOP)) for row in valid])
-        self.single &= len(valid) == 1
         self.n += len(valid)
         self.tasks += 1
 

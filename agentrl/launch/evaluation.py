@@ -53,7 +53,7 @@ TICK_SECONDS = 1.0
 LOST = (
     "{} of {} episodes were lost: they count in no mean. To try them again: the same command with --output {} --resume"
 )
-SEQUENCE = "the accuracy's interval holds at all numbers of tasks (eval.until_ci), the others at this one alone"
+LOOKED = "the accuracy's interval allows for the looks of eval.until_ci; the others are of a fixed number of tasks"
 ABANDONED = (
     "{} abandoned: their teardown took longer than rollout.close_timeout; their `error` in the episodes names the line"
 )
@@ -130,7 +130,7 @@ def evaluate_recipe(
         done = f"{evaluator.done} of {evaluator.total} episodes"
         console.print(f"ended   {evaluator.ended_early}; {done}", highlight=False, markup=False)
     if recipe.eval.until_ci is not None:
-        console.print(SEQUENCE, highlight=False)
+        console.print(LOOKED, highlight=False)
     if summary.abandoned:
         console.print(ABANDONED.format(summary.abandoned), style="red", markup=False, highlight=False)
     if summary.failed and recipe.logging.episodes and stays:

@@ -7,7 +7,9 @@ Source: https://inspect.aisi.org.uk/eval-logs.html.
 
 import json
 import math
-from datetime import UTC, datetime
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import agentrl
 from agentrl.core.episode import Episode, Message
 from agentrl.core.images import shown_text
 from agentrl.evaluate.measures import usage_of
+from agentrl.evaluate.metrics import MAIN
 from agentrl.evaluate.setup import prompt_of, shown_component
 from agentrl.evaluate.stored import StoredEpisodes
 from agentrl.launch.export_markdown import read_result
@@ -24,12 +27,23 @@ _ROLES = ("system", "user", "assistant", "tool")
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter", "refusal": "stop"}
 
 
-def write_inspect(run_dir: Path, target: Path) -> None:
-    """Writes the log."""
+def write_inspect(run_dir: Path, target: Path) -> Path:
+    """Writes the log.
+
+    Args:
+        run_dir: Folder of the evaluation.
+        target: File that ends with ``.json``, or a folder, in which the log gets a name that Inspect's viewer lists.
+
+    Returns:
+        The file.
+    """
     evaluation, found = read_result(run_dir)
     setup = evaluation.setup
     episodes = StoredEpisodes(run_dir)
     created = next((one.started for one in episodes if one.started), None) or datetime.now(UTC).isoformat()
+    if target.suffix != ".json":
+        target.mkdir(parents=True, exist_ok=True)
+        target = target / _file_name(created, str(setup["env"]["id"]), run_dir.resolve().name)
     model = str(setup.get("model") or "model")
     sampling = {"temperature": setup.get("temperature"), "max_tokens": setup.get("max_new_tokens")}
     spec = {
@@ -52,7 +66,7 @@ def write_inspect(run_dir: Path, target: Path) -> None:
         "eval": spec,
         "plan": {"name": "plan", "steps": [{"solver": shown_component(setup["agent"]), "params": {}}]},
         "results": _results(evaluation),
-        "stats": {"started_at": created, "completed_at": created, "model_usage": {}},
+        "stats": {"started_at": created, "completed_at": _end(episodes) or created, "model_usage": {}},
     }
     with open(target, "w", encoding="utf-8") as file:
         file.write(json.dumps(log)[:-1])
@@ -60,11 +74,33 @@ def write_inspect(run_dir: Path, target: Path) -> None:
         for number, episode in enumerate(episodes):
             file.write(f"{', ' if number else ''}{json.dumps(_sample(episode, model))}")
         file.write("]}\n")
+    return target
+
+
+def is_listed(file: Path) -> bool:
+    """Returns whether Inspect's viewer lists a log: it takes JSON files whose names begin with a time."""
+    return re.match(r"\d{4}-\d{2}-\d{2}T\d{2}[:-]\d{2}[:-]\d{2}", file.name) is not None
+
+
+def _file_name(created: str, *parts: str) -> str:
+    """Returns the name that Inspect gives a log: time, task and id, with underscores between them alone."""
+    names = [re.sub(r"[^A-Za-z0-9.]+", "-", one).strip("-") or "log" for one in parts]
+    return "_".join([re.sub(r"[^0-9T-]", "-", created[:19]), *names]) + ".json"
+
+
+def _end(episodes: Iterable[Episode]) -> str:
+    """Returns the time at which the last episode ended; empty where no episode says."""
+    told = [
+        datetime.fromisoformat(one.started) + timedelta(seconds=one.seconds or 0) for one in episodes if one.started
+    ]
+    return max(told).isoformat() if told else ""
 
 
 def _results(evaluation: Evaluation) -> dict[str, Any]:
     scores = []
-    for name, one in evaluation.estimates.items():
+    main = [name for name in MAIN if name in evaluation.estimates]  # the viewer shows the first ones
+    for name in dict.fromkeys([*main, *evaluation.estimates]):
+        one = evaluation.estimates[name]
         values = {"mean": one.mean, "ci_low": one.low, "ci_high": one.high}
         told = {key: {"name": key, "value": value} for key, value in values.items() if not math.isnan(value)}
         scores.append({"name": name, "scorer": name, "metrics": told})

@@ -14,14 +14,14 @@ from agentrl.core.registry import nearest
 from agentrl.evaluate.judged import RESULT
 from agentrl.launch.export_datasets import write_datasets
 from agentrl.launch.export_html import write_html
-from agentrl.launch.export_inspect import write_inspect
+from agentrl.launch.export_inspect import is_listed, write_inspect
 from agentrl.launch.export_markdown import leaderboard_line, write_markdown
 
-FORMS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
+FORMS: dict[str, tuple[str, Callable[[Path, Path], Path | None]]] = {
     "markdown": ("report.md", write_markdown),
     "html": ("report.html", write_html),
     "datasets": ("dataset", write_datasets),
-    "inspect": ("inspect.json", write_inspect),
+    "inspect": ("inspect", write_inspect),
 }
 LEADERBOARD = "leaderboard"
 
@@ -51,6 +51,10 @@ def export(run_dir: Path, to: str, output: Path | None, console: Console) -> Pat
         return None
     name, write = FORMS[to]
     target = output or run_dir / name
-    write(run_dir, target)
+    target = write(run_dir, target) or target
     console.print(f"written {target}", highlight=False, markup=False, soft_wrap=True)
+    if to == "inspect":
+        seen = f"inspect view --log-dir {target.parent}"
+        hidden = f"{seen} does not list it: want a folder as --output, or a name that begins with the time"
+        console.print(seen if is_listed(target) else hidden, highlight=False, markup=False, soft_wrap=True)
     return target

@@ -1,4 +1,4 @@
-"""Asks a run's controller for its state, for the live view, in a thread of its own.
+"""Asks a run's controller for its state, for what the terminal shows, in a thread of its own.
 
 Guarantees: the run and its view never wait for an answer; an answer that is old says nothing any more.
 """
@@ -21,18 +21,16 @@ class LiveWatch:
 
     Args:
         run_dir: Folder of the run.
-        wanted: Whether anybody looks; else no thread is started.
     """
 
-    def __init__(self, run_dir: Path, *, wanted: bool) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._latest: tuple[float, dict[str, Any]] = (0.0, {})
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="live watch", daemon=True) if wanted else None
+        self._thread = threading.Thread(target=self._work, name="live watch", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._thread is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(

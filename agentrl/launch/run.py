@@ -57,6 +57,7 @@ from agentrl.launch.run_checks import check_components, check_disk, check_folder
 from agentrl.launch.run_owner import FILE as OWNER
 from agentrl.launch.run_owner import RunOwner
 from agentrl.launch.save_and_stop import SAVED_CODE, SavedAndStopped, check_saved, on_request
+from agentrl.launch.server_news import ServerNews
 from agentrl.launch.servers import find_model, start_servers
 from agentrl.launch.supervised_run import check_examples, train_on_examples
 from agentrl.launch.supervisor import ChildFailed, ChildRefused, Supervisor
@@ -189,13 +190,13 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     try:
         with (
             tracked(recipe.logging.trackers, run_dir, lambda text: say(console, text, "yellow")),
-            LiveWatch(run_dir, wanted=console.is_terminal and recipe.logging.live) as watch,
+            LiveWatch(run_dir) as watch,
             LiveView(recipe, run_dir, console, status=watch.latest) as view,
         ):
             if recipe.trainer.type in SUPERVISED:
                 train_on_examples(recipe, model.path, run_dir, supervisor, view, resume=resume)
             else:
-                _train(recipe, model.path, run_dir, supervisor, view, resume=resume, teacher=teacher)
+                _train(recipe, model.path, run_dir, supervisor, view, watch, resume=resume, teacher=teacher)
     finally:
         supervisor.stop()
         for problem in resume_paused(recipe, run_dir):
@@ -246,6 +247,7 @@ def _train(
     run_dir: Path,
     supervisor: Supervisor,
     view: LiveView,
+    watch: LiveWatch,
     *,
     resume: bool,
     teacher: Path | None = None,
@@ -259,7 +261,7 @@ def _train(
     if served_beyond(recipe):
         shared_env[KEY_ENV] = shared_env[SECRET_ENV]
     try:
-        _train_with(fleet, recipe, model, run_dir, supervisor, view, shared_env, resume=resume, teacher=teacher)
+        _train_with(fleet, recipe, model, run_dir, supervisor, view, watch, shared_env, resume=resume, teacher=teacher)
     except ChildFailed as error:
         raise fleet.explained(error) from error
     finally:
@@ -273,6 +275,7 @@ def _train_with(
     run_dir: Path,
     supervisor: Supervisor,
     view: LiveView,
+    watch: LiveWatch,
     shared_env: dict[str, str],
     *,
     resume: bool,
@@ -314,14 +317,14 @@ def _train_with(
         commands.trainer(recipe, model, run_dir, announced["url"], resume, meeting),
         env={**shared_env, **CPU_ENV, **meeting_env, "HF_HUB_OFFLINE": "1"},  # the controller may still need the hub
     )
-    follow = MetricsTail(run_dir / "metrics.jsonl")
+    follow, news = MetricsTail(run_dir / "metrics.jsonl"), ServerNews(recipe.inference.patience)
 
     def poll() -> None:
         for record in follow.new():
             view.update(record)
         for text in supervisor.lost():
             view.state(f"the run continues, although {text}")
-        for text in [*workers.poll(), *fleet.news()]:
+        for text in [*workers.poll(), *fleet.news(), *news.told(watch.latest().get("servers", ()))]:
             view.state(text)
         check_saved(run_dir)
 

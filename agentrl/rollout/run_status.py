@@ -75,7 +75,7 @@ def run_status(controller: Controller, servers: Sequence[dict[str, Any]], calls:
     limit = controller.recipe.rollout.episode_timeout
     for name, episodes in controller.rollouts.episodes.in_flight.items():
         waits.append(_wait(name, f"runs {episodes} episodes", None, limit if episodes else None, each=True))
-    return {**state, "waits": waits}
+    return {**state, "waits": waits, "servers": list(servers)}
 
 
 def _call(name: str, controller: Controller) -> tuple[str, float | None]:

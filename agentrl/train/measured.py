@@ -4,10 +4,13 @@ Guarantees: metrics do not depend on ranks or micro-batches (the tokens of a seq
 the device until the step ends; one collective merges all ranks; a metric is absent where nothing was measured.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
@@ -100,9 +103,7 @@ class Measured:
             most: Largest number of tokens to return.
         """
         own, count = self._differences(beyond), sum(len(part.logprobs) for part in self._parts)
-        group = self._mesh.tokens
-        every: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(every, (own[:most], len(own), count), group=group)
+        every = self._from_all((own[:most], len(own), count))
         first = sorted(one for found, *_ in every for one in found)[:most]
         return Differences(sum(one[1] for one in every) / max(1, sum(one[2] for one in every)), first)
 
@@ -113,6 +114,35 @@ class Measured:
             columns = (part.sequences, positions, part.token_ids, part.behavior, part.logprobs)
             found += [Difference(*one) for one in zip(*(column[far].tolist() for column in columns), strict=True)]
         return sorted(found)
+
+    def sequences(self) -> list[int]:
+        """Returns the numbers of the sequences of which a token was measured, the same on every rank; a collective."""
+        own = sorted({one for part in self._parts for one in part.sequences.unique().tolist()})
+        return sorted({one for found in self._from_all(own) for one in found})
+
+    def of_sequences(self, chosen: Sequence[int]) -> NDArray[np.float64]:
+        """Returns what was measured of some sequences, the same on every rank; a collective.
+
+        Args:
+            chosen: Numbers of the sequences.
+
+        Returns:
+            ``[tokens, 3]`` number of the sequence, position in it, logprob under the trainer, in this order.
+        """
+        wanted = torch.tensor(list(chosen), dtype=torch.long, device=self._device)
+        own = [np.zeros((0, 3))]
+        for part, positions in zip(self._parts, self._positions, strict=True):
+            here = torch.isin(part.sequences, wanted)
+            columns = (part.sequences, positions, part.logprobs)
+            own.append(torch.stack([one[here].double() for one in columns], dim=1).cpu().numpy())
+        found = np.concatenate(self._from_all(np.concatenate(own)))
+        return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+    def _from_all(self, own: Any) -> list[Any]:
+        group = self._mesh.tokens
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, own, group=group)
+        return every
 
     def _whole_sequences(self) -> MeasuredTokens | None:
         """Returns the tokens; with context parallelism those of this rank's part of the sequences, a collective."""

@@ -21,6 +21,7 @@ from agentrl.train.checkpoint_state import ROLLOUTS_FILE, SAVED_FILE, STOP_FILE,
 from agentrl.train.controller_client import ControllerClient, ControllerError
 from agentrl.train.export import export_model, exported_weights
 from agentrl.train.first_mismatch import FirstMismatch, TrainingStopped
+from agentrl.train.kept_logprobs import KeptLogprobs
 from agentrl.train.learner import PolicyLearner
 from agentrl.train.rank_speed import RankSpeed
 from agentrl.train.schedule import learning_rate_factor, progress
@@ -64,6 +65,7 @@ class Trainer:
         self._elapsed_before = 0.0  # seconds spent by earlier runs of a resumed training
         self._last_save = time.monotonic()
         self._first_mismatch = FirstMismatch(self.config.max_first_mismatch)
+        self._logprobs = KeptLogprobs(run_dir, recipe.logging.trainer_logprobs, engine.device)
         self._nonfinite = 0  # consecutive steps with a non-finite gradient
         self._out_of_time = False  # no further step fits the time budget
         self._epochs = 0  # epochs that were over at the latest batch
@@ -107,6 +109,7 @@ class Trainer:
             final, self._out_of_time = plan["final"], plan["late"]
             metrics = self.update(columns, plan["learning_rate"], oldest=plan["oldest_version"])
             self._first_mismatch.check(metrics, self.engine.measured)
+            self._logprobs.write(self.step, columns, self.engine.measured)
             self._check_gradients(metrics, columns)
             updated = time.monotonic()
             self.step += 1

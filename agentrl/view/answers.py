@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.config.errors import UserError
 from agentrl.core.images import shown_text
 from agentrl.core.redacted import redacted
+from agentrl.core.trainer_logprobs import read_gaps
 from agentrl.observe.metric_glossary import described
 from agentrl.view import evaluations
 from agentrl.view.episode_files import KINDS, episode_file
@@ -123,8 +124,9 @@ class Answers:
         rows = run.index.members(kind, str(record.get("group_id")))
         trained = next((row["trained"] for row in rows if row["place"] == place), None)
         pieces, special, said = self._tokenizers.of_run(run.folder, run.config())
-        return {**ledger(record, pieces, special, trained if kind == "train" else None), "tokenizer": said,
-                "as_text": pieces is not None}  # fmt: skip
+        gaps = read_gaps(run.folder, record) if kind == "train" else {}
+        shown = ledger(record, pieces, special, trained if kind == "train" else None, gaps)
+        return {**shown, "tokenizer": said, "as_text": pieces is not None}
 
     def text(self, key: str, kind: str, place: int, role: str, node: int) -> dict[str, Any]:
         """Returns the whole text of one message."""

@@ -4,7 +4,8 @@ Guarantees: only what the record holds is shown; a text is the tokenizer's, whic
 where none is found, tokens are shown by their ids and the reason is said.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from pydantic import ValidationError
 
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Trajectory
+from agentrl.core.trainer_logprobs import Gaps
 from agentrl.observe.shown_text import quoted
-from agentrl.observe.token_view import read_blocks
+from agentrl.observe.token_view import Token, read_blocks
 
 MOST_TOKENS = 50_000  # of one answer to the page
 Pieces = Callable[[int], bytes]
@@ -89,7 +91,7 @@ def _on_this_machine(name: str) -> Path | None:
 
 
 def ledger(
-    record: Mapping[str, Any], pieces: Pieces | None, special: frozenset[int], trained: int | None
+    record: Mapping[str, Any], pieces: Pieces | None, special: frozenset[int], trained: int | None, gaps: Gaps
 ) -> dict[str, Any]:
     """Returns the tokens of each message, role by role, and what is not recorded.
 
@@ -98,6 +100,7 @@ def ledger(
         pieces: Bytes of an id; ``None`` without a tokenizer.
         special: Ids of special tokens.
         trained: Policy version that the step which trained the episode began from; ``None`` if no step did.
+        gaps: Gaps to the trainer's logprobs that the run kept of the episode.
 
     Raises:
         UserError: The messages are of another version of agentrl.
@@ -124,11 +127,12 @@ def ledger(
                     "logprobs": [token.logprob if token.mask else None for token in kept],
                     "versions": [token.version if token.mask else None for token in kept],
                     "teacher": node.teacher_logprobs[: len(kept)],
+                    "trainer": _under_trainer(kept, gaps.get(role, {}).get(block.node)),
                     "start": block.tokens[0].index if block.tokens else 0,
                 }
             )
         roles[role] = blocks
-    return {"roles": roles, "trained": trained, "not_recorded": _not_recorded(trained, teacher, shown)}
+    return {"roles": roles, "trained": trained, "not_recorded": _not_recorded(trained, teacher, bool(gaps), shown)}
 
 
 def read_trajectory(given: Mapping[str, Any]) -> Trajectory:
@@ -157,10 +161,24 @@ def _text(data: bytes) -> str:
         return quoted(data)
 
 
-def _not_recorded(trained: int | None, teacher: bool, shown: int) -> list[str]:
+def _under_trainer(tokens: Sequence[Token], gaps: Iterable[float] | None) -> list[float | None]:
+    """Returns the trainer's logprob of each token, ``None`` where there is none; empty where there is none at all."""
+    if gaps is None:
+        return []
+    own = iter(gaps)  # one for each sampled token
+    found = [(token.logprob - float(next(own, math.nan))) if token.mask else math.nan for token in tokens]
+    return [None if math.isnan(one) else one for one in found]
+
+
+def _not_recorded(trained: int | None, teacher: bool, trainer: bool, shown: int) -> list[str]:
     if not shown:
         return ["tokens: the server returned no ids (an API in text mode)"]
-    found = ["logprob under the trainer: it is measured as means over a step only, see the curves mismatch/*"]
+    found = []
+    if not trainer:
+        found.append(
+            "logprob under the trainer: it is kept for logging.trainer_logprobs groups of each step (1), and this is "
+            "none of them; means over all tokens are the curves mismatch/*"
+        )
     if not teacher:
         found.append("logprob under a teacher: no teacher scored this episode")
     if trained is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
 from agentrl.evaluate import stored
 from agentrl.evaluate.compare import CompareError, compare, p_value
@@ -78,6 +78,9 @@ def test_folders_of_an_older_version_and_trainings_are_read_from_their_result(tm
 def test_p_values_of_shares_are_students_of_the_pairs() -> None:
     before, after = [0.25, 0.5, 0.75, 0.0], [0.5, 0.5, 1.0, 0.5]
     assert p_value(before, after) == pytest.approx(ttest_rel(after, before).pvalue)
+    many, moved = [*before, *[1.0] * 40], [*after, *[1.0] * 40]  # most do not tell how much those that move differ
+    statistic = ttest_rel(moved, many).statistic
+    assert p_value(many, moved) == pytest.approx(2 * t.sf(abs(statistic), 1.0**2 / 0.375 + 1))
     assert p_value(before, before) == 1.0 and p_value([0.5], [0.75]) != p_value([0.5], [0.75])
 
 

@@ -1,5 +1,6 @@
 """Intervals of simulated evaluations hold the truth in 95 of 100, and agree with a bootstrap."""
 
+import itertools
 import math
 
 import numpy as np
@@ -43,7 +44,10 @@ def test_an_accuracy_of_several_samples_a_task_is_covered() -> None:
     [((9.5, 0.5), 50, 2), ((9.5, 0.5), 50, 4), ((0.5, 4.5), 50, 4), ((0.5, 4.5), 100, 2), ((2.0, 2.0), 50, 4)],
 )
 def test_an_accuracy_near_its_ends_is_covered_too(difficulty: tuple[float, float], tasks: int, samples: int) -> None:
-    """Most tasks are always right, or always wrong; Student's interval covers down to 88 of 100 there."""
+    """Most tasks are always right, or always wrong; Student's interval covers down to 88 of 100 there.
+
+    How much a few tasks tell of the spread is not known, so the interval is wide enough for what it may be.
+    """
     rng = np.random.default_rng(21)
     mean = difficulty[0] / sum(difficulty)
     covered = student = 0
@@ -53,20 +57,76 @@ def test_an_accuracy_near_its_ends_is_covered_too(difficulty: tuple[float, float
         covered += covers(values, mean)
         means = values.mean(axis=1)
         student += abs(means.mean() - mean) <= t.ppf(0.975, tasks - 1) * means.std(ddof=1) / math.sqrt(tasks)
-    assert 0.95 - CLOSE <= covered / DRAWS <= 0.95 + 2 * CLOSE, "it may be a little cautious"
+    assert 0.95 - CLOSE <= covered / DRAWS <= 0.95 + 4 * CLOSE, "it may be a little cautious"
     if difficulty == (9.5, 0.5):
         assert student / DRAWS < 0.95 - CLOSE
 
 
+def coverage(tasks: int, samples: int, mean: float, correlation: float, draws: int) -> tuple[float, float]:
+    """Shares of evaluations whose interval holds the mean: ours, and the same without care for the spread's own.
+
+    A task's chance is drawn from the beta distribution with this mean and this correlation of two samples of a task.
+    """
+    rng = np.random.default_rng([tasks, samples, int(100 * mean), int(100 * correlation)])
+    weight = 1 / correlation - 1
+    right = rng.binomial(samples, rng.beta(mean * weight, (1 - mean) * weight, (draws, tasks)))
+    sums = np.stack([right.sum(axis=1), (right**2).sum(axis=1)], axis=1)  # all that the intervals depend on
+    _, first, counts = np.unique(sums, axis=0, return_index=True, return_counts=True)
+    found = plain = 0
+    for row, count in zip(right[first], counts, strict=True):
+        found += count * covers(np.arange(samples) < row[:, None], mean)
+        share, variance = row.mean() / samples, (row / samples).var(ddof=1)
+        limit = min(share * (1 - share) * tasks / variance, tasks * samples) if variance else tasks
+        square = (t.ppf(0.975, tasks - 1) if variance else norm.ppf(0.975)) ** 2 / limit
+        half = math.sqrt(square * share * (1 - share) + square**2 / 4)
+        plain += count * (abs(share + square / 2 - mean * (1 + square)) <= half)
+    return found / draws, plain / draws
+
+
+FEW = list(itertools.product((20, 50), (4, 8), (0.02, 0.05, 0.1), (0.3, 0.6)))
+ALL = list(
+    itertools.product(
+        (10, 20, 50, 100, 200, 500), (2, 4, 8, 32), (0.02, 0.05, 0.1, 0.2, 0.5), (0.01, 0.1, 0.3, 0.6, 0.9)
+    )
+)
+
+
+def test_an_accuracy_is_covered_where_few_tasks_are_solved_at_times() -> None:
+    covered = [coverage(*case, draws=DRAWS) for case in FEW]
+    assert min(ours for ours, _ in covered) >= 0.95 - CLOSE
+    assert min(plain for _, plain in covered) < 0.88, "the spread of the tasks as it comes, which is too small"
+
+
+@pytest.mark.long
+def test_an_accuracy_is_covered_in_all_cases() -> None:
+    """From 10 to 500 tasks of 2 to 32 samples, alike or not; the other end is the mirror image."""
+    covered = {case: coverage(*case, draws=DRAWS)[0] for case in ALL}
+    for tasks in dict.fromkeys(case[0] for case in ALL):
+        own = [value for case, value in covered.items() if case[0] == tasks]
+        print(f"{tasks} tasks: {min(own):.3f} to {max(own):.3f}, mean {np.mean(own):.3f}")
+    least = min(covered, key=lambda case: covered[case])
+    assert covered[least] >= 0.95 - CLOSE - 0.005, f"{least}: {covered[least]}"  # of the draws themselves
+
+
+@pytest.mark.parametrize("few", [0.02, 0.1])
+def test_partial_accuracies_are_covered(few: float) -> None:
+    """Most tasks have 0, some a part of their points; Student's interval covers 87 of 100 at 100 tasks."""
+    rng = np.random.default_rng(31)
+    tasks, weight = 100, 1 / 0.6 - 1
+    drawn = np.round(rng.beta(few * weight, (1 - few) * weight, (DRAWS, tasks)), 1)
+    mean = np.round(rng.beta(few * weight, (1 - few) * weight, 2_000_000), 1).mean()
+    assert np.mean([covers(values[:, None], mean) for values in drawn]) >= 0.95 - CLOSE
+
+
 def test_an_accuracy_of_single_samples_is_covered_on_average_over_its_values() -> None:
-    """Wilson's interval, exactly: summed over all counts and averaged over the accuracy, as its level is meant."""
+    """Exactly: summed over all counts. It holds at each accuracy, and on average over them it is hardly wider."""
     n = 200
     bounds = np.array([proportion_interval(right, n) for right in range(n + 1)])
     means = np.linspace(0.05, 0.95, 181)
     covered = [
         binom.pmf(np.arange(n + 1), n, mean)[(bounds[:, 0] <= mean) & (mean <= bounds[:, 1])].sum() for mean in means
     ]
-    assert np.mean(covered) == pytest.approx(0.95, abs=CLOSE)
+    assert np.min(covered) >= 0.95 and np.mean(covered) == pytest.approx(0.95, abs=CLOSE)
 
 
 def test_the_interval_is_that_of_a_bootstrap_over_tasks() -> None:

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
 from agentrl.evaluate.intervals import mean_interval
 from agentrl.evaluate.paired import change, changes
@@ -17,8 +17,11 @@ def test_means_get_the_paired_t_interval() -> None:
     before, after = hard, hard * 0.8 + 0.3 + rng.normal(0, 0.05, 30)
     found = change(before.tolist(), after.tolist())
     expected = ttest_rel(after, before).confidence_interval(0.95)
+    moved = np.abs(after - before)
+    wider = t.ppf(0.975, min(29, moved.sum() ** 2 / (moved**2).sum() + 1)) / t.ppf(0.975, 29)
     assert found.mean == pytest.approx((after - before).mean())
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.high - found.mean == pytest.approx((expected.high - found.mean) * wider)
+    assert found.mean - found.low == pytest.approx((found.mean - expected.low) * wider) and 1 <= wider < 1.01
     assert found.tasks == 30
     alone = mean_interval([[value] for value in after])
     assert found.high - found.low < (alone[1] - alone[0]) / 3  # the tasks' own spread is not in it
@@ -62,6 +65,25 @@ def test_it_covers_the_true_change_about_as_often_as_it_says(samples: int) -> No
         found = change(before, after)
         covered += found.low <= 0.2 <= found.high
     assert 0.92 <= covered / trials <= 0.985
+
+
+@pytest.mark.parametrize(("tasks", "gaining"), [(100, 0.05), (200, 0.05), (20, 0.3)])
+def test_a_gain_of_few_tasks_is_covered(tasks: int, gaining: float) -> None:
+    """Half of the tasks are always right, the others never; some of these are solved in 30% of four samples then.
+
+    Student's interval with a degree of freedom for each task covers 81 to 87 of 100.
+    """
+    rng = np.random.default_rng(12)
+    covered = student = 0
+    for _ in range(DRAWS := 1000):
+        always = rng.random(tasks) < 0.5
+        after = np.where(always, 1.0, rng.binomial(4, 0.3, tasks) / 4 * (rng.random(tasks) < gaining))
+        found, truth = change(always.astype(float).tolist(), after.tolist()), 0.5 * gaining * 0.3
+        covered += found.low <= truth <= found.high or math.isnan(found.low)  # no task changed: no interval is given
+        moved = after - always
+        half = t.ppf(0.975, tasks - 1) * moved.std(ddof=1) / math.sqrt(tasks)
+        student += abs(moved.mean() - truth) <= half
+    assert covered / DRAWS >= 0.935 and student / DRAWS < 0.9, (covered, student)
 
 
 def test_only_tasks_that_both_judged_are_compared() -> None:

@@ -13,16 +13,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 
 from agentrl.config.recipe import EvalConfig
 from agentrl.core.episode import Episode, StopReason
 from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.ends import Ends
-from agentrl.evaluate.intervals import proportion_interval
+from agentrl.evaluate.fixed_width import quantile_of, stopping_interval
 from agentrl.evaluate.metrics import summarize
 from agentrl.evaluate.paired import change
-from agentrl.evaluate.sequence import prior_weight, sequence_interval
 from agentrl.evaluate.tally import TaskScores
 
 Sample = tuple[float | None, str | None]
@@ -135,7 +134,12 @@ def test_a_count_has_the_interval_of_a_regression_with_clustered_errors() -> Non
 
 
 def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() -> None:
-    """The bounds are the shares that lie a quantile of their own standard errors away, times the design effect."""
+    """The bounds are the shares that lie a quantile of their own standard errors away.
+
+    The error is that of tasks which are right or wrong, times their spread in parts of that; to the tasks that tell it,
+    two with the largest spread are added, on the scale of its logarithm. Each gives the quantile, Student's, four
+    degrees of freedom.
+    """
     rng = np.random.default_rng(5)
     values = (rng.random((60, 4)) < rng.beta(4, 0.4, (60, 1))).astype(float)
     made = [
@@ -144,11 +148,15 @@ def test_a_share_has_wilsons_score_interval_with_the_spread_of_the_clusters() ->
         for (task, index), value in np.ndenumerate(values)
     ]  # fmt: skip
     one = summarize(made).estimates["accuracy"]
-    quantile = float(t.ppf(0.975, 59))
-    effect = (clustered_half(values) / quantile) ** 2 / (values.mean() * (1 - values.mean()) / values.size)
-    assert effect > 1
+    wrong = 1 - values.mean(axis=1)  # the rarer: a task of which half is wrong tells more than one of a quarter
+    tell = wrong.sum() ** 2 / (wrong**2).sum()
+    variance = (clustered_half(values) / float(t.ppf(0.975, 59))) ** 2
+    spread = variance / (values.mean() * (1 - values.mean()) / 60)
+    assert 1 / 4 < spread < 1 and tell < 20
+    counted = math.exp((tell * math.log(spread) + 2 * math.log(1.0)) / (tell + 2))
+    quantile = float(t.ppf(0.975, min(4 * tell + 1, 59)))
     for bound in (one.low, one.high):
-        own = math.sqrt(effect * bound * (1 - bound) / values.size)
+        own = math.sqrt(counted * bound * (1 - bound) / 60)
         assert abs(values.mean() - bound) / own == pytest.approx(quantile, rel=1e-9)
 
 
@@ -164,7 +172,8 @@ def test_p_values_are_binomial_sums_and_those_of_random_signs() -> None:
     signs = rng.choice([-1.0, 1.0], (20_000, 80))
     by_chance = np.mean(np.abs((signs * moved).mean(axis=1)) >= abs(moved.mean()) - 1e-12)
     assert p_value(first.tolist(), second.tolist()) == pytest.approx(by_chance, abs=0.02)
-    half = float(t.ppf(0.975, 79)) * moved.std(ddof=1) / math.sqrt(80)
+    known = min(79.0, float(np.abs(moved).sum() ** 2 / (moved**2).sum()) + 1)
+    half = float(t.ppf(0.975, known)) * moved.std(ddof=1) / math.sqrt(80)
     one = change(first.tolist(), second.tolist())
     assert (one.mean, one.low, one.high) == pytest.approx(
         (moved.mean(), moved.mean() - half, moved.mean() + half), rel=1e-9
@@ -207,7 +216,7 @@ def bounds() -> tuple[np.ndarray, np.ndarray]:
     n, right = np.meshgrid(np.arange(1, most + 1), np.arange(most + 1), indexing="ij")
     inside = right <= n
     low, high = np.zeros((most + 1, most + 1)), np.ones((most + 1, most + 1))
-    low[1:][inside], high[1:][inside] = sequence_interval(right[inside], n[inside], prior_weight(HALF))
+    low[1:][inside], high[1:][inside] = stopping_interval(right[inside], n[inside], quantile_of(HALF, most))
     return low, high
 
 
@@ -243,7 +252,8 @@ def test_a_rule_that_looks_at_wilsons_interval_misses_more_often_than_it_says() 
     half = q / (1 + q * q / n) * np.sqrt(share * (1 - share) / n + q * q / (4 * n * n))
     low, high = np.zeros((most + 1, most + 1)), np.ones((most + 1, most + 1))
     low[1:], high[1:] = middle - half, middle + half
-    assert (low[40, 10], high[40, 10]) == pytest.approx(proportion_interval(10, 40), abs=1e-9)
+    wilson = binomtest(10, 40).proportion_ci(0.95, method="wilson")
+    assert (low[40, 10], high[40, 10]) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
     assert missed(0.3, low, high, most)[0] > 0.08 and missed(0.5, low, high, most)[0] > 0.065
 
 
@@ -255,7 +265,7 @@ def test_the_rule_holds_for_tasks_of_several_samples() -> None:
     totals = np.cumsum(rng.binomial(4, difficulty), axis=1)
     n = np.broadcast_to(np.arange(1, most + 1), totals.shape)
     pairs, place = np.unique(np.stack([totals, n]).reshape(2, -1), axis=1, return_inverse=True)
-    found = sequence_interval(pairs[0] / 4, pairs[1], prior_weight(HALF))
+    found = stopping_interval(pairs[0] / 4, pairs[1], quantile_of(HALF, most))
     low, high = (one[place].reshape(totals.shape) for one in found)
     at = np.argmax((high - low) / 2 <= HALF, axis=1)
     rows = np.arange(draws)

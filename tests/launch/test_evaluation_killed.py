@@ -1,23 +1,14 @@
-"""A command that is killed at random moments asks for nothing twice, and Inspect AI reads its log.
-
-Long: each moment starts a process, and Inspect AI has an environment of its own, because its requirements are not ours.
-"""
+"""A command that is killed at random moments asks for nothing twice. Long: each moment starts a process."""
 
 import asyncio
 import json
-import os
 import random
-import subprocess
-import venv
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from rich.console import Console
 
-from agentrl.launch.exported import export
-from tests.launch.test_evaluation_api import Api, answer, command, evaluated
+from tests.launch.test_evaluation_api import Api, command
 
 pytestmark = pytest.mark.long
 
@@ -52,43 +43,3 @@ async def test_killed_twenty_times_every_judged_episode_was_asked_for_once(tmp_p
     records = [json.loads(line) for line in (folder / "eval-episodes.jsonl").read_text().splitlines()]
     assert max(Counter((one["group_id"], one["index"]) for one in records).values()) == 1 and len(records) == 40
     assert json.loads((folder / "result.json").read_text())["eval/n"] == 40
-
-
-@pytest.fixture(scope="module")
-def inspect_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter with Inspect AI: that of ``$AGENTRL_INSPECT_PYTHON``, or of a new environment."""
-    given = os.environ.get("AGENTRL_INSPECT_PYTHON")
-    if given:
-        return given
-    folder = tmp_path_factory.mktemp("inspect")
-    venv.create(folder, with_pip=True)
-    python = str(folder / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "-q", "inspect-ai"], check=True)
-    return python
-
-
-READ = """
-import json, sys
-from inspect_ai.log import read_eval_log
-log = read_eval_log(sys.argv[1])
-scores = {one.name: one.metrics["mean"].value for one in log.results.scores}
-errors = sum(one.error is not None for one in log.samples)
-calls = [call.function for one in log.samples for m in one.messages for call in (getattr(m, "tool_calls", None) or [])]
-print(json.dumps([log.status, len(log.samples), errors, scores["accuracy"], log.eval.model, calls]))
-"""
-
-
-async def test_inspects_library_reads_the_log(tmp_path: Path, inspect_python: str) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "1+1"}'}}
-
-    def reply(number: int, body: dict) -> web.Response:
-        return answer("tool_calls", content=None, tool_calls=[call]) if number % 2 else answer(content="#### 3")
-
-    own = ("env.id=calculator", "valid_dataset.name=calculation", "agent.id=chat", "rollout.max_concurrent=1")
-    _, text, result = await evaluated(Api(reply), tmp_path, "eval.tasks=6", "env.kwargs={}", *own)
-    path = export(tmp_path, "inspect", None, Console(quiet=True))
-    done = subprocess.run([inspect_python, "-c", READ, str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    status, samples, errors, accuracy, model, calls = json.loads(done.stdout)
-    assert (status, samples, errors, model) == ("success", 6, result["eval/invalid"], "openai-api/m"), text
-    assert accuracy == pytest.approx(result["eval/accuracy"]) and calls.count("calculate") == 6

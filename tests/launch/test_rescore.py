@@ -10,6 +10,7 @@ from aiohttp import web
 from rich.console import Console
 
 from agentrl.config.errors import UserError
+from agentrl.launch.export_inspect import is_listed
 from agentrl.launch.exported import FORMS, export
 from agentrl.launch.rescore import rescore
 from tests.launch.test_evaluation_api import Api, answer, evaluated, refusal
@@ -99,7 +100,13 @@ async def test_every_form_is_written_and_what_a_model_wrote_stays_text(tmp_path:
 
     table = load_from_disk(str(tmp_path / "a" / "dataset"))
     assert len(table) == 16 and json.loads(table[0]["messages"])["assistant"][0]["role"] == "user"
-    log = json.loads((tmp_path / "a" / "inspect.json").read_text())
+    (log_file,) = (tmp_path / "a" / "inspect").iterdir()
+    log = json.loads(log_file.read_text())
+    assert is_listed(log_file) and f"inspect view --log-dir {log_file.parent}" in out.getvalue()
+    export(tmp_path / "a", "inspect", tmp_path / "mine.json", console)
+    assert (
+        "does not list it: want a folder" in out.getvalue() and json.loads((tmp_path / "mine.json").read_text()) == log
+    )
     assert log["version"] == 2 and len(log["samples"]) == 16
     assert (
         sum("error" in one for one in log["samples"])

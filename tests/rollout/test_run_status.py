@@ -31,6 +31,7 @@ async def test_the_status_says_what_each_process_waits_for_and_until_when(tiny_m
         assert found["trainer"]["doing"] == "computes the update" and found["trainer"]["seconds_left"] > 0
         assert "evaluates version 0" in found["controller"]["doing"] and status["evaluating"] == 0
         assert found["http://fake"]["doing"].startswith("serving, ")
+        assert [(one["url"], one["state"]) for one in status["servers"]] == [("http://fake", "serving")]
         ready = asyncio.create_task(http.post("/ready", json={"seconds": 60.0}))
         await settle()
         assert (await waits())[1]["trainer"]["doing"] == "waits for the end of the evaluation of version 0"

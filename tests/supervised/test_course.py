@@ -84,8 +84,8 @@ def test_the_share_of_pairs_has_its_interval():
     logs = {"eval_loss": 0.5, "eval_rewards/accuracies": 0.75, "eval_rewards/margins": 0.2, "eval_runtime": 3.0}
     record = held_out_record(logs, 16)
     assert record["eval/pair_accuracy"] == 0.75
-    assert record["eval/pair_accuracy_low"] == pytest.approx(0.505, abs=1e-3), "Wilson, 12 of 16"
-    assert record["eval/pair_accuracy_high"] == pytest.approx(0.898, abs=1e-3)
+    assert record["eval/pair_accuracy_low"] == pytest.approx(0.500, abs=1e-3), "Blaker, 12 of 16"
+    assert record["eval/pair_accuracy_high"] == pytest.approx(0.910, abs=1e-3)
     assert set(record) == {f"eval/{name}" for name in ("loss", "margin", "examples")} | {
         f"eval/pair_accuracy{end}" for end in ("", "_low", "_high")
     }

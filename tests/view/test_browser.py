@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def test_a_run_is_opened_filtered_and_an_episode_read_to_its_tokens(person):
     said = page.locator(".ledger").inner_text()
     for name in ("id", "position", "behavior logprob", "version", "age", "advantage"):
         assert name in said
-    assert "not recorded" in said  # the trainer's logprob
+    assert "not recorded" in said  # the teacher's logprob
     person.keep("tokens")
     page.keyboard.press("ArrowRight")
     page.get_by_role("radio", name="mask").click()
@@ -151,6 +152,26 @@ def test_a_run_is_opened_filtered_and_an_episode_read_to_its_tokens(person):
     page.keyboard.press("g")
     page.locator(".lane").nth(7).wait_for()
     person.keep("group")
+
+
+def test_tokens_are_coloured_by_their_gap_to_the_trainer_where_it_is_kept(person):
+    page = person.page
+    person.open("run/first/episodes?q=group%3Ag4")
+    rows(page).first.click()
+    page.locator(".message.sampled").first.wait_for()
+    page.keyboard.press("t")
+    page.get_by_role("radio", name="gap to trainer").click()
+    page.locator(".token[class*=more]").first.hover()
+    said = page.locator(".ledger").inner_text()
+    assert re.search(r"trainer logprob\s+-?\d+\.\d{4}, gap \+", said), said
+    page.locator(".token[class*=less]").first.wait_for()
+    person.keep("gap")
+    page.goto(f"{person.base}/#/run/first/episodes?q=group%3Ag5")
+    rows(page).first.click()
+    page.locator(".message.sampled").first.wait_for()
+    page.keyboard.press("t")
+    page.locator(".token").first.wait_for()
+    assert page.get_by_role("radio", name="gap to trainer").is_disabled()
 
 
 def test_two_checkpoints_and_two_runs_are_compared(person):

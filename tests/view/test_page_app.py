@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentrl.config.errors import UserError
+from agentrl.core.trainer_logprobs import FILE, gaps_line, read_gaps
 from agentrl.view import page_files
 from agentrl.view.access import COOKIE, Keys
 from agentrl.view.answers import MOST_TEXT
@@ -167,6 +168,20 @@ def test_the_ledger_has_each_token_and_says_what_is_not_recorded(client, runs):
     assert any("trainer" in one for one in found["not_recorded"]) and any(
         "teacher" in one for one in found["not_recorded"]
     )
+
+
+def test_the_trainers_logprobs_stand_beside_those_of_the_server(client, runs):
+    """They are kept of the first group of each step."""
+    place = _place(client, "group:g4 index=2")
+    found = got(client, f"/api/runs/first/train/{place}/tokens")
+    gaps = read_gaps(runs[0].folder, episode_file(runs[0].folder, "train").read(place))["assistant"]
+    prompt, answer, result, last = found["roles"]["assistant"]
+    assert prompt["trainer"] == result["trainer"] == [] and not any("trainer" in one for one in found["not_recorded"])
+    for block, own in ((answer, gaps[1]), (last, gaps[3])):
+        assert [b - t for b, t in zip(block["logprobs"], block["trainer"], strict=True)] == pytest.approx(own, abs=1e-6)
+    (runs[0].folder / FILE).write_text(gaps_line(1, "g4", 2, {"assistant": {1: [0.5]}}))
+    found = got(client, f"/api/runs/first/train/{place}/tokens")["roles"]["assistant"][1]["trainer"]
+    assert found[0] == pytest.approx(answer["logprobs"][0] - 0.5) and set(found[1:]) == {None}, "what is missing"
 
 
 def test_a_long_message_comes_in_part_and_whole_when_asked(client, runs):

@@ -171,7 +171,10 @@ def recorded(message: Any) -> Message:
 
 
 def _usage(answer: Any) -> dict[str, int] | None:
-    """Returns the numbers of tokens of a call, as the API says them; an answer may hold anything there."""
+    """Returns the numbers of tokens of a call, as the API says them; an answer may hold anything there.
+
+    Some APIs count thoughts beside the answer's tokens, which only their total tells: all are paid for as sampled ones.
+    """
     usage = getattr(answer, "usage", None)
     found = {
         "prompt": getattr(usage, "prompt_tokens", None),
@@ -179,7 +182,12 @@ def _usage(answer: Any) -> dict[str, int] | None:
         "cached": getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None),
         "reasoning": getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None),
     }
-    return {name: count for name, count in found.items() if isinstance(count, int) and count >= 0} or None
+    known = {name: count for name, count in found.items() if isinstance(count, int) and count >= 0}
+    if {"prompt", "completion", "reasoning"} <= known.keys():
+        beside = known["prompt"] + known["completion"] + known["reasoning"]
+        if getattr(usage, "total_tokens", None) == beside:
+            known["completion"] += known["reasoning"]
+    return known or None
 
 
 def _set_by_call(options: Mapping[str, Any]) -> dict[str, Any] | None:

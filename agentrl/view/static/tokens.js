@@ -10,12 +10,22 @@ const WAYS = {
   age: { label: "age", about: "versions between the token and the step that trained it: the darker, the older" },
   version: { label: "version", about: "policy version that sampled the token" },
   teacher: { label: "gap to teacher", about: "behavior minus teacher logprob: orange where the policy was surer than the teacher, blue where less" },
-  trainer: { label: "gap to trainer", about: "" },
+  trainer: { label: "gap to trainer", about: "behavior minus trainer logprob, from before the update: orange where the server was surer than the trainer, blue where less; the strongest colour is a gap of 0.5" },
   advantage: { label: "advantage", about: "advantage of the episode, the same for all its sampled tokens: green above 0, red below" },
 };
 
 function level(value, low, high) {
   return Math.max(0, Math.min(9, Math.round(((value - low) / (high - low || 1)) * 9)));
+}
+
+/** Whether a number is recorded for a token. */
+function known(values, i) {
+  return values.length > i && values[i] !== null;
+}
+
+/** The class of a gap: orange above 0, blue below. */
+function tint(gap, most) {
+  return gap >= 0 ? `more${level(Math.min(most, gap), 0, most)}` : `less${level(Math.min(most, -gap), 0, most)}`;
 }
 
 /** The class that colours a token. */
@@ -25,10 +35,8 @@ function shade(block, i, way, scale) {
   if (way === "logprob") return `heat${level(Math.min(6, -block.logprobs[i]), 0, 6)}`;
   if (way === "age") return `heat${level(scale.trained - block.versions[i], 0, Math.max(1, scale.oldest))}`;
   if (way === "version") return `heat${level(block.versions[i], scale.least, scale.most)}`;
-  if (way === "teacher") {
-    const gap = block.logprobs[i] - block.teacher[i];
-    return gap >= 0 ? `more${level(Math.min(3, gap), 0, 3)}` : `less${level(Math.min(3, -gap), 0, 3)}`;
-  }
+  if (way === "teacher") return tint(block.logprobs[i] - block.teacher[i], 3);
+  if (way === "trainer") return known(block.trainer, i) ? tint(block.logprobs[i] - block.trainer[i], 0.5) : "faint";
   if (way === "advantage") return scale.advantage > 0 ? "gain" : scale.advantage < 0 ? "loss" : "even";
   return "";
 }
@@ -52,7 +60,7 @@ function Ledger({ token, block, i, trained, advantage, notRecorded, asText }) {
     ["version", sampled ? String(version) : "–"],
     ["age", sampled ? (trained === null ? "not recorded" : String(trained - version)) : "–"],
     ["teacher logprob", !sampled ? "–" : block.teacher.length ? `${block.teacher[i].toFixed(4)}, gap ${signed(block.logprobs[i] - block.teacher[i])}` : "not recorded"],
-    ["trainer logprob", sampled ? "not recorded" : "–"],
+    ["trainer logprob", !sampled ? "–" : known(block.trainer, i) ? `${block.trainer[i].toFixed(4)}, gap ${signed(block.logprobs[i] - block.trainer[i])}` : "not recorded"],
     ["advantage", !sampled ? "–" : advantage === null || advantage === undefined ? "not recorded" : signed(advantage)],
   ];
   return html`<aside class="ledger" aria-live="polite"><dl>${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd class="mono">${value}</dd></div>`)}</dl></aside>`;
@@ -85,7 +93,7 @@ export function Tokens({ run, kind, place, role, way, onWay, advantage, advantag
   const why = {
     age: value.trained === null ? "no step of the journal trained this group" : "",
     teacher: teacher ? "" : "no teacher scored this episode",
-    trainer: "the run records the trainer's logprobs as means over a step only (mismatch/*)",
+    trainer: blocks.some((block) => block.trainer.length) ? "" : "kept for logging.trainer_logprobs groups of each step, and this is none of them",
     advantage: advantage === null || advantage === undefined ? advantageSaid || "not recorded" : "",
   };
   const point = (event) => {
