@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl.core.expert_rows import ExpertRows
 from agentrl.core.valid_text import valid_data
 
 Message = dict[str, Any]
@@ -99,6 +100,8 @@ class Node(Record):
         at: Time when the message was stored, in seconds since 1970.
         tools: Index of a conversation's tools in the trajectory's ``tools``, at its first message.
         sampling: Sampling options that a sampled message's call set, by name; else ``None``.
+        experts: Experts that the server's layers chose for each token, of a mixture of experts whose routing is
+            replayed; ``None`` if they are not known. They are no part of the record.
         usage: Numbers of tokens of a sampled message's call as the API counted them: ``prompt``, ``completion``, and
             of these ``cached`` and ``reasoning``; ``None`` if it did not say. Of a call's several answers the first
             one has them.
@@ -118,6 +121,7 @@ class Node(Record):
     tools: int | None = None
     sampling: dict[str, Any] | None = None
     usage: dict[str, int] | None = None
+    experts: ExpertRows | None = Field(default=None, exclude=True, repr=False)
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
