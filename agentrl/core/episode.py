@@ -131,6 +131,8 @@ class Node(Record):
             raise ValueError(f"token_ids, loss_mask, logprobs and versions differ in length: {sorted(lengths)}")
         if self.teacher_logprobs and len(self.teacher_logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.teacher_logprobs)} teacher_logprobs for {len(self.token_ids)} token_ids")
+        if self.experts is not None and len(self.experts) != len(self.token_ids):
+            raise ValueError(f"experts of {len(self.experts)} tokens for {len(self.token_ids)} token_ids")
         return self
 
 

@@ -125,7 +125,7 @@ class CohortRunner:
         else:
             logits = self._calls.without_cache([prompt], [keep])
             cohort = Cohort([slots[0]], None, [list(prompt)])
-        cohort.experts = self._chosen(1)
+        cohort.experts = self._chosen(1) if self.names_experts else None
         cohort.select([0] * len(slots))
         cohort.slots = list(slots)
         self._cohorts.append(cohort)
@@ -162,14 +162,16 @@ class CohortRunner:
             else:
                 cohort.ids = [[*ids, token] for ids, token in zip(cohort.ids, fed, strict=True)]
                 rows = self._calls.without_cache(cohort.ids, [1] * len(fed))
-                cohort.experts = self._chosen(len(fed))
+                if cohort.experts is not None:  # earlier tokens keep those of their own weights
+                    cohort.experts = torch.cat([cohort.experts, self._chosen(len(fed))[:, -1:]], dim=1)
             for slot, row in zip(cohort.slots, rows, strict=True):
                 found[slot] = row
         return torch.stack(found).float()
 
-    def _chosen(self, rows: int) -> Tensor | None:
+    def _chosen(self, rows: int) -> Tensor:
         """Returns int16 ``[rows, tokens, width]`` experts of the latest forward pass."""
-        return None if self._experts is None else self._experts.take().view(rows, -1, self._experts.width)
+        assert self._experts is not None
+        return self._experts.take().view(rows, -1, self._experts.width)
 
     def experts(self, slot: int, start: int, end: int) -> Tensor:
         """Experts of a slot's tokens; see :meth:`ModelRunner.experts`."""

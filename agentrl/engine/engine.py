@@ -345,7 +345,7 @@ class Engine:
                     self.runner.move(moved, slot, self.scheduler.running[slot].length)
 
     def _note_experts(self, slot: int, request: Request) -> None:
-        """Keep the experts of the tokens computed so far, as they were chosen when the request's tokens were sampled."""
+        """Keep the experts of the tokens computed so far, as they were chosen when the tokens were sampled."""
         if request.experts_from < 0:
             return
         known = 0 if request.experts is None else len(request.experts)

@@ -56,7 +56,7 @@ class SamplingParams:
         json_schema: JSON schema that the answer must fit, as text; not every server supports it.
         images: Images of the prompt in their order, with the places of their placeholders in its ids; only servers of a
             kind that takes images get any.
-        experts_from: First position of the prompt from which the answer shall name the experts that were chosen for each
+        experts_from: Position of the prompt from which on the answer shall name the experts that were chosen for each
             token; ``None`` for none.
     """
 

@@ -21,7 +21,7 @@ MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 DECAYED = 0.1  # of the highest learning rate: below it updates are meant to be small
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
-MUCH_ROUTING = 0.2  # share of layers; rounding between two implementations changes up to a tenth (arXiv:2510.11370)
+MUCH_ROUTING = 0.2  # share of layers; rounding between two implementations changes a tenth (arXiv:2510.11370)
 LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
 _FAILED = "rollout/failed_"  # then the kind
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
@@ -320,7 +320,7 @@ def _unsaved(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _unsaved, _other_policy, _stale, _routing, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered,
-    _too_old, entropy, _truncation, _overflow, creep, collapse,
+    _unsaved, _other_policy, _stale, _routing, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal,
+    _filtered, _too_old, entropy, _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _slow_rank, _critic,
 )  # fmt: skip

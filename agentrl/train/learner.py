@@ -204,7 +204,7 @@ class PolicyLearner:
 
         def compute(batch: MicroBatch) -> Tensor:
             logprobs, entropies = self.policy(batch)
-            self._routing.add(routers_of(self.policy.model), batch.token_ids.numel())
+            self._routing.add(routers_of(self.policy.model), batch)
             measured.add(batch, logprobs, entropies, weighted=weighted)
             return logprobs
 
@@ -288,7 +288,7 @@ class PolicyLearner:
         else:
             total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
         if measured is not None:
-            self._routing.add(routers_of(self.policy.model), batch.token_ids.numel())
+            self._routing.add(routers_of(self.policy.model), batch)
         total = total + self.policy.router_loss(batch)
         return total / share.normalizer
 

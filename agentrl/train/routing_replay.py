@@ -15,7 +15,8 @@ from torch import Tensor
 from agentrl.models.decoder import decoder_of
 from agentrl.models.routing import NoRouters, Routers, find_routers
 from agentrl.train.mesh import RankMesh
-from agentrl.train.policy import ModelRefused, routers_of
+from agentrl.train.micro_batch import MicroBatch
+from agentrl.train.policy import ModelRefused
 
 
 def keep_routers(model: Any) -> None:
@@ -40,31 +41,33 @@ class RoutingDifferences:
 
     def __init__(self, device: torch.device, mesh: RankMesh) -> None:
         self._mesh = mesh
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # tokens, recorded, of these differing, choices
+        # predictions, recorded ones, then tokens with recorded experts, of these differing ones, differing choices
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
 
-    def add(self, routers: Routers | None, tokens: int) -> None:
-        """Adds the routing of the latest forward pass.
+    def add(self, routers: Routers | None, batch: MicroBatch) -> None:
+        """Adds the routing of a micro-batch, of which the routers' latest forward pass was.
 
         Args:
             routers: Routers of the policy; ``None`` if it has none.
-            tokens: Number of tokens that were computed.
+            batch: The micro-batch.
         """
         found = None if routers is None else routers.differences()
-        self._sums[0] += tokens
+        self._sums[0] += len(batch.sources)
         if found is None:
             return
         differs, known = found
         own = differs[known]
-        self._sums[1:] += torch.stack([known.sum(), own.any(-1).sum(), own.double().mean(-1).sum()]).to(self._sums)
+        counts = (known[batch.sources].sum(), known.sum(), own.any(-1).sum(), own.double().mean(-1).sum())
+        self._sums[1:] += torch.stack([one.to(self._sums) for one in counts])
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics, the same on every rank; a collective."""
         every: Tensor = self._sums.clone()
         dist.all_reduce(every, group=self._mesh.tokens)
-        tokens, recorded, differing, choices = every.tolist()
-        if not tokens:
+        predictions, recorded, tokens, differing, choices = every.tolist()
+        if not predictions:
             return {}
-        found = {"routing/recorded": recorded / tokens}
-        if recorded:
-            found |= {"routing/tokens_differing": differing / recorded, "routing/choices_differing": choices / recorded}
+        found = {"routing/recorded": recorded / predictions}
+        if tokens:
+            found |= {"routing/tokens_differing": differing / tokens, "routing/choices_differing": choices / tokens}
         return found
