@@ -216,7 +216,7 @@ def build_sharded(
     if config.lora_rank is not None and head:
         from agentrl.train.lora import names_in_files, start_adapter
 
-        names, start = names_in_files(model_path, config), start_adapter
+        names, start = names_in_files(model_path, config, trust=trust), start_adapter
     module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust, names=names)
     model, context, packed = module.model, recipe.inference.context_length, prefers_packed(recipe)
     if start is not None:

@@ -74,11 +74,17 @@ def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
     return sorted(targets)
 
 
-def names_in_files(path: Path, config: AdapterConfig) -> dict[str, str]:
-    """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model."""
+def names_in_files(path: Path, config: AdapterConfig, *, trust: bool = False) -> dict[str, str]:
+    """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model.
+
+    Args:
+        path: Model folder.
+        config: LoRA settings.
+        trust: Whether code that comes with the model may run.
+    """
     with torch.device("meta"):
-        own = AutoConfig.from_pretrained(str(path))
-        model = auto_class(own).from_config(own)
+        own = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+        model = auto_class(own).from_config(own, trust_remote_code=trust)
     return {
         rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
         for target in adapter_targets(model, config)
