@@ -286,7 +286,7 @@ def test_the_trainers_policy_is_made_with_its_routers_or_refused(
 ) -> None:
     def made(folder: Path, replays: bool) -> Policy:
         recipe = recipe_of(folder, tmp_path, f"trainer.replay_routing={str(replays).lower()}")
-        return make_policy(resolve(recipe, folder), folder, RankMesh.of_world(CPU), CPU)
+        return make_policy(resolve(recipe, None), folder, RankMesh.of_world(CPU), CPU)
 
     routers = routers_of(made(mixture, True).model)
     assert routers is not None and routers.width == 4
