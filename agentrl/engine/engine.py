@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 
 from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.expert_record import note_experts, retract
 from agentrl.engine.live_adapter import LiveAdapter, is_adapter
 from agentrl.engine.make_runner import Runner
 from agentrl.engine.pause_lease import PauseLease
@@ -337,27 +338,12 @@ class Engine:
             request = self.scheduler.running[slot]
             if request.finish is not None:
                 if request.finish.kind != "error":
-                    self._note_experts(slot, request)
-                if request.finish.kind != "error" and request.weights == self._weights:
-                    self.runner.keep(request.cached, slot)
+                    note_experts(self.runner, slot, request)
+                    if request.weights == self._weights:
+                        self.runner.keep(request.cached, slot)
                 moved = self.scheduler.release(slot)
                 if moved != slot:
                     self.runner.move(moved, slot, self.scheduler.running[slot].length)
-
-    def _note_experts(self, slot: int, request: Request) -> None:
-        """Keep the experts of the tokens computed so far, as they were chosen when the tokens were sampled."""
-        if request.experts_from < 0:
-            return
-        known = 0 if request.experts is None else len(request.experts)
-        end = request.length - 1  # nothing has computed the last token
-        more = self.runner.experts(slot, request.experts_from + known, end).cpu()
-        request.experts = more.clone() if request.experts is None else torch.cat([request.experts, more])
-
-    def _retract(self) -> None:
-        """Send the running requests back to the queue: what they computed is computed again."""
-        for slot, request in enumerate(self.scheduler.running):
-            self._note_experts(slot, request)
-        self.scheduler.retract()
 
     def _report(self, request: Request) -> None:
         if request.finish is not None:
@@ -381,7 +367,7 @@ class Engine:
         if mode == "abort":
             self._abort(lambda request: True, "generation was paused")
         elif mode == "retract":
-            self._retract()
+            retract(self.scheduler, self.runner)
 
     def _resume(self, holder: str = "") -> None:
         self.lease.check(holder)
@@ -397,7 +383,7 @@ class Engine:
             self.runner.weights_changed()
         self._weights += 1
         if not self.paused:
-            self._retract()
+            retract(self.scheduler, self.runner)
         if not self.scheduler.running:
             self.runner.clear()
         if version is not None:

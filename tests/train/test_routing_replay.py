@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.load import load_recipe
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.columns import Columns
@@ -313,5 +314,5 @@ def recipe_of(folder: Path, tmp_path: Path, *overrides: str) -> Any:
 def test_what_it_does_not_work_with_is_refused_with_both_keys(
     override: str, words: str, mixture: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=f"replay_routing.*{words}"):
+    with pytest.raises(ConfigError, match=f"replay_routing.*{words}"):
         recipe_of(mixture, tmp_path, "trainer.replay_routing=true", "trainer.nproc=2", override)
