@@ -304,6 +304,8 @@ class VLLM(ServerKind):
     def env(self, start: ServerStart) -> dict[str, str]:
         """Settings that turn on the calls for weights, turn off the network, and set a CPU's cache size and threads."""
         env = {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # vLLM has calls for weights in this mode only
+        if start.experts:
+            env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that names experts
         if start.device == "cpu":
             env["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GB
             if start.threads:
