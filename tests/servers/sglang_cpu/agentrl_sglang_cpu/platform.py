@@ -22,7 +22,7 @@ class PlainCpu(CpuDeviceMixin, SRTPlatform):
         return "native"
 
     def post_load_model(self, model: Any) -> None:
-        """Has memory for the experts that answers name allocated without a GPU driver, with which SGLang registers it."""
+        """Has memory for experts that answers name allocated without a GPU driver, with which SGLang registers it."""
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS  # type: ignore[import-not-found]
 
         ALLOC_MEMORY_FUNCS["cpu"] = _unpinned
