@@ -1,6 +1,7 @@
 """A mixture of experts on real servers: new weights reach each expert, and answers name the experts of each token."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def mixture(tmp_path: Path) -> Path:
     return build_tiny_mixture(tmp_path / "mixture", hidden=HIDDEN, head_dim=64)
 
 
-@pytest.fixture(params=REAL)
-async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+@asynccontextmanager
+async def served(kind: str, mixture: Path, folder: Path, *, replays: bool) -> AsyncIterator[Backend]:
+    """A server of a kind, and a connection to it."""
     inference = {
-        "engine": request.param, "dtype": "float32", "context_length": 256, "max_running": 8, "threads": 1,
+        "engine": kind, "dtype": "float32", "context_length": 256, "max_running": 8, "threads": 1,
         "start_timeout": 300.0,
     }  # fmt: skip
     recipe = Recipe.model_validate(
@@ -43,18 +45,31 @@ async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path)
             "env": {"id": "arithmetic"},
             "inference": inference,
             "launch": {"device": "cpu"},
-            "trainer": {"replay_routing": True},
+            "trainer": {"replay_routing": replays},
         }
     )
-    assert server_kind(request.param).capabilities.weight_names == "files"
-    supervisor = Supervisor(tmp_path / "logs")
+    supervisor = Supervisor(folder / "logs")
     try:
-        (url,) = start_servers(recipe, mixture, tmp_path, supervisor)
+        (url,) = start_servers(recipe, mixture, folder, supervisor)
         made = make_backend(recipe, url)
         yield made
         await made.close()
     finally:
         supervisor.stop()
+
+
+@pytest.fixture(params=REAL)
+async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+    assert server_kind(request.param).capabilities.weight_names == "files"
+    async with served(request.param, mixture, tmp_path, replays=False) as made:
+        yield made
+
+
+@pytest.fixture(params=["embedded", *REAL])
+async def naming(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A server that names experts."""
+    async with served(request.param, mixture, tmp_path, replays=True) as made:
+        yield made
 
 
 async def test_trained_experts_are_served(backend: Backend, mixture: Path, tmp_path: Path) -> None:
@@ -83,15 +98,15 @@ async def test_trained_experts_are_served(backend: Backend, mixture: Path, tmp_p
     assert (torch.tensor(await backend.score(PROMPT, 1)) - after).abs().max() < 1e-3
 
 
-async def test_answers_name_the_experts_that_the_model_itself_chooses(backend: Backend, mixture: Path) -> None:
+async def test_answers_name_the_experts_that_the_model_itself_chooses(naming: Backend, mixture: Path) -> None:
     """From any position of the prompt; also of a prompt whose beginning is in the server's prefix cache."""
     model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32).eval()
     routers = find_routers(model)
     params = SamplingParams(max_new_tokens=8, seed=1, experts_from=0)
-    first = await backend.generate(PROMPT, params, request_id="first")
+    first = await naming.generate(PROMPT, params, request_id="first")
     longer = [*PROMPT, *first.token_ids, 17, 5, 61]
     start = len(PROMPT) + len(first.token_ids) - 1
-    second = await backend.generate(longer, replace(params, experts_from=start), request_id="second")
+    second = await naming.generate(longer, replace(params, experts_from=start), request_id="second")
     for prompt, found, begin in ((PROMPT, first, 0), (longer, second, start)):
         assert found.experts is not None and len(found.experts) == len(prompt) + len(found.token_ids) - 1 - begin
         with routers.recorded() as taken, torch.no_grad():
