@@ -68,6 +68,7 @@ def narrow(experts: NDArray[Any]) -> NDArray[Any]:
     """
     if experts.ndim != 2 or not experts.shape[1]:
         raise ValueError(f"experts of shape {list(experts.shape)}, want [tokens, numbers of all layers]")
+    experts = experts.astype(np.int64, copy=False)
     highest = int(experts.max(initial=UNKNOWN))
     if highest > MOST or int(experts.min(initial=UNKNOWN)) < UNKNOWN:
         raise ValueError(f"experts from {experts.min()} to {highest}, want 0 to {MOST}")

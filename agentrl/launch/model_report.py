@@ -166,9 +166,8 @@ def _template(folder: Path) -> Iterator[Line]:
 
 def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     """Tries engine and trainer, on the model or on a small random one of its config."""
-    original, config, of = folder, _config(folder), "the model itself"
-    known = max(config.get("max_position_embeddings") or 0, 0)  # some classes say -1 for any length
-    context = context or min(known or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    original, of = folder, "the model itself"
+    context = context or min(_own_context(folder, trust) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
         if shape_of_folder(folder).parameters > SMALL:
             why = _write_small(folder, Path(small), trust)
@@ -182,6 +181,17 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
         trainer = list(_trainer(folder, context, trust, of))
         yield from trainer
         yield _images(original, engine, trainer[0], tried=folder == original)
+
+
+def _own_context(folder: Path, trust: bool) -> int:
+    """Returns the longest sequence of a model, of a composite one that of its text part; 0 if none is known."""
+    from agentrl.train.policy import ModelRefused, load_config
+
+    try:
+        config = load_config(folder, trust=trust).get_text_config(decoder=True)
+    except ModelRefused:  # trainer and engine say why
+        return 0
+    return max(getattr(config, "max_position_embeddings", None) or 0, 0)  # some classes say -1 for any length
 
 
 def _write_small(folder: Path, target: Path, trust: bool) -> str | None:

@@ -118,7 +118,13 @@ def test_rows_of_two_models_are_refused() -> None:
         for rows in (ExpertRows.of(np.zeros((1, 2), int)), ExpertRows.of(np.zeros((1, 3), int)))
     ]
     episode = Episode(
-        group_id="a", task_id="t", index=0, seed=0, trajectories={"r": Trajectory(nodes=made)}, reward=0.0
+        group_id="a",
+        task_id="t",
+        index=0,
+        seed=0,
+        trajectories={"r": Trajectory(nodes=made)},
+        reward=0.0,
+        stop_reason=StopReason.TERMINATED,
     )
     with pytest.raises(ValueError, match="2 and 3 experts"):
         Columns.of([episode])

@@ -144,12 +144,12 @@ def test_a_text_model_says_that_it_takes_no_images(tiny_model: Path) -> None:
 
 
 def test_a_template_that_leaves_images_out_is_said(tmp_path: Path) -> None:
-    folder = build_tiny_vision(tmp_path)
+    folder = build_tiny_vision(tmp_path / "model")
     for file in folder.glob("chat_template*"):
         file.unlink()
     text = "{% for m in messages %}{{ m['role'] + ': ' }}{% if m['content'] is string %}{{ m['content'] }}{% endif %}"
-    edited(folder, folder, "tokenizer_config.json", chat_template=text + "{% endfor %}")
-    line = said(report(folder), "images")
+    other = edited(folder, tmp_path / "other", "tokenizer_config.json", chat_template=text + "{% endfor %}")
+    line = said(report(other), "images")
     assert line.verdict == "refused" and "the chat template renders none" in line.text and line.remedy
 
 
