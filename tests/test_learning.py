@@ -11,6 +11,7 @@ import pytest
 from agentrl.cli.new_env import write_environment
 from agentrl.observe.examine_run import examine
 from tests.end_to_end import ROOT, command, environment
+from tests.sight import teach
 from tests.tiny_vision import build_tiny_vision
 
 pytestmark = pytest.mark.long
@@ -68,6 +69,14 @@ def test_the_reward_rises_on_a_tiny_random_model_that_sees(tmp_path: Path) -> No
     folder = build_tiny_vision(tmp_path / "model")
     before, after, _ = train("shapes_grpo", tmp_path, "shapes", f"model.name={folder}", *TINY_SHAPES)
     assert after["eval/reward_low"] > before["eval/reward_high"], "the gain is within the noise"
+
+
+def test_what_is_seen_is_answered_better_than_a_player_without_eyes_could(tmp_path: Path) -> None:
+    """A tiny model that was shown a few hundred answers, and then learns the rest from rewards alone."""
+    shown, blind = teach(tmp_path / "model")
+    before, after, _ = train("shapes_grpo", tmp_path, "sight", f"model.name={tmp_path / 'model'}", *TINY_SHAPES)
+    assert shown < 0.7 and blind < 0.4
+    assert after["eval/accuracy_low"] > max(blind, before["eval/accuracy_high"])
 
 
 TINY_SHAPES = (

@@ -31,7 +31,8 @@ class AdapterConfig(Section):
     lora_alpha: float = Field(default=32.0, gt=0, description="Adapters are multiplied by lora_alpha / lora_rank.")
     lora_targets: Names = Field(
         default=(),
-        description="Linear layers that get an adapter, e.g. [q_proj, v_proj]; []: all but the head.",
+        description="Linear layers that get an adapter, e.g. [q_proj, v_proj], in an image tower too; []: all of the "
+        "text side but the head.",
     )
     lora_push: Literal["merged", "adapter"] = Field(
         default="merged",

@@ -108,6 +108,12 @@ def mesh_contradictions(recipe: "Recipe") -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
+    if trainer.replay_routing:
+        for name in ("context_parallel", "tensor_parallel", "expert_parallel"):
+            if getattr(trainer, name) > 1:
+                yield f"trainer.replay_routing=true does not work with trainer.{name}={getattr(trainer, name)}"
+        if trainer.compile:
+            yield "trainer.replay_routing=true does not work with trainer.compile=true: routers are changed as they run"
     if shape.context > 1:
         key = f"trainer.context_parallel={shape.context}"
         if trainer.attention == "padded":

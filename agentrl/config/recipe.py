@@ -189,6 +189,11 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
         ge=0,
         description="Coefficient of the load-balancing loss of a mixture of experts, as its class defines it; 0: off.",
     )
+    replay_routing: bool = Field(
+        default=False,
+        description="Mixture of experts: the update computes each token with the experts that the server chose for it, "
+        "so that trainer and server route alike; the server names them with its answers.",
+    )
     logprob_chunk: Positive = Field(default=256, description="Number of tokens whose logits exist at one time.")
     metric_share: float = Field(
         default=0.125,

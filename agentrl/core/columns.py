@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from agentrl.core.episode import NOT_SAMPLED, Episode, EpisodeBase, Node, Trajectory
+from agentrl.core.expert_rows import NONE_KNOWN, ExpertRows, join, wide
 from agentrl.core.images import image_bytes, images_of
 
 FINISH_REASONS = (None, "stop", "length", "abort")
@@ -76,6 +77,8 @@ class Columns:
         logprobs: float32 ``[sampled]``, behavior logprobs.
         versions: int32 ``[sampled]``, policy version that sampled the token.
         teacher_logprobs: float32 ``[sampled]``, 0 for messages that no teacher scored; ``[0]`` if none was.
+        experts: uint8 or uint16 ``[tokens, width]``, experts that the server chose for each token, as
+            :func:`agentrl.core.expert_rows.narrow` stores them; ``[0, 0]`` if those of none are known.
         images: Name -> bytes of an image's file; names are digests of the bytes.
     """
 
@@ -91,6 +94,7 @@ class Columns:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     teacher_logprobs: NDArray[np.float32]
+    experts: NDArray[Any] = field(default_factory=lambda: NONE_KNOWN)
     images: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
@@ -114,6 +118,10 @@ class Columns:
             logprobs=_joined([node.logprobs for node in nodes], np.float32)[mask],
             versions=_joined([node.versions for node in nodes], np.int32)[mask],
             teacher_logprobs=_joined(teacher, np.float32)[mask] if taught else np.zeros(0, np.float32),
+            experts=join(
+                [NONE_KNOWN if node.experts is None else node.experts.stored for node in nodes],
+                [len(node.token_ids) for node in nodes],
+            ),
             images=images,
         )
 
@@ -165,7 +173,7 @@ class Columns:
             return self
         messages = np.repeat(np.array(chosen, bool), [sum(record.roles.values()) for record in self.episodes])
         tokens, sampled = np.repeat(messages, self.sizes), np.repeat(messages, self.sampled_counts())
-        of_tokens, of_sampled = ("token_ids", "loss_mask"), ("logprobs", "versions", "teacher_logprobs")
+        of_tokens, of_sampled = ("token_ids", "loss_mask", "experts"), ("logprobs", "versions", "teacher_logprobs")
         found: dict[str, NDArray[Any]] = {}
         for name in COLUMNS:
             mask = tokens if name in of_tokens else sampled if name in of_sampled else messages
@@ -217,6 +225,7 @@ class Columns:
             finish_reason=FINISH_REASONS[self.finish[index]],
             reward=None if np.isnan(reward) else reward,
             teacher_logprobs=spread(self.teacher_logprobs, 0.0) if self.scored[index] else [],
+            experts=_known(self.experts[here]) if len(self.experts) else None,
         )
 
     def to_bytes(self, **more: Any) -> bytes:
@@ -253,6 +262,8 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     def column(name: str) -> NDArray[Any]:
         if name == "teacher_logprobs" and taught:  # parts without a teacher's logprobs get zeros
             return np.concatenate([_padded(part.teacher_logprobs, len(part.logprobs)) for part in parts])
+        if name == "experts":
+            return join([part.experts for part in parts], [len(part.token_ids) for part in parts])
         return np.concatenate([getattr(part, name) for part in parts])
 
     if len(parts) == 1:
@@ -286,11 +297,18 @@ def split(columns: Columns) -> list[Columns]:
                 logprobs=columns.logprobs[said],
                 versions=columns.versions[said],
                 teacher_logprobs=columns.teacher_logprobs[said] if taught else columns.teacher_logprobs,
+                experts=columns.experts[own] if len(columns.experts) else columns.experts,
                 images=_used((record,), columns.images),
             )
         )
         first = end
     return parts
+
+
+def _known(stored: NDArray[Any]) -> ExpertRows | None:
+    """Returns the experts of a message; ``None`` if those of no token are known."""
+    experts = wide(stored)
+    return ExpertRows.of(experts) if (experts >= 0).any() else None
 
 
 def as_bytes(data: Any) -> NDArray[np.uint8]:

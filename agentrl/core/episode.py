@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl.core.expert_rows import ExpertRows
 from agentrl.core.valid_text import valid_data
 
 Message = dict[str, Any]
@@ -105,6 +106,8 @@ class Node(Record):
         at: Time when the message was stored, in seconds since 1970.
         tools: Index of a conversation's tools in the trajectory's ``tools``, at its first message.
         sampling: Sampling options that a sampled message's call set, by name; else ``None``.
+        experts: Experts that the server's layers chose for each token, of a mixture of experts whose routing is
+            replayed; ``None`` if they are not known. They are no part of the record.
         usage: Numbers of tokens of a sampled message's call as the API counted them: ``prompt``, ``completion``, and
             of these ``cached`` and ``reasoning``; ``None`` if it did not say. Of a call's several answers the first
             one has them.
@@ -124,6 +127,7 @@ class Node(Record):
     tools: int | None = None
     sampling: dict[str, Any] | None = None
     usage: dict[str, int] | None = None
+    experts: ExpertRows | None = Field(default=None, exclude=True, repr=False)
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
@@ -133,6 +137,8 @@ class Node(Record):
             raise ValueError(f"token_ids, loss_mask, logprobs and versions differ in length: {sorted(lengths)}")
         if self.teacher_logprobs and len(self.teacher_logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.teacher_logprobs)} teacher_logprobs for {len(self.token_ids)} token_ids")
+        if self.experts is not None and len(self.experts) != len(self.token_ids):
+            raise ValueError(f"experts of {len(self.experts)} tokens for {len(self.token_ids)} token_ids")
         return self
 
 

@@ -46,6 +46,7 @@ class ImageReader:
     Attributes:
         token: Text of the placeholder, as the chat template writes it, once for each image.
         token_id: Its id, which stands once for each feature in a prompt.
+        name: Name of the processor's class.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -53,6 +54,7 @@ class ImageReader:
         self.token: str = processor.image_token
         self.token_id: int = processor.image_token_id
         self.chat_template: str | None = processor.chat_template
+        self.name = type(processor).__name__
         self._placeholders = lru_cache(maxsize=REMEMBERED)(self._placeholders_of)
 
     @classmethod

@@ -61,6 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="seed for requests without a sampling_seed")
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
+    parser.add_argument(
+        "--enable-return-routed-experts",
+        action="store_true",
+        help="let requests ask for the experts that a mixture of experts chose for each token",
+    )
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 
@@ -208,7 +213,7 @@ def _start_service(args: argparse.Namespace) -> "Service":
 
     def build() -> Runner:
         loaded = load_model(args.model, args.dtype, args.device, args.context_length, trust=args.trust_remote_code)
-        return make_runner(loaded, args.max_running, args.kept_tokens)
+        return make_runner(loaded, args.max_running, args.kept_tokens, experts=args.enable_return_routed_experts)
 
     engine = Engine(
         build,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.images import image_bytes
+from agentrl.engine.expert_record import ExpertRecord
 from agentrl.engine.kept_prefixes import KeptPrefixes
 from agentrl.engine.model import LoadedModel
 from agentrl.engine.model_calls import ModelCalls
@@ -31,17 +32,20 @@ class Cohort:
         slots: Slot of each row.
         cache: Their cache; ``None`` for a model without one.
         ids: Ids of each row, for a model without a cache.
+        experts: int16 ``[rows, positions, width]`` experts of each row's tokens; ``None`` without a record of them.
     """
 
     slots: list[int]
     cache: Any
     ids: list[list[int]]
+    experts: Tensor | None = None
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps some rows, in the given order; a row may be repeated."""
         if self.cache is not None and list(rows) != list(range(len(self.slots))):
             self.cache.reorder_cache(torch.tensor(rows))
         self.ids = [list(self.ids[row]) for row in rows] if self.ids else []
+        self.experts = self.experts[list(rows)] if self.experts is not None else None
         self.slots = [self.slots[row] for row in rows]
 
 
@@ -51,10 +55,13 @@ class CohortRunner:
     Args:
         loaded: The model.
         cached: Whether the model has a cache that agrees with its forward pass.
+        experts: Where given, record of the experts that the model chooses.
     """
 
-    def __init__(self, loaded: LoadedModel, *, cached: bool) -> None:
+    def __init__(self, loaded: LoadedModel, *, cached: bool, experts: ExpertRecord | None = None) -> None:
         self.loaded = loaded
+        self.names_experts = experts is not None
+        self._experts = experts
         self.fast = self.native = self.packed = None
         self.kept = KeptPrefixes(None, 0)  # type: ignore[arg-type] - holds nothing
         self.prefills = self.prefilled_tokens = self.decodes = self.decoded_rows = 0
@@ -118,6 +125,7 @@ class CohortRunner:
         else:
             logits = self._calls.without_cache([prompt], [keep])
             cohort = Cohort([slots[0]], None, [list(prompt)])
+        cohort.experts = self._chosen(1) if self.names_experts else None
         cohort.select([0] * len(slots))
         cohort.slots = list(slots)
         self._cohorts.append(cohort)
@@ -149,12 +157,27 @@ class CohortRunner:
             if cohort.cache is not None:
                 logits, cohort.cache = self._calls.with_cache(self._tensor([[one] for one in fed]), cohort.cache, 1)
                 rows = logits[:, -1]
+                if cohort.experts is not None:
+                    cohort.experts = torch.cat([cohort.experts, self._chosen(len(fed))], dim=1)
             else:
                 cohort.ids = [[*ids, token] for ids, token in zip(cohort.ids, fed, strict=True)]
                 rows = self._calls.without_cache(cohort.ids, [1] * len(fed))
+                if cohort.experts is not None:  # earlier tokens keep those of their own weights
+                    cohort.experts = torch.cat([cohort.experts, self._chosen(len(fed))[:, -1:]], dim=1)
             for slot, row in zip(cohort.slots, rows, strict=True):
                 found[slot] = row
         return torch.stack(found).float()
+
+    def _chosen(self, rows: int) -> Tensor:
+        """Returns int16 ``[rows, tokens, width]`` experts of the latest forward pass."""
+        assert self._experts is not None
+        return self._experts.take().view(rows, -1, self._experts.width)
+
+    def experts(self, slot: int, start: int, end: int) -> Tensor:
+        """Experts of a slot's tokens; see :meth:`ModelRunner.experts`."""
+        cohort = next(one for one in self._cohorts if slot in one.slots)
+        assert cohort.experts is not None
+        return cohort.experts[cohort.slots.index(slot), start:end]
 
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([list(row) for row in rows], device=self.loaded.device)

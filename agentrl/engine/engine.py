@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 
 from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.expert_record import note_experts, retract
 from agentrl.engine.live_adapter import LiveAdapter, is_adapter
 from agentrl.engine.make_runner import Runner
 from agentrl.engine.pause_lease import PauseLease
@@ -336,8 +337,10 @@ class Engine:
         for slot in range(len(self.scheduler.running) - 1, -1, -1):
             request = self.scheduler.running[slot]
             if request.finish is not None:
-                if request.finish.kind != "error" and request.weights == self._weights:
-                    self.runner.keep(request.cached, slot)
+                if request.finish.kind != "error":
+                    note_experts(self.runner, slot, request)
+                    if request.weights == self._weights:
+                        self.runner.keep(request.cached, slot)
                 moved = self.scheduler.release(slot)
                 if moved != slot:
                     self.runner.move(moved, slot, self.scheduler.running[slot].length)
@@ -364,7 +367,7 @@ class Engine:
         if mode == "abort":
             self._abort(lambda request: True, "generation was paused")
         elif mode == "retract":
-            self.scheduler.retract()
+            retract(self.scheduler, self.runner)
 
     def _resume(self, holder: str = "") -> None:
         self.lease.check(holder)
@@ -380,7 +383,7 @@ class Engine:
             self.runner.weights_changed()
         self._weights += 1
         if not self.paused:
-            self.scheduler.retract()
+            retract(self.scheduler, self.runner)
         if not self.scheduler.running:
             self.runner.clear()
         if version is not None:

@@ -4,7 +4,7 @@ Guarantees: the output ids are exactly the sampled ids, the stop token included;
 batch or ``n > 1`` is a list, prompt by prompt. Streams carry cumulative fields and end with ``data: [DONE]``.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ REFUSED = (
     "top_logprobs_num",
     "token_ids_logprob",
     "return_sampling_mask",
-    "return_routed_experts",
     "return_hidden_states",
     "lora_path",
     "input_embeds",
@@ -64,6 +63,7 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
     starts = _spread("logprob_start_len", body.get("logprob_start_len"), count, batch)
     rids = _spread("rid", body.get("rid"), count, batch)
     images = images_of_call(body, inputs, service.loaded.pixels, batch=batch)
+    experts = _experts_from(body, inputs, service)
     logprobs = _flag(body, "return_logprob")
     prompts = [
         Prompt(
@@ -72,6 +72,7 @@ def parse_generate(body: dict[str, Any], service: Service) -> GenerateCall:
             rid=_rid(rid),
             logprob_start=-1 if start is None or not logprobs else integer("logprob_start_len", start, -1, 2**31),
             images=of_one,
+            experts_from=experts,
         )
         for ids, param, start, rid, of_one in zip(inputs, params, starts, rids, images, strict=True)
     ]
@@ -90,6 +91,16 @@ def _flag(body: dict[str, Any], key: str) -> bool:
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         value = value[0]
     return False if value is None else boolean(key, value)
+
+
+def _experts_from(body: dict[str, Any], inputs: Sequence[Sequence[int]], service: Service) -> int:
+    """Returns the first position whose experts are asked for; -1 if none are."""
+    if not _flag(body, "return_routed_experts"):
+        return -1
+    if not service.engine.runner.names_experts:
+        raise BadRequestError("return_routed_experts: start the engine with --enable-return-routed-experts")
+    value = body.get("routed_experts_start_len")
+    return integer("routed_experts_start_len", 0 if value is None else value, 0, min(map(len, inputs)))
 
 
 def _rid(value: Any) -> str:

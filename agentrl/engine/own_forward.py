@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from agentrl.engine.expert_record import ExpertRecord
 from agentrl.engine.forward_batch import Decode, Prefill
 from agentrl.engine.slots import SlotCache
 
@@ -89,11 +90,13 @@ class OwnForward:
         model: A transformers causal language model.
         cache: Slots.
         layers: Attention layers.
+        experts: Where given, record of the experts that its routers choose; the cache keeps them as one layer more.
     """
 
-    def __init__(self, model: Any, cache: SlotCache, layers: int) -> None:
+    def __init__(self, model: Any, cache: SlotCache, layers: int, experts: ExpertRecord | None = None) -> None:
         """Nothing runs yet."""
         self.cache = cache
+        self._number, self._experts = layers, experts
         self.batch: Prefill | Decode | None = None
         self.start = 0  # positions before a prefill that are in the slots
         self._model = model
@@ -132,7 +135,7 @@ class OwnForward:
         return self._run(batch.tokens[:, None], batch.positions[:, None], batch.mask[:, None, None], keep)[:, -1]
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: Tensor | int) -> Tensor:
-        return self._model(
+        logits = self._model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
@@ -140,6 +143,11 @@ class OwnForward:
             use_cache=True,
             logits_to_keep=keep,
         ).logits
+        if self._experts is not None and self.batch is not None:
+            batch, rows = self.batch, self._experts.take()[:, None]
+            rows = rows if batch.write_tokens is None else rows[batch.write_tokens]
+            self.cache.write(self._number, batch.write_slots, batch.write_positions, rows, rows[..., :0])
+        return logits
 
 
 def _tree_mask(batch: Prefill, start: int) -> Tensor:

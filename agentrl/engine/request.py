@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from agentrl.core.image_reader import PromptImage
 from agentrl.engine.params import SamplingParams
 
@@ -69,6 +71,8 @@ class Request:
         stream: Whether each token is reported.
         logprob_start: First prompt position whose logprob is wanted; -1 for none.
         images: Images of the prompt, with the places of their placeholders.
+        experts_from: First position whose experts the answer names; -1 for none.
+        experts: int16 ``[tokens, width]`` these, once the request has ended; ``None`` if nothing was computed.
         twin: Equal for running requests with the same tokens in the cache, all written by the same steps.
         weights: Engine's counter of the weights that computed the request's cache.
     """
@@ -85,6 +89,8 @@ class Request:
     stream: bool = False
     logprob_start: int = -1
     images: tuple[PromptImage, ...] = ()
+    experts_from: int = -1
+    experts: Tensor | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     input_logprobs: list[float] | None = None

@@ -3,6 +3,7 @@
 Guarantees: an error is ``{"error": {"message": ...}}`` everywhere; ``meta_info`` is SGLang's.
 """
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,6 +91,9 @@ def meta_info(request: Request, current_version: str, *, logprobs: bool) -> dict
     if request.finish:
         info["weight_versions"] = version_spans(request)
         info["e2e_latency"] = request.finished - request.created
+    if request.experts is not None:
+        numbers = request.experts.numpy().astype("<i4")
+        info["routed_experts"] = base64.b64encode(numbers.tobytes()).decode("ascii")
     if logprobs:
         pairs = list(zip(request.logprobs, output, strict=False))
         info["input_token_logprobs"] = _input_logprobs(request)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agentrl.engine import KEPT_TOKENS
 from agentrl.engine.attention import PrefillAttention
+from agentrl.engine.expert_record import ExpertRecord
 from agentrl.engine.fast_path import fast_path
 from agentrl.engine.forward_batch import Prefill, plan_decode, plan_prefill
 from agentrl.engine.kept_prefixes import KeptPrefixes
@@ -33,22 +34,27 @@ class ModelRunner:
         max_running: Number of slots.
         kept_tokens: Most tokens whose keys and values are kept for later prompts.
         compiled: Whether a compiler is used where there is one.
+        experts: Where given, record of the experts that the model chooses, which slots then keep too.
     """
 
     past = "slots"  # how the past of a request is kept
 
     def __init__(
-        self, loaded: LoadedModel, max_running: int, kept_tokens: int = KEPT_TOKENS, *, compiled: bool = True
-    ) -> None:
+        self, loaded: LoadedModel, max_running: int, kept_tokens: int = KEPT_TOKENS, *, compiled: bool = True,
+        experts: ExpertRecord | None = None,
+    ) -> None:  # fmt: skip
         """Pack the linears; allocate no cache yet."""
         self.loaded = loaded
-        self.fast = fast_path(loaded.model, compiled=compiled)
+        self.fast = fast_path(loaded.model, compiled=compiled) if experts is None else None
         operators = self.fast.operators if self.fast is not None else None
         self.native = operators.native if isinstance(operators, NativeOperators) else None
         self.packed = PackedLinears(loaded.model) if self.fast is None else None
-        self.cache = SlotCache(layer_shapes(loaded.model, loaded.layers), max_running, loaded.context_length)
+        shapes = layer_shapes(loaded.model, loaded.layers)
+        shapes += [experts.shape(loaded.device)] if experts is not None else []
+        self.cache = SlotCache(shapes, max_running, loaded.context_length)
         self.kept = KeptPrefixes(self.cache, kept_tokens)
-        self._own = OwnForward(loaded.model, self.cache, loaded.layers)
+        self._own = OwnForward(loaded.model, self.cache, loaded.layers, experts)
+        self.names_experts = experts is not None
         self.prefills = 0  # prompts computed so far, for tests and /server_info
         self.prefilled_tokens = 0  # tokens of all prefills that were computed
         self.decodes = 0
@@ -197,6 +203,10 @@ class ModelRunner:
     def keep(self, tokens: Sequence[int], slot: int) -> None:
         """Keep what a slot holds of a sequence for later prompts that begin with it."""
         self.kept.keep(tokens, slot)
+
+    def experts(self, slot: int, start: int, end: int) -> Tensor:
+        """Experts of a slot's tokens from ``start`` to ``end``, int16 ``[tokens, width]``; with a record of them."""
+        return self.cache.keys(self.loaded.layers)[slot, 0, start:end]
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:

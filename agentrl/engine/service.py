@@ -40,6 +40,7 @@ class Prompt:
         rid: Request id that the caller chose; "" makes a new one.
         logprob_start: First prompt position to score; -1 scores none.
         images: Images of the prompt, with the places of their placeholders.
+        experts_from: First position whose experts the answer names; -1 for none.
     """
 
     ids: tuple[int, ...]
@@ -47,6 +48,7 @@ class Prompt:
     rid: str = ""
     logprob_start: int = -1
     images: tuple[PromptImage, ...] = ()
+    experts_from: int = -1
 
 
 class Service:
@@ -145,6 +147,7 @@ class Service:
                 stream=stream,
                 logprob_start=prompt.logprob_start,
                 images=prompt.images,
+                experts_from=prompt.experts_from,
             )
             for index in range(params.n)
         ]

@@ -157,6 +157,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     if device.type != "cpu" or sys.platform != "linux":
         return torch.zeros(*shape, dtype=dtype, device=device)
     count = math.prod(shape)
+    if not count:
+        return torch.zeros(*shape, dtype=dtype)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype, count=count).view(*shape)
 

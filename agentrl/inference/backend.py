@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.core.agent import InferenceError
+from agentrl.core.expert_rows import ExpertRows
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 
@@ -55,6 +56,8 @@ class SamplingParams:
         json_schema: JSON schema that the answer must fit, as text; not every server supports it.
         images: Images of the prompt in their order, with the places of their placeholders in its ids; only servers of a
             kind that takes images get any.
+        experts_from: Position of the prompt from which on the answer shall name the experts that were chosen for each
+            token; ``None`` for none.
     """
 
     max_new_tokens: int
@@ -66,6 +69,7 @@ class SamplingParams:
     seed: int | None = None
     json_schema: str | None = None
     images: tuple[PromptImage, ...] = ()
+    experts_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,15 @@ class Generation:
         logprobs: ``[tokens]`` ``log_softmax(logits / T)`` of each sampled token.
         versions: ``[tokens]`` policy version that sampled it.
         finish_reason: ``stop``, ``length`` or ``abort`` (the server aborted it; the tokens so far are valid).
+        experts: Experts of the tokens from position ``experts_from`` of the prompt on, without the last sampled token,
+            which no layer has computed; ``None`` if they were not asked for, or nothing was computed.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     versions: list[int]
     finish_reason: Literal["stop", "length", "abort"]
+    experts: ExpertRows | None = None
 
 
 class Sampler(Protocol):

@@ -1,7 +1,8 @@
 """The token ledger of one conversation: stored messages with their token ids.
 
 Guarantees: a shared history is stored once; finding a stored conversation costs one comparison per message and no
-rendering, whichever other conversations begin alike; a stored node never changes, except for its reward.
+rendering, whichever other conversations begin alike; a stored node never changes, except for its reward, and for the
+experts of its tokens, which a server names with a later answer: the first that are named stay.
 
 Conversations are found by places: a place stands for a sequence of messages, and holds the nodes that end there, which
 may be several: a conversation that was rendered again has nodes of its own for the same messages.
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
+from agentrl.core.expert_rows import UNKNOWN, ExpertRows
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.message_shape import in_shape
 from agentrl.inference.messages import essence, essences
@@ -160,6 +164,39 @@ class Ledger:
             found += [PromptImage(one.url, one.start + before, one.end + before) for one in self._images.get(step, ())]
             before += len(self.node(step).token_ids)
         return tuple(found)
+
+    def experts_from(self, index: int) -> int:
+        """First position, in the ids of :meth:`prompt`, of a token whose experts are not known yet; 0 without any."""
+        position = 0
+        for step in self.trajectory.path(index):
+            node = self.node(step)
+            if node.token_ids:
+                unknown = [0] if node.experts is None else node.experts.unknown
+                if len(unknown):
+                    return position + int(unknown[0])
+            position += len(node.token_ids)
+        return position
+
+    def hold_experts(self, index: int, experts: ExpertRows, start: int) -> None:
+        """Stores the experts of the tokens from the root to a node, where they are not known yet.
+
+        Args:
+            index: A node.
+            experts: Experts of the tokens from ``start`` on.
+            start: Position in the ids of :meth:`prompt`.
+        """
+        rows, position = experts.array(), 0
+        for step in self.trajectory.path(index):
+            node, count = self.node(step), len(self.node(step).token_ids)
+            first, end = max(start, position), min(start + len(rows), position + count)
+            if first < end:
+                kept = np.full((count, experts.width), UNKNOWN, np.int16)
+                kept[first - position : end - position] = rows[first - start : end - start]
+                if node.experts is not None:
+                    known = node.experts.array()
+                    kept = np.where(known >= 0, known, kept)
+                node.experts = ExpertRows.of(kept)
+            position += count
 
     def _answer_before(self, messages: Sequence[Message]) -> int | None:
         """Finds the answer that a new conversation goes on from: its last message of an assistant.

@@ -21,6 +21,7 @@ from typing import Any
 
 from agentrl.core.agent import ContextOverflow
 from agentrl.core.episode import Message, Node, Trajectory
+from agentrl.core.expert_rows import both
 from agentrl.core.images import images_of
 from agentrl.core.message_shape import in_shape
 from agentrl.inference.backend import Generation, InferenceError, Sampler, SamplingParams
@@ -50,6 +51,7 @@ class SessionSettings:
         model: Name put into responses.
         parser: Parser of tool calls; ``None`` chooses it by the template.
         structured_output: Whether the server can constrain an answer to a JSON schema.
+        experts: Whether the experts of each token are asked for and stored.
     """
 
     sampling: SamplingParams
@@ -58,6 +60,7 @@ class SessionSettings:
     model: str
     parser: ToolParser | None = None
     structured_output: bool = False
+    experts: bool = False
 
     def as_record(self) -> dict[str, Any]:
         """Returns the set-up as plain data; the seed is the episode's."""
@@ -122,6 +125,8 @@ class ChatSession(OpenAINames):
         parent = self._store_new(messages, options.tools)
         prompt = self._ledger.prompt(parent)
         params = replace(params, images=self._ledger.images(parent))
+        if self._settings.experts:
+            params = replace(params, experts_from=self._ledger.experts_from(parent))
         call, self._calls = self._calls, self._calls + 1
         samples = [self._sample(prompt, self._seeded(params, call, index)) for index in range(options.n)]
         async with within(options.timeout):
@@ -211,6 +216,8 @@ class ChatSession(OpenAINames):
             sampling=_plain(set_by_call) or None,
         )
         self.last_sampled = self._ledger.add(node)
+        if answer.experts is not None and params.experts_from is not None:
+            self._ledger.hold_experts(self.last_sampled, answer.experts, params.experts_from)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         finish = "length" if answer.finish_reason == "length" else finish  # as OpenAI: a cut answer says so first
         return Sampled(message, finish, answer.token_ids, answer.logprobs)
@@ -265,12 +272,15 @@ class ChatSession(OpenAINames):
             taken = len(done.token_ids)
             seed = request_seed(params.seed, taken)
             left = replace(params, max_new_tokens=params.max_new_tokens - taken, seed=seed)
+            if params.experts_from is not None and done.experts is not None:
+                left = replace(left, experts_from=params.experts_from + len(done.experts))
             part = await self._backend.generate(prompt + done.token_ids, left, request_id=token_hex(16))
             done = Generation(
                 token_ids=done.token_ids + part.token_ids,
                 logprobs=done.logprobs + part.logprobs,
                 versions=done.versions + part.versions,
                 finish_reason=part.finish_reason,
+                experts=both(done.experts, part.experts),
             )
             done = stopped_at_text(done, params.stop, taken, partial(self._template.text, special=True))
             if done.finish_reason != "abort":

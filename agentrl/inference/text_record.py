@@ -74,6 +74,7 @@ def _node(parent: int | None, message: Message, tools: int | None) -> Node:
             **{"parent": parent, "message": message, "at": time.time(), "tools": tools},
             **{"token_ids": [], "loss_mask": [], "logprobs": [], "versions": [], "teacher_logprobs": []},
             **{"finish_reason": None, "reward": None, "follows": None, "sampling": None, "usage": None},
+            "experts": None,
         }
     )
 

@@ -10,6 +10,7 @@ A request is found by the seeds of its episode and of itself, which no two reque
 processes write files of their own beside it; they are read as one.
 """
 
+import base64
 import json
 import time
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.core.expert_rows import ExpertRows
 from agentrl.core.whole_lines import WholeLines
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 
@@ -104,6 +106,8 @@ class EpisodeTraffic:
             versions = [[version, len(list(run))] for version, run in groupby(outcome.versions)]
             record |= {"ids": outcome.token_ids, "logprobs": outcome.logprobs, "versions": versions}
             record["finish"] = outcome.finish_reason
+            if (experts := outcome.experts) is not None:
+                record["experts"] = [base64.b64encode(experts.data).decode(), experts.width, experts.size]
         else:
             record["error"] = str(outcome)
         if self.log.write(record):  # else the next line says what it shares with the one before
@@ -168,7 +172,9 @@ def _answer(record: dict[str, Any]) -> Generation | None:
     if "error" in record:
         return None
     versions = [version for version, count in record["versions"] for _ in range(count)]
-    return Generation(record["ids"], record["logprobs"], versions, record["finish"])
+    data, *shape = record.get("experts") or [""]
+    experts = ExpertRows(base64.b64decode(data), *shape) if data else None
+    return Generation(record["ids"], record["logprobs"], versions, record["finish"], experts)
 
 
 def _whole_lines(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Checks a model for a run: tokenizer, chat template, embedded engine, trainer, adapters, sharding, memory.
+"""Checks a model for a run: tokenizer, chat template, engine, trainer, images, experts, adapters, sharding, memory.
 
 Guarantees: each line is tried, not looked up: the trainer's and the engine's on the model itself if it is small, else
 on a small random model of its config; a refusal names its reason and a remedy. ``--json`` and the table say the same.
@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.core.image_reader import ImageReader
+from agentrl.core.images import data_url
+from agentrl.core.message_shape import ImageRefused
 from agentrl.launch.model_shape import shape_of_folder
 from agentrl.models.folder_check import (
     RESIZE,
@@ -31,6 +34,7 @@ TEXTS = (
     'def f(x):\n    return {"a": [1, 2.5]}',
 )
 DEFAULT_CONTEXT = 4096
+PICTURE = (112, 56)  # pixels of the image that a model is asked about
 TOKENIZER = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # files of a tokenizer, one of which each has
 COPY = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
 
@@ -162,9 +166,8 @@ def _template(folder: Path) -> Iterator[Line]:
 
 def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     """Tries engine and trainer, on the model or on a small random one of its config."""
-    config, of = _config(folder), "the model itself"
-    known = max(config.get("max_position_embeddings") or 0, 0)  # some classes say -1 for any length
-    context = context or min(known or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    original, of = folder, "the model itself"
+    context = context or min(_own_context(folder, trust) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
         if shape_of_folder(folder).parameters > SMALL:
             why = _write_small(folder, Path(small), trust)
@@ -173,8 +176,22 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
                 yield Line("embedded engine", "refused", why, data={"engine": "refused"})
                 return
             folder, of = Path(small), "a small random model of its config"
-        yield _engine(folder, context, trust, of)
-        yield from _trainer(folder, context, trust, of)
+        engine = _engine(folder, context, trust, of)
+        yield engine
+        trainer = list(_trainer(folder, context, trust, of))
+        yield from trainer
+        yield _images(original, engine, trainer[0], tried=folder == original)
+
+
+def _own_context(folder: Path, trust: bool) -> int:
+    """Returns the longest sequence of a model, of a composite one that of its text part; 0 if none is known."""
+    from agentrl.train.policy import ModelRefused, load_config
+
+    try:
+        config = load_config(folder, trust=trust).get_text_config(decoder=True)
+    except ModelRefused:  # trainer and engine say why
+        return 0
+    return max(getattr(config, "max_position_embeddings", None) or 0, 0)  # some classes say -1 for any length
 
 
 def _write_small(folder: Path, target: Path, trust: bool) -> str | None:
@@ -224,13 +241,69 @@ def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]
     if probe.fault:
         text += f"; its code does not compute in bfloat16, so set trainer.dtype=float32 ({probe.fault})"
     data = {"train": probe.way.rows, "logprob_gap": probe.gaps, "head": str(probe.head)}
+    data |= {} if probe.images is None else {"wrong_images": probe.images}
     fine = probe.way.rows == "trees" and not probe.fault
     yield Line("trainer", "ok" if fine else "slower", text, data=data)
     yield Line("head", "slower" if probe.head.own else "ok", str(probe.head))
+    replay = "trainer.replay_routing=true replays the server's choice" if probe.replays else "no choice is replayed"
+    yield Line("routing", "ok", f"{probe.routing}; {replay}", data={"replay_routing": probe.replays})
     found = ", ".join(probe.lora_targets)
     yield Line("LoRA targets", "ok" if found else "refused", found or "no linear layers", data={"lora": found})
     plan = "the class has a plan" if probe.tensor_parallel else "the class has no plan: shard with FSDP2 alone"
     yield Line("tensor parallel", "ok" if probe.tensor_parallel else "slower", plan)
+
+
+def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool) -> Line:
+    """Tells whether a prompt may hold images, by what stands for them, and who takes them.
+
+    Args:
+        folder: Folder of the model.
+        engine: Line of the embedded engine, which tries an image when it loads a model that takes any.
+        trainer: Line of the trainer, which does too.
+        tried: Whether both tried the model itself: a small random one has no processor.
+    """
+    reader, why = ImageReader.find(folder)
+    if reader is None and not why:
+        return Line("images", "ok", "a model of text: a prompt with an image is refused", data={"images": "none"})
+    if reader is None:
+        remedy = "take a model whose processor in transformers tells its placeholders (docs/images.md)"
+        return Line("images", "refused", why, remedy, {"images": "refused"})
+    from PIL import Image
+
+    url = data_url(Image.new("RGB", PICTURE, (90, 120, 150)))
+    count = reader.placeholders(url).count(reader.token)
+    text = (
+        f"{reader.name} puts {count} times {reader.token!r} ({reader.token_id}) for an image of "
+        f"{PICTURE[0]} x {PICTURE[1]} pixels"
+    )
+    faults = [
+        f"the {line.part} takes none: {line.data.get('wrong_images', line.text)}"
+        for line in (engine, trainer)
+        if line.verdict == "refused" or "wrong_images" in line.data
+    ]
+    if why := _unrendered(folder, url):
+        faults.append(f"the chat template renders none: {why}")
+    if faults:
+        remedy = "set model.chat_template where the template is the reason; else show no images"
+        return Line("images", "refused", "; ".join([text, *faults]), remedy, {"images": "refused"})
+    if not tried:
+        text += "; engine and trainer try an image when a run loads the model"
+        return Line("images", "ok", text, data={"images": "untried", "placeholder": reader.token_id})
+    text += "; engine and trainer gave the logits of its own forward pass"
+    return Line("images", "ok", text, data={"images": "ok", "placeholder": reader.token_id})
+
+
+def _unrendered(folder: Path, url: str) -> str:
+    """Returns why the chat template of a model renders no image; empty if it does."""
+    from agentrl.core.template_marks import TemplateError
+    from agentrl.inference.template import ChatTemplate
+
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "a"}]
+    try:
+        ChatTemplate.from_folder(folder).first([{"role": "user", "content": content}], [])
+    except (TemplateError, ImageRefused) as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _memory(folder: Path) -> Iterator[Line]:

@@ -50,6 +50,11 @@ def _problems(recipe: Recipe) -> Iterator[str]:
             "to evaluate"
         )
     yield from _push_problems(recipe, engine, can)
+    if trainer.replay_routing and not can.experts:
+        yield (
+            f"trainer.replay_routing needs the experts that the server chose for each token, which {engine} does not "
+            f"name{_reason(can, 'experts')}; use inference.engine={_others('experts')}, or trainer.replay_routing=false"
+        )
     if trainer.distill_coef > 0:
         yield from _teacher_problems(recipe)
 

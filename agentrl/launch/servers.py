@@ -120,6 +120,7 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         sizes=sizes(recipe),
         guarded=apart,
         trust=recipe.model.trust_remote_code,
+        experts=recipe.trainer.replay_routing,
     )
 
 

@@ -21,6 +21,7 @@ MANY_OVERFLOWS = 0.2  # share of episodes that run out of context
 UNCHANGED = 0.5  # share of tensors that a weight push did not change
 DECAYED = 0.1  # of the highest learning rate: below it updates are meant to be small
 ENOUGH_TOKENS = 100  # measured tokens below which a mean KL says little
+MUCH_ROUTING = 0.2  # share of layers; rounding between two implementations changes a tenth (arXiv:2510.11370)
 LOW_ESS = 0.5  # effective sample size as a share; 0.99 and more in healthy runs
 _FAILED = "rollout/failed_"  # then the kind
 GIVEN_TO_LEARN = 10  # steps before a critic is judged
@@ -110,6 +111,20 @@ def _stale(steps: Sequence[Record]) -> Finding | None:
         "The policies that sampled are far from the policy that learns: mismatch/kl/age_* shows whether age is why.",
         "If old tokens are far, lower rollout.max_staleness or the learning rate, or bound the weights "
         "(trainer.correction, preset decoupled); if those of age 0 are, the server computes something else.",
+    )
+
+
+def _routing(steps: Sequence[Record]) -> Finding | None:
+    share = recent(steps, "routing/choices_differing")
+    if share is None or share <= MUCH_ROUTING:
+        return None
+    return Finding(
+        "routing",
+        f"in {share:.0%} of the layers the trainer would choose other experts than the server did (mean over tokens)",
+        "Server and trainer route differently. Rounding alone changes a tenth of the choices at most; more comes from "
+        "other weights, another dtype of the router, or old episodes.",
+        "Compare mismatch/kl/age_0 with and without trainer.replay_routing; compare inference.dtype and trainer.dtype; "
+        "lower rollout.max_staleness.",
     )
 
 
@@ -305,7 +320,7 @@ def _unsaved(steps: Sequence[Record]) -> Finding | None:
 
 
 _RULES: tuple[Callable[[Sequence[Record]], Finding | None], ...] = (
-    _unsaved, _other_policy, _stale, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal, _filtered,
-    _too_old, entropy, _truncation, _overflow, creep, collapse,
+    _unsaved, _other_policy, _stale, _routing, _masks, _all_cut, _failed, _drift, _unchanged, _skipped, signal,
+    _filtered, _too_old, entropy, _truncation, _overflow, creep, collapse,
     _clipped, _overhead, _slow_rank, _critic,
 )  # fmt: skip

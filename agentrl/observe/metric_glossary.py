@@ -12,6 +12,7 @@ from functools import cache
 AGED = "; with /age_0, /age_1 and /age_2+ over the tokens of that age alone"
 _DRAWN = "all groups that the step counts"
 _KEPT = "the episodes trained on"
+_ROUTED = "tokens with recorded experts that were computed before the first update, prompts included"
 _MEASURED = "the tokens measured before the first update"
 _TRAINED = "the trained tokens"
 
@@ -220,6 +221,20 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("train/reward_mean", "", "mean score (rm)", "the batch's answers"),
     Metric("train/reward_max", "", "highest score (rm)", "the batch's answers"),
     Metric("train/epoch", "epochs", "passes over the data made so far (supervised)", "the run"),
+    Metric("routing/recorded", "share", "predictions of tokens whose experts the server named", _MEASURED, "1"),
+    Metric(
+        "routing/tokens_differing",
+        "share",
+        "tokens for which a layer of the trainer would have chosen other experts than the server did",
+        _ROUTED,
+    ),
+    Metric(
+        "routing/choices_differing",
+        "share",
+        "layers in which the trainer would have chosen other experts, mean over tokens",
+        _ROUTED,
+        "below 0.1",
+    ),
     Metric("critic/loss", "", "loss of the critic", "the sampled tokens", "falls"),
     Metric("critic/explained", "share", "explained variance of the returns", "the sampled tokens", "above 0"),
     Metric("critic/grad_norm", "", "norm of the critic's gradient", "the step's updates"),

@@ -108,7 +108,7 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
         stop_token_ids=template.stop_ids,
     )
 
-    def settings(params: SamplingParams, *, locked: bool) -> SessionSettings:
+    def settings(params: SamplingParams, *, locked: bool, experts: bool = False) -> SessionSettings:
         return SessionSettings(
             params,
             inference.context_length,
@@ -116,10 +116,12 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
             model=recipe.model.name,
             parser=PARSERS[inference.tool_parser] if inference.tool_parser else None,
             structured_output=server_kind(inference.engine).capabilities.structured_output,
+            experts=experts,
         )
 
     locked = recipe.trainer.type is not None
-    return template, settings(training, locked=locked), settings(evaluation, locked=False)
+    experts = locked and recipe.trainer.replay_routing
+    return template, settings(training, locked=locked, experts=experts), settings(evaluation, locked=False)
 
 
 def request_options(recipe: Recipe) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from agentrl.train.policy import (
 )
 from agentrl.train.publishing import make_publisher
 from agentrl.train.rank import DTYPES, join_group, set_threads
+from agentrl.train.routing_replay import keep_routers
 from agentrl.train.row_attention import choose_attention, is_packed
 from agentrl.train.sharded_loading import inside, load_sharded, loads_whole
 from agentrl.train.trainer import Trainer, TrainingStopped
@@ -171,6 +172,8 @@ def build_policy(
         print(f"every rank loads the whole model before it is sharded: {why}", flush=True)
     model = load_for(recipe, model_path)
     without_trees(model, no_trees)
+    if config.replay_routing:
+        keep_routers(model)
     trial = trial_batch(model, temperature)
     choose_attention(model, config, device)
     require_packed(model, mesh)
@@ -213,7 +216,7 @@ def build_sharded(
     if config.lora_rank is not None and head:
         from agentrl.train.lora import names_in_files, start_adapter
 
-        names, start = names_in_files(model_path, config), start_adapter
+        names, start = names_in_files(model_path, config, trust=trust), start_adapter
     module = load_sharded(model_path, mesh, wrap, split, dtype, head=head, trust=trust, names=names)
     model, context, packed = module.model, recipe.inference.context_length, prefers_packed(recipe)
     if start is not None:
@@ -225,6 +228,8 @@ def build_sharded(
             set_form(model, ModelForm(find_way(model, context, packed=packed)))
             return trial_without_logprobs(model)
         check_model(model, context, packed=packed)
+        if config.replay_routing:
+            keep_routers(model)
         return trial_batch(model, recipe.sampling.temperature)
 
     trial = inside(module, check)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.core.columns import Columns
+from agentrl.core.expert_rows import NONE_KNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class TokenColumns:
         turns: int32 ``[messages]`` number of the turn within its trajectory; -1 if the message was not sampled.
         total: Number of sampled tokens of the global batch.
         images: Message whose tokens hold placeholders -> bytes of its images' files, in order.
+        experts: ``[tokens, width]`` stored experts of each token; ``[0, 0]`` if they are not replayed.
     """
 
     starts: NDArray[np.int64]
@@ -41,6 +43,7 @@ class TokenColumns:
     turns: NDArray[np.int32]
     total: int
     images: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
+    experts: NDArray[Any] = field(default_factory=lambda: NONE_KNOWN)
 
     @classmethod
     def of(cls, columns: Columns) -> "TokenColumns":
@@ -63,6 +66,7 @@ class TokenColumns:
             turns=turns,
             total=int(sampled_starts[-1]),
             images=columns.message_images(),
+            experts=columns.experts,
         )
 
     def select(self, messages: Sequence[int]) -> "TokenColumns":
@@ -80,6 +84,7 @@ class TokenColumns:
             turns=self.turns[chosen],
             total=self.total,
             images={new: self.images[old] for new, old in enumerate(messages) if old in self.images},
+            experts=self.experts[tokens] if len(self.experts) else self.experts,
         )
 
 
@@ -131,6 +136,12 @@ def token_ids(branch: Branch, tokens: TokenColumns) -> NDArray[np.int32]:
     parts = [ids[first:end] for first, end in _spans(branch, tokens)]
     found = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return found if branch.bootstrap is None else np.append(found, np.int32(0))
+
+
+def experts_of(branch: Branch, tokens: TokenColumns) -> NDArray[Any]:
+    """Returns the ``[tokens, width]`` stored experts of a branch's tokens; a bootstrap position has those of none."""
+    parts = [tokens.experts[first:end] for first, end in _spans(branch, tokens)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def trained_count(branch: Branch, tokens: TokenColumns) -> int:

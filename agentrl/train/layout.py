@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from agentrl.core.expert_rows import UNKNOWN
 from agentrl.models.pixels import Pixels
 from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach
@@ -82,6 +83,7 @@ class Padded:
             token_ids=token_ids,
             positions=positions,
             mask=masks_of(self._way, ends, positions, torch.float32),
+            experts=_experts(rows, _firsts(rows, token_ids.shape[1]), token_ids.numel(), device),
             **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
         )
 
@@ -101,6 +103,17 @@ def _rectangle(rows: Sequence[RowArrays]) -> tuple[NDArray[np.int64], NDArray[np
 def _firsts(rows: Sequence[RowArrays], length: int) -> list[int]:
     """Returns the flat index of each row's first token."""
     return [index * length for index in range(len(rows))]
+
+
+def _experts(rows: Sequence[RowArrays], firsts: Sequence[int], count: int, device: torch.device) -> Tensor | None:
+    """Makes int16 ``[count, width]`` experts to replay; ``None`` if no row has any."""
+    found: NDArray[np.int16] | None = None
+    for row, first in zip(rows, firsts, strict=True):
+        if len(row.experts):
+            if found is None:
+                found = np.full((count, row.experts.shape[1]), UNKNOWN, np.int16)
+            found[first : first + len(row.experts)] = row.experts
+    return None if found is None else torch.from_numpy(found).to(device)
 
 
 class PlainPadded:
@@ -138,6 +151,7 @@ class PlainPadded:
             positions=positions,
             mask=None,
             pixels=self._images(rows, token_ids),
+            experts=_experts(rows, _firsts(rows, token_ids.shape[1]), token_ids.numel(), device),
             **vars(trained_tokens(rows, _firsts(rows, token_ids.shape[1]), tokens, device)),
         )
 
@@ -163,13 +177,14 @@ class PlainPacked(PlainPadded):
         """See :class:`Layout`."""
         lengths = [len(row.token_ids) for row in rows] or [1]
         token_ids = np.concatenate([row.token_ids for row in rows]) if rows else np.zeros(1, np.int32)
-        bounds = packed_inputs(lengths, device)
+        bounds, firsts = packed_inputs(lengths, device), np.cumsum([0, *lengths[:-1]]).tolist()[: len(rows)]
         return MicroBatch(
             token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device)[None],
             positions=bounds["position_ids"],
             mask=None,
             bounds=bounds,
-            **vars(trained_tokens(rows, np.cumsum([0, *lengths[:-1]]).tolist()[: len(rows)], tokens, device)),
+            experts=_experts(rows, firsts, len(token_ids), device),
+            **vars(trained_tokens(rows, firsts, tokens, device)),
         )
 
 
@@ -217,6 +232,7 @@ class Packed:
             token_ids=torch.from_numpy(token_ids).to(device)[None],
             positions=torch.from_numpy(positions).to(device)[None],
             mask=self.masks(torch.from_numpy(ends).to(device), torch.from_numpy(positions).to(device), blocks=blocks),
+            experts=_experts(rows, firsts[:-1].tolist(), length, device),
             **vars(trained_tokens(rows, firsts[:-1].tolist(), tokens, device)),
         )
 

@@ -34,7 +34,8 @@ from agentrl.train.mesh import RankMesh
 from agentrl.train.metric_sample import sample_branches, tokens_to_compute
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
-from agentrl.train.policy import Policy, reshard
+from agentrl.train.policy import Policy, reshard, routers_of
+from agentrl.train.routing_replay import RoutingDifferences
 from agentrl.train.shares import Share, Work, distribute, share_out
 from agentrl.train.token_sums import TokenSums
 from agentrl.train.update_loop import run_updates
@@ -79,6 +80,7 @@ class PolicyLearner:
         self.objective: Objective = load("objective", config.objective)
         self.optimizer = make_optimizer(policy.parameters(), config, config.learning_rate)
         self.measured = Measured(device, self.mesh)  # of the latest step, from before its first update
+        self._routing = RoutingDifferences(device, self.mesh)  # of the latest step
         self._by_token = not needs_whole_sequences(config)
 
     @property
@@ -104,7 +106,7 @@ class PolicyLearner:
         drawn = [] if batch is None else self._sample(batch)
         share = self._share(self._work(batch, len(drawn)), config.minibatches)
         measured, sums = Measured(self.device, self.mesh), TokenSums(self.device, self.mesh)
-        self.measured = measured
+        self.measured, self._routing = measured, RoutingDifferences(self.device, self.mesh)
         if share.notes["drawn"]:
             work = None if batch is None else Work(drawn, batch.tokens)
             self._measure(self._share(work), measured, weighted=True)
@@ -122,6 +124,8 @@ class PolicyLearner:
         sampled = share.notes["sampled"]
         metrics |= measured.metrics(config, share.version, sampled) | sums.metrics(config, share.normalizer, sampled)
         metrics |= selection.shares
+        if config.replay_routing:
+            metrics |= self._routing.metrics()
         if share.notes["warmup"]:
             metrics["critic/warmup"] = 1.0
             metrics.pop("train/loss", None)  # of no token
@@ -200,6 +204,7 @@ class PolicyLearner:
 
         def compute(batch: MicroBatch) -> Tensor:
             logprobs, entropies = self.policy(batch)
+            self._routing.add(routers_of(self.policy.model), batch)
             measured.add(batch, logprobs, entropies, weighted=weighted)
             return logprobs
 
@@ -282,6 +287,8 @@ class PolicyLearner:
             total = self.policy(batch, loss_of)
         else:
             total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
+        if measured is not None:
+            self._routing.add(routers_of(self.policy.model), batch)
         total = total + self.policy.router_loss(batch)
         return total / share.normalizer
 

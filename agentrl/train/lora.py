@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.models.auto_class import auto_class
+from agentrl.models.linear_layers import linear_layers, text_targets
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.weights.gather import full_tensor, own_part
@@ -56,18 +57,16 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
 
 
 def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
-    """Returns the names of the linear layers that get an adapter.
+    """Returns the names of the linear layers that get an adapter: by default all of the text side.
+
+    A name that the recipe gives is taken wherever it stands, in an image tower too.
 
     Raises:
         ModelRefused: A target is not a linear layer of the model, or is its output head.
     """
-    kept = (model.get_output_embeddings(), model.get_input_embeddings())
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and not any(module is one for one in kept)
-    }
-    targets = set(config.lora_targets) or linear
+    if not config.lora_targets:
+        return text_targets(model)
+    linear, targets = {one.name for one in linear_layers(model)}, set(config.lora_targets)
     if unknown := sorted(targets - linear):
         raise ModelRefused(
             f"trainer.lora_targets={unknown} are no linear layers of the model; it has {', '.join(sorted(linear))}"
@@ -75,11 +74,17 @@ def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
     return sorted(targets)
 
 
-def names_in_files(path: Path, config: AdapterConfig) -> dict[str, str]:
-    """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model."""
+def names_in_files(path: Path, config: AdapterConfig, *, trust: bool = False) -> dict[str, str]:
+    """Maps the names of adapted layers' weights in a model's files, as patterns, to those in the adapted model.
+
+    Args:
+        path: Model folder.
+        config: LoRA settings.
+        trust: Whether code that comes with the model may run.
+    """
     with torch.device("meta"):
-        own = AutoConfig.from_pretrained(str(path))
-        model = auto_class(own).from_config(own)
+        own = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+        model = auto_class(own).from_config(own, trust_remote_code=trust)
     return {
         rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
         for target in adapter_targets(model, config)

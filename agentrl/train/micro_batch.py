@@ -34,6 +34,8 @@ class MicroBatch:
             sampled columns of :class:`~agentrl.train.branches.TokenColumns`.
         bounds: For packed plain rows, the arguments by which layers keep sequences apart; empty for others.
         pixels: The arguments that hold images, of :class:`~agentrl.models.pixels.Pixels`; empty without images.
+        experts: int16 ``[rows * length, width]`` experts to replay, negative where a token's are not known; ``None``
+            without any.
     """
 
     token_ids: Tensor
@@ -46,6 +48,7 @@ class MicroBatch:
     columns: dict[str, Tensor]
     bounds: dict[str, Any] = field(default_factory=dict)
     pixels: dict[str, Tensor] = field(default_factory=dict)
+    experts: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Any]:

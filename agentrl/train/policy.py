@@ -25,6 +25,7 @@ from agentrl.models.folder_check import refused_folder, unknown_config
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.pixels import embedded_as, keep_pixels, pixels_of
 from agentrl.models.probe import FAULTS, Unfit, find_way
+from agentrl.models.routing import Routers
 from agentrl.models.way import ModelForm, form_of, set_form
 from agentrl.train.head import Head
 from agentrl.train.micro_batch import MicroBatch
@@ -84,6 +85,8 @@ class Policy(nn.Module):
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Computes hidden states, and keeps the routers' loss where it is asked for and gradients are taken."""
         decoder = decoder_of(self.model)
+        if (routers := routers_of(decoder)) is not None:
+            routers.give(batch.experts)
         pixels = pixels_of(self.model)
         if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
             nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
@@ -164,6 +167,11 @@ def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
     except FAULTS as error:
         why = f"its decoder or its head cannot be called alone ({type(error).__name__}: {error})"
         raise ModelRefused(f"{name} cannot be trained: {why}") from error
+
+
+def routers_of(model: Any) -> Routers | None:
+    """Returns the routers to which a batch's recorded experts are given; ``None`` where routing is not replayed."""
+    return getattr(decoder_of(model), "agentrl_routers", None)
 
 
 def _class_name(config: Any) -> str:

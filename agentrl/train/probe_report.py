@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.images import data_url, image_bytes
+from agentrl.models.linear_layers import text_targets
 from agentrl.models.own_head import HeadForm
+from agentrl.models.pixels import embedded_as, pixels_of
 from agentrl.models.probe import FAULTS
+from agentrl.models.probe import TOLERANCE as EXACT
+from agentrl.models.routing import NoRouters, find_routers
+from agentrl.models.tree_support import ids_of
 from agentrl.models.way import Way, form_of, set_form
 from agentrl.train.layout import collate
 from agentrl.train.layout_choice import layout_of
@@ -35,8 +40,11 @@ class TrainerProbe:
         head: Form of the output head.
         gaps: Mean difference of a logprob from the model's own forward pass in float32, in nats, by compute dtype.
         fault: Error of its code in bfloat16, for which ``gaps`` has no number then; empty if there is none.
-        lora_targets: Names of the linear layers that can get adapters.
+        lora_targets: Names of the linear layers that get adapters by default.
         tensor_parallel: Whether the class has a plan for tensor parallelism.
+        routing: Experts that its layers choose from, or why their choice cannot be replayed.
+        replays: Whether it can.
+        images: Of a model with an image tower, what is wrong with rows that hold images; ``None`` if nothing is.
     """
 
     way: Way
@@ -46,6 +54,9 @@ class TrainerProbe:
     fault: str
     lora_targets: tuple[str, ...]
     tensor_parallel: bool
+    routing: str
+    replays: bool
+    images: str | None = None
 
 
 def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> TrainerProbe:
@@ -67,7 +78,7 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
         model = load_model(folder, **how)
         if not trees:
             set_form(model, replace(form_of(model), way=Way("padded", why=why)))
-        trial = trial_batch(model, 1.0)
+        trial, routing = trial_batch(model, 1.0), _routing(model)
         choose_attention(model, TrainerConfig(attention=attention), device)
         model.to(device).train()
         try:
@@ -81,8 +92,19 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
                 gaps["bfloat16"] = _gap(model, trial, device, torch.bfloat16)
             except FAULTS as error:  # code that mixes dtypes
                 fault = f"{type(error).__name__}: {error}"
+            wrong = None if pixels_of(model) is None else wrong_image_rows(model.eval())
             form, plan = form_of(model), getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
-            return TrainerProbe(form.way, is_packed(model), form.head, gaps, fault, linear_layers(model), bool(plan))
+            return TrainerProbe(
+                form.way,
+                is_packed(model),
+                form.head,
+                gaps,
+                fault,
+                tuple(text_targets(model)),
+                bool(plan),
+                *routing,
+                wrong,
+            )
         why = f"its logprobs differ from the plain model's by {gaps['float32']:.2g} nats on average"
     raise ModelRefused(f"the model in {folder} cannot be trained: {why}")
 
@@ -100,13 +122,52 @@ def _gap(model: Any, trial: TrialBatch, device: torch.device, dtype: torch.dtype
     return (found - trial.expected[batch.places.cpu()]).abs().mean().item()
 
 
-def linear_layers(model: Any) -> tuple[str, ...]:
-    """Returns the last parts of the names of a model's linear layers, without embeddings and output head."""
-    kept = (model.get_output_embeddings(), model.get_input_embeddings())
-    linear = (nn.Linear, Conv1D)
-    found = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, linear) and not any(module is one for one in kept)
-    }
-    return tuple(sorted(found))
+def _routing(model: Any) -> tuple[str, bool]:
+    """Tells what experts a model's layers choose, and whether they take given ones."""
+    try:
+        routers = find_routers(model)
+    except NoRouters as error:
+        return str(error), False
+    return f"{len(routers)} routers choose {routers.chosen} of {routers.experts} experts", True
+
+
+@torch.no_grad()
+def wrong_image_rows(model: Any) -> str | None:
+    """Returns what is wrong with padded rows of a model that takes images; ``None`` if they are computed right.
+
+    A row with an image and a shorter one without are computed together, and each alone by the model's own forward pass.
+
+    Args:
+        model: Model as the trainer loads it, with what makes its arguments for images.
+    """
+    pixels = pixels_of(model)
+    if pixels is None:
+        return "the model is loaded without its image tower"
+    from PIL import Image
+
+    url = data_url(Image.effect_mandelbrot((64, 96), (-2.0, -1.0, 1.0, 1.0), 20))
+    shown = [pixels.reader.token_id] * pixels.reader.placeholders(url).count(pixels.reader.token)
+    ids = [one for one in ids_of(model, 12) if one != pixels.reader.token_id][:10]
+    rows = [[*ids[:4], *shown, *ids[4:8]], ids[3:]]
+    tokens = torch.zeros(2, len(rows[0]), dtype=torch.long, device=model.device)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = torch.tensor(row)
+    try:
+        together = _image_logits(model, tokens, [image_bytes(url)])
+        for index, (row, images) in enumerate(zip(rows, ([image_bytes(url)], []), strict=True)):
+            alone = _image_logits(model, tokens[index : index + 1, : len(row)], images)[0]
+            gap = ((together[index, : len(row)] - alone).abs().mean() / alone.abs().mean()).item()
+            if not gap <= EXACT[torch.float32]:
+                return f"tokens depend on the rows beside them where one holds an image (by {gap:.1%} on average)"
+    except FAULTS as error:
+        return f"rows with an image cannot be computed ({type(error).__name__}: {error})"
+    return None
+
+
+def _image_logits(model: Any, tokens: Tensor, images: list[bytes]) -> Tensor:
+    pixels = pixels_of(model)
+    assert pixels is not None
+    pictured = torch.zeros_like(tokens, dtype=torch.bool)
+    pictured[0] = bool(images)
+    with embedded_as(model, tokens, pixels.arguments(tokens, pictured, images)) as inputs:
+        return model(use_cache=False, **inputs).logits.float()

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.train.branches import Branch, TokenColumns, input_length, token_ids, tokens_of
+from agentrl.core.expert_rows import UNKNOWN, wide
+from agentrl.train.branches import Branch, TokenColumns, experts_of, input_length, token_ids, tokens_of
 
 LEAST_SHARED = 1 / 32  # least shared fraction of a branch that joins a row under sparse attention
 
@@ -70,6 +71,7 @@ class RowArrays:
         weights: float32 ``[trained]`` weight of each trained token in the loss, before the normalizer.
         images: Bytes of the images' files, in the order of their placeholders; of plain rows alone.
         pictured: bool ``[length]`` whether a token is of a message that holds images; ``[0]`` without images.
+        experts: int16 ``[length, width]`` experts to replay, negative where they are not known; ``[0, 0]`` without any.
     """
 
     token_ids: NDArray[np.int32]
@@ -85,6 +87,7 @@ class RowArrays:
     weights: NDArray[np.float32]
     images: tuple[bytes, ...] = ()
     pictured: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    experts: NDArray[np.int16] = field(default_factory=lambda: np.zeros((0, 0), np.int16))
 
 
 def build_rows(
@@ -96,7 +99,7 @@ def build_rows(
     row of its predecessor (branches are sorted by tokens, so that neighbors share most) only if that is cheaper than
     its own row: long answers to one short prompt stay apart. With sparse attention (an infinite span) any common prefix
     saves cost, but a branch joins only if it shares at least ``LEAST_SHARED`` of its tokens, because small rows fill
-    bins best.
+    bins best. Where experts are replayed, tokens are shared only as far as their experts are the same.
 
     Args:
         branches: Branches with trained tokens.
@@ -110,6 +113,7 @@ def build_rows(
     """
     sparse = math.isinf(attention_span)
     ids = [token_ids(branch, tokens) for branch in branches]
+    experts = [experts_of(branch, tokens) for branch in branches] if len(tokens.experts) else None
     lengths = [input_length(branch, tokens) for branch in branches]
     _check_first(branches, tokens)
     # Big-endian bytes of numbers from 0 on sort as the lists of numbers do.
@@ -130,6 +134,8 @@ def build_rows(
     for before, index in zip([None, *order], order, strict=False):
         inputs = lengths[index]
         shared = 0 if before is None else _common(ids[before][: lengths[before]], ids[index][:inputs])
+        if experts is not None and before is not None:
+            shared = _common(experts[before][:shared], experts[index][:shared])
         if not rows or not joins(rows[-1], inputs, shared):
             rows.append(Row())
             shared = 0
@@ -164,10 +170,12 @@ def _trains_first(branch: Branch, tokens: TokenColumns) -> bool:
     return False
 
 
-def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    """Counts equal leading tokens."""
+def _common(first: NDArray[Any], second: NDArray[Any]) -> int:
+    """Counts equal leading tokens, or equal leading rows of numbers."""
     limit = min(len(first), len(second))
     different = first[:limit] != second[:limit]
+    if different.ndim > 1:
+        different = different.any(-1)
     at = int(different.argmax()) if limit else 0
     return at if limit and different[at] else limit
 
@@ -175,6 +183,7 @@ def _common(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
 def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowArrays:
     """Makes the arrays of a row, whose branch indices are into ``branches``."""
     ids, positions, ends = (np.empty(row.length, np.int32) for _ in range(3))
+    experts = np.full((row.length if len(tokens.experts) else 0, tokens.experts.shape[1]), UNKNOWN, np.int16)
     path = np.empty(0, np.int32)
     sources, targets = [], []
     kept: dict[str, list[NDArray[Any]]] = {"own": [], "places": [], "sequences": [], "turns": [], "weights": []}
@@ -185,6 +194,8 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         grown = length + inputs - shared
         ids[length:grown] = found.token_ids[shared:inputs]
         positions[length:grown] = np.arange(shared, inputs)
+        if len(experts):
+            experts[length:grown] = wide(experts_of(branch, tokens)[shared:inputs])
         path = np.concatenate([path[:shared], np.arange(length, grown, dtype=np.int32)])
         if shared < inputs:
             ends[path] = grown
@@ -205,7 +216,9 @@ def lay_out(row: Row, branches: Sequence[Branch], tokens: TokenColumns) -> RowAr
         source, target = source[first], target[first]
     joined = {name: np.concatenate(values) for name, values in kept.items()}
     images, pictured = _pictures(row, branches, tokens) if tokens.images else ((), np.zeros(0, bool))
-    return RowArrays(ids, positions, ends, source, target, trained, **joined, images=images, pictured=pictured)
+    return RowArrays(
+        ids, positions, ends, source, target, trained, **joined, images=images, pictured=pictured, experts=experts
+    )
 
 
 def _pictures(

@@ -10,10 +10,12 @@ model must be FSDP2's root. There is no public hook for this: two of transformer
 model loads.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import ERROR, getLogger
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from transformers.distributed.utils import TransformersDeviceMesh
 from transformers.utils import logging
 
 from agentrl.config.recipe import TrainerConfig
+from agentrl.core.image_reader import has_image_class
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import ClassForward, read_model, reshard
 
@@ -44,6 +47,9 @@ def loads_whole(path: Path, config: TrainerConfig, mesh: RankMesh) -> str | None
         return "with trainer.cpu_offload the shards are in the host's memory"
     if not list(path.glob("*.safetensors")):
         return "the model's files are not safetensors"
+    plain = SimpleNamespace(**json.loads((path / "config.json").read_text()))  # brought code does not run here
+    if config.lora_rank is not None and has_image_class(plain):
+        return "adapters of the text side alone are told from an image tower by their modules"
     return None
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.core.columns import COLUMNS, Columns, concatenate
+from agentrl.core.columns import COLUMNS, Columns, concatenate, split
 from agentrl.core.episode import NOT_SAMPLED, Episode, Node, StopReason, Trajectory
+from agentrl.core.expert_rows import ExpertRows
 
 floats = st.floats(-20, 0, width=32)
 rewards = st.none() | st.floats(-5, 5)
@@ -28,7 +29,17 @@ def nodes(draw: st.DrawFn, index: int) -> Node:
         finish_reason=draw(st.sampled_from([None, "stop", "length", "abort"])),
         reward=draw(rewards),
         teacher_logprobs=[draw(floats) if m else 0.0 for m in mask] if taught else [],
+        experts=draw(experts(len(mask))),
     )
+
+
+@st.composite
+def experts(draw: st.DrawFn, tokens: int) -> ExpertRows | None:
+    """Rows of two numbers, some not known; of a layer with few experts, or of one with many."""
+    most = draw(st.sampled_from([3, 254, 255, 600]))
+    row = st.just([-1, -1]) | st.lists(st.integers(0, most), min_size=2, max_size=2)
+    rows = np.array(draw(st.lists(row, min_size=tokens, max_size=tokens))).reshape(tokens, 2)
+    return ExpertRows.of(rows) if (rows >= 0).any() and draw(st.booleans()) else None
 
 
 @st.composite
@@ -86,3 +97,42 @@ def test_a_sampled_token_takes_thirteen_bytes_and_another_one_five() -> None:
 def test_a_reward_that_is_no_number_is_refused_before(value: float) -> None:
     with pytest.raises(ValueError, match="reward"):
         Episode(group_id="g", task_id="t", index=0, seed=0, stop_reason=StopReason.TERMINATED, reward=value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(episodes(), min_size=1, max_size=4), st.data())
+def test_experts_go_with_their_tokens_when_episodes_are_chosen_or_split(
+    made: list[Episode], data: st.DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(made), max_size=len(made)))
+    kept = [one for one, own in zip(made, chosen, strict=True) if own]
+    assert Columns.of(made).select(chosen).to_episodes() == kept
+    assert [part.to_episodes()[0] for part in split(Columns.of(made))] == made
+
+
+def test_rows_of_two_models_are_refused() -> None:
+    made = [
+        Node(
+            parent=None, message={}, token_ids=[1], loss_mask=[0], logprobs=[0.0], versions=[NOT_SAMPLED], experts=rows
+        )
+        for rows in (ExpertRows.of(np.zeros((1, 2), int)), ExpertRows.of(np.zeros((1, 3), int)))
+    ]
+    episode = Episode(
+        group_id="a",
+        task_id="t",
+        index=0,
+        seed=0,
+        trajectories={"r": Trajectory(nodes=made)},
+        reward=0.0,
+        stop_reason=StopReason.TERMINATED,
+    )
+    with pytest.raises(ValueError, match="2 and 3 experts"):
+        Columns.of([episode])
+
+
+def test_experts_of_more_or_fewer_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="experts of 2 tokens for 1"):
+        Node(
+            parent=None, message={}, token_ids=[1], loss_mask=[0], logprobs=[0.0], versions=[NOT_SAMPLED],
+            experts=ExpertRows.of(np.zeros((2, 2), int)),
+        )  # fmt: skip

@@ -1,12 +1,15 @@
 """Record of requests and answers, and sessions that are answered from it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.core.expert_rows import ExpertRows
 from agentrl.inference import traffic
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.replayed import NOT_SENT, RecordedSampler
@@ -21,7 +24,9 @@ def generation(*ids: int, version: int = 0) -> Generation:
     return Generation(list(ids), [-0.1 * one for one in ids], [version] * len(ids), "stop")
 
 
-FIRST, SECOND = generation(4, 5, version=2), Generation([9, 8, 7], [-1.0, -2.0, -0.1234567890123], [2, 2, 3], "length")
+EXPERTS = ExpertRows.of(np.array([[0, 300], [2, 1], [-1, -1]]))
+FIRST = replace(generation(4, 5, version=2), experts=EXPERTS)
+SECOND = Generation([9, 8, 7], [-1.0, -2.0, -0.1234567890123], [2, 2, 3], "length")
 
 
 def log_conversation(path: Path) -> None:

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from agentrl.cli.main import app
 from agentrl.launch.model_report import Line, as_json, report, shown
 from tests.models.families import small_model
+from tests.tiny_mixture import build_tiny_mixture
+from tests.tiny_vision import build_tiny_vision
 
 
 def edited(folder: Path, target: Path, name: str = "config.json", **values: Any) -> Path:
@@ -123,3 +125,46 @@ def test_the_command_ends_with_1_where_a_part_refuses(tiny_model: Path, tmp_path
     folder = edited(tiny_model, tmp_path, is_encoder_decoder=True)
     bad = runner.invoke(app, ["model", "check", str(folder)])
     assert bad.exit_code == 1 and "encoder-decoder" in bad.stdout
+
+
+def test_a_model_that_takes_images_says_what_stands_for_them(tiny_vision: Path) -> None:
+    lines = report(tiny_vision)
+    line, found = said(lines, "images"), json.loads(as_json("tiny", lines))
+    assert line.verdict == "ok" and "logits of its own forward pass" in line.text
+    assert found["images"] == "ok"
+    token = AutoTokenizer.from_pretrained(tiny_vision).convert_ids_to_tokens(found["placeholder"])
+    assert re.search(rf"Processor puts \d+ times '{re.escape(token)}' \({found['placeholder']}\)", line.text), line.text
+    assert line.part in shown(lines)
+    assert not [target for target in found["lora"] if "visual" in target or "vision" in target]
+
+
+def test_a_text_model_says_that_it_takes_no_images(tiny_model: Path) -> None:
+    line = said(report(tiny_model), "images")
+    assert (line.verdict, line.data["images"]) == ("ok", "none")
+
+
+def test_a_template_that_leaves_images_out_is_said(tmp_path: Path) -> None:
+    folder = build_tiny_vision(tmp_path / "model")
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    text = "{% for m in messages %}{{ m['role'] + ': ' }}{% if m['content'] is string %}{{ m['content'] }}{% endif %}"
+    other = edited(folder, tmp_path / "other", "tokenizer_config.json", chat_template=text + "{% endfor %}")
+    line = said(report(other), "images")
+    assert line.verdict == "refused" and "the chat template renders none" in line.text and line.remedy
+
+
+def test_an_engine_or_a_trainer_that_takes_no_images_is_named(
+    tiny_vision: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engine.cache_support.wrong_image_cache", lambda model: "forgets images")
+    monkeypatch.setattr("agentrl.train.probe_report.wrong_image_rows", lambda model: "rows get mixed up")
+    line = said(report(tiny_vision), "images")
+    assert line.verdict == "refused"
+    assert "the embedded engine takes none" in line.text and "forgets images" in line.text
+    assert "the trainer takes none: rows get mixed up" in line.text
+
+
+def test_a_mixture_says_what_can_be_replayed(tmp_path: Path, tiny_model: Path) -> None:
+    line = said(report(build_tiny_mixture(tmp_path)), "routing")
+    assert line.data == {"replay_routing": True} and "2 routers choose 2 of 4 experts" in line.text
+    assert said(report(tiny_model), "routing").data == {"replay_routing": False}

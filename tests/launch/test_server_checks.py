@@ -54,6 +54,10 @@ not_a_kind = 3
         ),
         (["inference.engine=mine.py:Bare"], ["trainer.type=grpo needs token ids", "inference.engine=mine.py:Bare"]),
         (
+            [*RIGID, "weights.pause_mode=abort", "trainer.replay_routing=true"],
+            ["trainer.replay_routing needs the experts", "inference.engine=mine.py:Rigid", "embedded, sglang or vllm"],
+        ),
+        (
             ["inference.engine=vllm", "weights.transport=broadcast"],
             ["weights.transport=broadcast", "over NCCL only", "use weights.transport=shm or disk", "engine=vllm"],
         ),

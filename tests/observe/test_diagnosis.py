@@ -25,6 +25,7 @@ FAULTS: list[tuple[str, dict[str, float], str]] = [
     ("kl", {"mismatch/kl/age_0": 0.5}, "KL 0.500"),
     ("ess", {"mismatch/ess": 0.3}, "30% of its tokens"),
     ("masks", {"train/tokens": 0.0}, "no token"),
+    ("routing", {"routing/choices_differing": 0.4}, "in 40% of the layers"),
     (
         "failed",
         {"rollout/failed": 7.0, "rollout/failed_timeout": 7.0},

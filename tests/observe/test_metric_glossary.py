@@ -10,7 +10,7 @@ from agentrl.observe.metric_glossary import GLOSSARY, described, entry_of, page
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     "reward", "metrics", "metrics_kept", "rollout", "tokens", "staleness", "dropped", "trained", "drift", "distill",
-    "curriculum", "weights", "train", "critic", "mismatch", "time", "checkpoint", "eval",
+    "curriculum", "weights", "train", "critic", "mismatch", "routing", "time", "checkpoint", "eval",
 )  # fmt: skip
 WRITERS = ("rollout", "train", "weights", "evaluate", "supervised", "launch")
 NAME = re.compile(rf"(?:{'|'.join(FAMILIES)})/[a-z][a-z0-9_@+/]*")

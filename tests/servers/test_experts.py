@@ -1,23 +1,25 @@
-"""New weights of a mixture of experts reach real servers: each expert, by the name that it has in the model's files."""
+"""A mixture of experts on real servers: new weights reach each expert, and answers name the experts of each token."""
 
-import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentrl.config.recipe import Recipe
-from agentrl.inference.backend import Backend
+from agentrl.inference.backend import Backend, SamplingParams
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
+from agentrl.models.routing import find_routers
 from agentrl.rollout.assemble import make_backend
 from agentrl.weights.file_names import file_weights
 from agentrl.weights.file_publisher import WeightPublisher
 from tests.servers.conftest import HIDDEN, REAL, Reference
-from tests.tiny import build_tiny_model
+from tests.tiny_mixture import build_tiny_mixture
 
 PROMPT = [261, 5, 40, 7, 99, 31, 12, 7, 250, 40]
 
@@ -25,25 +27,14 @@ PROMPT = [261, 5, 40, 7, 99, 31, 12, 7, 250, 40]
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
     """A tiny mixture of experts with the tokenizer of the tiny model."""
-    folder = tmp_path / "mixture"
-    folder.mkdir()
-    build_tiny_model(folder, seed=0, hidden=HIDDEN)
-    config = json.loads((folder / "config.json").read_text())
-    torch.manual_seed(0)
-    experts = Qwen3MoeConfig(
-        vocab_size=config["vocab_size"], hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, intermediate_size=256, moe_intermediate_size=128, num_experts=4,
-        num_experts_per_tok=2, max_position_embeddings=512, initializer_range=0.1, eos_token_id=config["eos_token_id"],
-        bos_token_id=config["bos_token_id"], pad_token_id=None,
-    )  # fmt: skip
-    Qwen3MoeForCausalLM(experts).float().save_pretrained(folder)
-    return folder
+    return build_tiny_mixture(tmp_path / "mixture", hidden=HIDDEN, head_dim=64)
 
 
-@pytest.fixture(params=REAL)
-async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+@asynccontextmanager
+async def served(kind: str, mixture: Path, folder: Path, *, replays: bool) -> AsyncIterator[Backend]:
+    """A server of a kind, and a connection to it."""
     inference = {
-        "engine": request.param, "dtype": "float32", "context_length": 256, "max_running": 8, "threads": 1,
+        "engine": kind, "dtype": "float32", "context_length": 256, "max_running": 8, "threads": 1,
         "start_timeout": 300.0,
     }  # fmt: skip
     recipe = Recipe.model_validate(
@@ -54,17 +45,31 @@ async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path)
             "env": {"id": "arithmetic"},
             "inference": inference,
             "launch": {"device": "cpu"},
+            "trainer": {"replay_routing": replays},
         }
     )
-    assert server_kind(request.param).capabilities.weight_names == "files"
-    supervisor = Supervisor(tmp_path / "logs")
+    supervisor = Supervisor(folder / "logs")
     try:
-        (url,) = start_servers(recipe, mixture, tmp_path, supervisor)
+        (url,) = start_servers(recipe, mixture, folder, supervisor)
         made = make_backend(recipe, url)
         yield made
         await made.close()
     finally:
         supervisor.stop()
+
+
+@pytest.fixture(params=REAL)
+async def backend(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+    assert server_kind(request.param).capabilities.weight_names == "files"
+    async with served(request.param, mixture, tmp_path, replays=False) as made:
+        yield made
+
+
+@pytest.fixture(params=["embedded", *REAL])
+async def naming(request: pytest.FixtureRequest, mixture: Path, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A server that names experts."""
+    async with served(request.param, mixture, tmp_path, replays=True) as made:
+        yield made
 
 
 async def test_trained_experts_are_served(backend: Backend, mixture: Path, tmp_path: Path) -> None:
@@ -91,3 +96,21 @@ async def test_trained_experts_are_served(backend: Backend, mixture: Path, tmp_p
     after = Reference(tmp_path / "trained").logprobs(PROMPT[:1], PROMPT[1:], 1.0)
     assert (after - before).abs().max() > 0.1
     assert (torch.tensor(await backend.score(PROMPT, 1)) - after).abs().max() < 1e-3
+
+
+async def test_answers_name_the_experts_that_the_model_itself_chooses(naming: Backend, mixture: Path) -> None:
+    """From any position of the prompt; also of a prompt whose beginning is in the server's prefix cache."""
+    model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32).eval()
+    routers = find_routers(model)
+    params = SamplingParams(max_new_tokens=8, seed=1, experts_from=0)
+    first = await naming.generate(PROMPT, params, request_id="first")
+    longer = [*PROMPT, *first.token_ids, 17, 5, 61]
+    start = len(PROMPT) + len(first.token_ids) - 1
+    second = await naming.generate(longer, replace(params, experts_from=start), request_id="second")
+    for prompt, found, begin in ((PROMPT, first, 0), (longer, second, start)):
+        assert found.experts is not None and len(found.experts) == len(prompt) + len(found.token_ids) - 1 - begin
+        with routers.recorded() as taken, torch.no_grad():
+            model(input_ids=torch.tensor([[*prompt, *found.token_ids][:-1]]), use_cache=False)
+        own = taken[0][begin:].view(-1, len(routers), routers.chosen).sort(-1).values
+        named = torch.from_numpy(found.experts.array()).view(own.shape).sort(-1).values
+        assert torch.equal(named.to(own.dtype), own)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
@@ -16,15 +17,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.config.adapter import AdapterConfig
+from agentrl.models.pixels import vision_parameters
 from agentrl.train.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.train.checkpoint_saver import CheckpointSaver
 from agentrl.train.lora import add_adapter, save_adapter
 from agentrl.train.micro_batch import MicroBatch
-from agentrl.train.policy import reshard
+from agentrl.train.policy import load_model, reshard
 from agentrl.weights.file_publisher import WeightPublisher
 from agentrl.weights.gather import full_tensor
 from agentrl.weights.lora_weights import plain_weights
 from tests.end_to_end import ROOT, SECONDS
+from tests.tiny_vision import build_tiny_vision
 from tests.train.adapting import LORA, VARIANTS, make_engine, steps, weights
 from tests.train.test_rows import collated, random_sequences
 
@@ -173,3 +176,23 @@ def test_shards_in_the_hosts_memory_give_the_same_weights(tiny_model: Path, mesh
     expected = weights(plain)
     for name, tensor in weights(offloaded).items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def adapted(model: Any, **config: Any) -> set[str]:
+    """Paths of the layers that have an adapter."""
+    add_adapter(model, AdapterConfig(lora_rank=2, **config), seed=0, base="m")
+    return {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def test_of_a_model_with_an_image_tower_the_text_side_alone_is_adapted(tiny_vision: Path) -> None:
+    model = load_model(tiny_vision)
+    tower = {id(one) for one in vision_parameters(model)}
+    linear = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and id(m.weight) not in tower}
+    found = adapted(model)
+    assert found == linear - {"lm_head"} and len(found) == 14, "seven in each of two layers"
+    assert all(not p.requires_grad for p in vision_parameters(model))
+
+
+def test_a_named_target_is_adapted_in_the_tower_too(tmp_path: Path) -> None:
+    found = adapted(load_model(build_tiny_vision(tmp_path, "idefics3")), lora_targets=("q_proj",))
+    assert len(found) == 4 and len([name for name in found if "vision" in name]) == 2, "two layers each"

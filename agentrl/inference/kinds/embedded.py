@@ -80,6 +80,7 @@ class Embedded(ServerKind):
         weight_names="model",
         adapters=True,
         images=True,
+        experts=True,
         scoring=True,
         remote=True,
         reasons={"parallel": "a server of it is one process"},
@@ -103,6 +104,7 @@ class Embedded(ServerKind):
         if start.certificate:
             command += ["--tls-certificate", start.certificate, "--tls-key", start.private_key]
         command += ["--trust-remote-code"] if start.trust else []
+        command += [EmbeddedBackend.experts_flag] if start.experts else []
         return [*command, "--threads", str(start.threads)] if start.threads else command
 
     def env(self, start: ServerStart) -> dict[str, str]:

@@ -40,6 +40,7 @@ class Capabilities:
         adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
         images: Servers take images beside the ids of a prompt.
+        experts: Servers of a mixture of experts name the experts that each layer chose for each token.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
             in their environment (:data:`agentrl.host.key_guard.KEY_ENV`), and :meth:`ServerKind.backend` sends it.
@@ -56,6 +57,7 @@ class Capabilities:
     adapters: bool = False
     structured_output: bool = False
     images: bool = False
+    experts: bool = False
     scoring: bool = False
     remote: bool = False
     parallel: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ class ServerStart:
         sizes: Parallel ranks by name (``tp``, ``pp``, ``dp``, ``ep``), those above 1.
         guarded: Whether no call may be answered without the key in its environment.
         trust: Whether Python code that comes with the model may run.
+        experts: Whether answers must name the experts of each token.
     """
 
     model: Path
@@ -101,6 +104,7 @@ class ServerStart:
     sizes: Mapping[str, int] = field(default_factory=dict)
     guarded: bool = False
     trust: bool = False
+    experts: bool = False
 
     def module(self, name: str) -> list[str]:
         """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""

@@ -9,6 +9,7 @@ is closed.
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.core.image_reader import PromptImage
@@ -24,6 +25,7 @@ from agentrl.inference.backend import (
 )
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.routed_experts import read_numbers, rows_wanted
 from agentrl.inference.versions import version_number, versions_of
 
 ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
@@ -40,6 +42,8 @@ class SGLangBackend(Backend):
         timeout: Most seconds of one request, pauses included.
         access: The server's key and trust.
     """
+
+    experts_flag = "--enable-return-routed-experts"  # with which such a server names experts
 
     def __init__(self, url: str, timeout: float, access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
@@ -66,8 +70,16 @@ class SGLangBackend(Backend):
             sampling["json_schema"] = params.json_schema
         body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
         body |= self._image_fields(params.images)
+        start = params.experts_from
+        if start is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": start}
         answer = await self._or_abort(request_id, self._http.post("/generate", body))
         generation = self._generation(answer)
+        if start is not None and generation.token_ids:
+            rows = rows_wanted(len(token_ids), len(generation.token_ids), start)
+            server = f"{self.url} (started with {self.experts_flag}?)"
+            experts = read_numbers(answer["meta_info"].get("routed_experts"), rows, server)
+            generation = replace(generation, experts=experts)
         if params.images:
             self._check_prompt(answer, len(token_ids))
         return generation
@@ -329,6 +341,7 @@ class SGLang(ServerKind):
         transports=("shm", "disk", "broadcast"),
         structured_output=True,
         images=True,
+        experts=True,
         scoring=True,
         remote=True,
         parallel=("tp", "pp", "dp", "ep"),
@@ -350,6 +363,7 @@ class SGLang(ServerKind):
             "--skip-server-warmup",
             *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
             *(["--trust-remote-code"] if start.trust else []),
+            *([SGLangBackend.experts_flag] if start.experts else []),
         ]
         if start.certificate:
             command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]

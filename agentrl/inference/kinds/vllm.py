@@ -8,6 +8,7 @@ running ones, so the version at a request's start holds for all its tokens; ``we
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.routed_experts import read_array, rows_wanted
 from agentrl.inference.versions import version_number, versions_of
 
 TOO_LONG = ("context", "maximum model length")  # words in the error message for a prompt that is too long
@@ -26,6 +28,7 @@ _SIZES = {
     "dp": "--data-parallel-size",
     "ep": "--enable-expert-parallel",  # over all ranks of the server
 }
+EXPERTS_FLAG = "--enable-return-routed-experts"  # with which a server names the experts of tokens
 _ABSENT = (403, 404)  # status of a call that the server's flags turn off
 
 
@@ -66,21 +69,31 @@ class VLLMBackend(Backend):
             sampling["seed"] = params.seed
         if params.json_schema is not None:
             sampling["structured_outputs"] = {"json": params.json_schema}
+        start = params.experts_from
+        if start is not None:
+            sampling["routed_experts_prompt_start"] = start
         if self._model is None:
             body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
             if params.images:
                 body["features"] = await self._features(params.images)
             try:
-                return self._generation(await self._http.post("/inference/v1/generate", body))
+                answer = await self._http.post("/inference/v1/generate", body)
+                found = self._generation(answer)
+                if start is None or not found.token_ids:
+                    return found
+                rows = rows_wanted(len(token_ids), len(found.token_ids), start)
+                server = f"{self.url} (started with {EXPERTS_FLAG}?)"
+                return replace(found, experts=read_array(answer["choices"][0].get("routed_experts"), rows, server))
             except InferenceError as error:
                 if error.status not in _ABSENT:
                     raise
             self._model = await self._served_model()
             self._version = await self.version()
-        if params.images:
+        if params.images or start is not None:
+            needed = "takes images beside token ids" if params.images else "names the experts of tokens here"
             raise InferenceError(
-                f"{self.url} has no /inference/v1/generate, the only call that takes images beside token ids: start it "
-                "with --enable-scale-out"
+                f"{self.url} has no /inference/v1/generate, the only call that {needed}: start it with "
+                "--enable-scale-out"
             )
         return await self._complete(token_ids, sampling, request_id)
 
@@ -255,6 +268,7 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         images=True,
+        experts=True,
         scoring=True,
         remote=True,
         parallel=("tp", "pp", "dp", "ep"),
@@ -277,6 +291,7 @@ class VLLM(ServerKind):
             *("--logprobs-mode", "processed_logprobs"),  # logprobs of the distribution that was sampled from
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
             *(["--trust-remote-code"] if start.trust else []),
+            *([EXPERTS_FLAG] if start.experts else []),
             # with its cache, the renderer leaves out the features of an image that it has seen before
             *(["--mm-processor-cache-gb", "0"] if any((start.model / name).is_file() for name in FILES) else []),
         ]
@@ -289,6 +304,8 @@ class VLLM(ServerKind):
     def env(self, start: ServerStart) -> dict[str, str]:
         """Settings that turn on the calls for weights, turn off the network, and set a CPU's cache size and threads."""
         env = {"HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1"}  # vLLM has calls for weights in this mode only
+        if start.experts:
+            env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that names experts
         if start.device == "cpu":
             env["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GB
             if start.threads:

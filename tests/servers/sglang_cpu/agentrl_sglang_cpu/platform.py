@@ -21,6 +21,16 @@ class PlainCpu(CpuDeviceMixin, SRTPlatform):
         """PyTorch's own operators instead of kernels."""
         return "native"
 
+    def post_load_model(self, model: Any) -> None:
+        """Has memory for experts that answers name allocated without a GPU driver, with which SGLang registers it."""
+        from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS  # type: ignore[import-not-found]
+
+        ALLOC_MEMORY_FUNCS["cpu"] = _unpinned
+
     def is_pin_memory_available(self, device: Any = None) -> bool:
         """There is no device to copy to."""
         return False
+
+
+def _unpinned(dims: tuple[int, ...], dtype: Any, device: str, pin_memory: bool, allocator: Any, *more: Any) -> Any:
+    return allocator.allocate(dims, dtype=dtype, device=device)

@@ -1,0 +1,51 @@
+"""The linear layers of a model that can get adapters, found by their modules.
+
+Guarantees: embeddings and the output head are none of them; those of the image tower and its projector are told apart
+from those of the text by where their weights belong, never by names.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from agentrl.models.pixels import vision_parameters
+
+
+class LinearLayer(NamedTuple):
+    """A linear layer of a model.
+
+    Attributes:
+        path: Name of its module in the model.
+        text: Whether it is of the text side; in a model without an image tower all are.
+    """
+
+    path: str
+    text: bool
+
+    @property
+    def name(self) -> str:
+        """Last part of its path."""
+        return self.path.rpartition(".")[2]
+
+
+def linear_layers(model: Any) -> Iterator[LinearLayer]:
+    """Yields a model's linear layers, without embeddings and output head."""
+    kept = (model.get_output_embeddings(), model.get_input_embeddings())
+    beside = {id(parameter) for parameter in vision_parameters(model)}
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and not any(module is one for one in kept):
+            yield LinearLayer(path, id(module.weight) not in beside)
+
+
+def text_targets(model: Any) -> list[str]:
+    """Returns the names by which the linear layers of the text side are found, and no others.
+
+    The last part of a layer's path where no layer of the image tower has the same one, else whole paths.
+    """
+    layers = list(linear_layers(model))
+    names = {one.name for one in layers if one.text}
+    if names & {one.name for one in layers if not one.text}:
+        names = {one.path for one in layers if one.text}
+    return sorted(names)
