@@ -8,6 +8,7 @@ as their tokenizer does.
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from agentrl.core.episode import Message
 from agentrl.inference.template import ChatTemplate, Tools
@@ -57,13 +58,26 @@ def measure(
             canonical.pop()
     elif stored and not is_cut:
         stored.pop()  # the template does not render the end of the last turn
+    given = _is_given(stored, sampled, canonical, template, is_cut)
+    if not given:  # special tokens that the model sampled inside its answer may be missing in the message
+        own = template.special_ids - template.end_ids
+        kept = [not (mark and token in own) for token, mark in zip(stored, sampled, strict=False)]
+        given = not all(kept) and _is_given(
+            list(compress(stored, kept)), list(compress(sampled, kept)), canonical, template, is_cut
+        )
+    return Drift(not given, _changed(stored, canonical))
+
+
+def _is_given(
+    stored: Sequence[int], sampled: Sequence[bool], canonical: Sequence[int], template: ChatTemplate, is_cut: bool
+) -> bool:
+    """Whether special tokens, and what was not sampled between them, are as rendered."""
     known = _parts(stored, sampled, template.special_ids)
     rendered = _parts(canonical, [False] * len(canonical), template.special_ids)
     if is_cut:
         rendered = rendered[: len(known)]  # the template closes a thought or a call that was cut off
     same = [part.mark for part in known] == [part.mark for part in rendered]
-    given = same and all(_as_given(one, other.ids) for one, other in zip(known, rendered, strict=True))
-    return Drift(not given, _changed(stored, canonical))
+    return same and all(_as_given(one, other.ids) for one, other in zip(known, rendered, strict=True))
 
 
 @dataclass

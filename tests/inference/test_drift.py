@@ -65,3 +65,12 @@ def test_special_tokens_inside_an_answer_are_the_models_own(template: ChatTempla
     messages: list[Message] = [*MESSAGES[:1], {"role": "assistant", "content": "<|im_start|>\n<|im_start|>b"}]
     ids = stored(template, said)
     assert not measure(template, ids, messages, (), sampled(template, ids)).special
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("pieces", [("user", "<|im_start|>"), ("<|im_start|>", "user"), ("us", "<|im_start|>", "er")])
+def test_special_tokens_that_the_message_lacks_are_the_models_own(
+    template: ChatTemplate, pieces: tuple[str, ...], end: bool
+) -> None:
+    ids = stored(template, *pieces, end=end)
+    assert not measure(template, ids, MESSAGES, (), sampled(template, ids)).special
