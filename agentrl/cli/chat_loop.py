@@ -254,7 +254,8 @@ class ChatLoop:
             self._say(f"drift: not measured, the template does not render this conversation: {error}")
             return
         if drift is not None and (drift.special or drift.text):
-            what = "special tokens differ" if drift.special else "the same text in other tokens"
+            same = "the answer's special tokens are left out" if drift.left_out else "the same text in other tokens"
+            what = "special tokens differ" if drift.special else same
             style = "red" if drift.special else "dim"
             line = f"drift: the template would render {drift.text:.0%} of these ids differently ({what})"
             self._out.print(Text(line, style=style))

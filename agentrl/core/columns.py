@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from agentrl.core.episode import NOT_SAMPLED, Episode, EpisodeBase, Node, Trajectory
-from agentrl.core.expert_rows import NONE_KNOWN, ExpertRows, join, wide
+from agentrl.core.expert_rows import NONE_KNOWN, join
+from agentrl.core.experts import ExpertRows, wide
 from agentrl.core.images import image_bytes, images_of
 
 FINISH_REASONS = (None, "stop", "length", "abort")

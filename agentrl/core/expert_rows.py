@@ -1,84 +1,14 @@
-"""The experts that the layers of a mixture of experts chose for tokens: one row of numbers for each token.
-
-Guarantees: numbers are as narrow as they can be, uint8 up to expert 254, else uint16; a token whose experts are not
-known has a row of :data:`UNKNOWN`, stored as the highest number of the width; the same experts always give the same
-bytes.
-"""
+"""Joins the stored experts of several runs of tokens, see :mod:`agentrl.core.experts`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-UNKNOWN = -1
-MOST = int(np.iinfo(np.int16).max)  # highest number of an expert
+from agentrl.core.experts import UNKNOWN, ExpertRows, narrow, wide
+
 NONE_KNOWN: NDArray[Any] = np.zeros((0, 0), np.uint8)  # stored rows where the experts of no token are known
-
-
-@dataclass(frozen=True)
-class ExpertRows:
-    """Experts of some tokens, as bytes.
-
-    Attributes:
-        data: The stored rows.
-        width: Numbers in a row: those of all layers, one layer after the other.
-        size: Bytes of a number, 1 or 2.
-    """
-
-    data: bytes
-    width: int
-    size: int
-
-    @classmethod
-    def of(cls, experts: NDArray[Any]) -> "ExpertRows":
-        """Makes rows of integers ``[tokens, width]``.
-
-        Raises:
-            ValueError: It is no such array, or a number is out of range.
-        """
-        stored = narrow(experts)
-        return cls(stored.tobytes(), stored.shape[1], stored.dtype.itemsize)
-
-    def __len__(self) -> int:
-        return len(self.data) // (self.width * self.size)
-
-    @property
-    def stored(self) -> NDArray[Any]:
-        """The rows as :func:`narrow` stores them."""
-        return np.frombuffer(self.data, np.uint8 if self.size == 1 else "<u2").reshape(-1, self.width)
-
-    @property
-    def unknown(self) -> NDArray[np.int64]:
-        """Indices of the tokens whose experts are not known."""
-        stored = self.stored
-        return np.flatnonzero(stored[:, 0] == np.iinfo(stored.dtype).max)
-
-    def array(self) -> NDArray[np.int16]:
-        """Returns int16 ``[tokens, width]``, :data:`UNKNOWN` where the experts are not known."""
-        return wide(self.stored)
-
-
-def narrow(experts: NDArray[Any]) -> NDArray[Any]:
-    """Returns integers ``[tokens, width]`` as they are stored: uint8 or uint16.
-
-    Raises:
-        ValueError: It is no such array, or a number is out of range.
-    """
-    if experts.ndim != 2 or not experts.shape[1]:
-        raise ValueError(f"experts of shape {list(experts.shape)}, want [tokens, numbers of all layers]")
-    experts = experts.astype(np.int64, copy=False)
-    highest = int(experts.max(initial=UNKNOWN))
-    if highest > MOST or int(experts.min(initial=UNKNOWN)) < UNKNOWN:
-        raise ValueError(f"experts from {experts.min()} to {highest}, want 0 to {MOST}")
-    kind = np.dtype(np.uint8 if highest < np.iinfo(np.uint8).max else "<u2")
-    return np.where(experts < 0, np.iinfo(kind).max, experts).astype(kind)
-
-
-def wide(stored: NDArray[Any]) -> NDArray[np.int16]:
-    """Returns stored rows as int16, :data:`UNKNOWN` where the experts are not known; the inverse of :func:`narrow`."""
-    return np.where(stored == np.iinfo(stored.dtype).max, UNKNOWN, stored.astype(np.int32)).astype(np.int16)
 
 
 def join(parts: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:

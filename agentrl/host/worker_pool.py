@@ -22,6 +22,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
+from agentrl.host.cores import usable_cores
 from agentrl.host.worker_errors import (
     WorkerCallError,
     WorkerCrashedError,
@@ -167,7 +168,7 @@ class WorkerPool:
     def __init__(self, size: int | None = None, *, memory: int | None = None) -> None:
         if size is not None and size < 1:
             raise ValueError(f"WorkerPool(size={size}): want at least 1")
-        self.size = size or max(2, min(8, len(os.sched_getaffinity(0)) // 2))
+        self.size = size or max(2, min(8, usable_cores() // 2))
         self._memory = memory
         self._own = threading.local()
         self._lock = threading.Lock()

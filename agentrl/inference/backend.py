@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.core.agent import InferenceError
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import BroadcastPlan, WeightManifest
 

@@ -22,10 +22,12 @@ class Drift:
         special: Whether the special tokens differ, or one of the ids between them that the model did not sample: a
             line break more after the end of a turn, say.
         text: Share of the ids that lie between the first and the last difference, in ``[0, 1]``.
+        left_out: Whether the message of an answer lacks special tokens that the model sampled in it.
     """
 
     special: bool
     text: float
+    left_out: bool = False
 
 
 def measure(
@@ -59,13 +61,14 @@ def measure(
     elif stored and not is_cut:
         stored.pop()  # the template does not render the end of the last turn
     given = _is_given(stored, sampled, canonical, template, is_cut)
-    if not given:  # special tokens that the model sampled inside its answer may be missing in the message
+    left_out = False
+    if not given:  # without the special tokens that the model sampled inside its answer
         own = template.special_ids - template.end_ids
         kept = [not (mark and token in own) for token, mark in zip(stored, sampled, strict=False)]
-        given = not all(kept) and _is_given(
+        given = left_out = not all(kept) and _is_given(
             list(compress(stored, kept)), list(compress(sampled, kept)), canonical, template, is_cut
         )
-    return Drift(not given, _changed(stored, canonical))
+    return Drift(not given, _changed(stored, canonical), left_out)
 
 
 def _is_given(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentrl.core.episode import NOT_SAMPLED, Message, Node, Trajectory
-from agentrl.core.expert_rows import UNKNOWN, ExpertRows
+from agentrl.core.experts import UNKNOWN, ExpertRows
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.message_shape import in_shape
 from agentrl.inference.messages import essence, essences

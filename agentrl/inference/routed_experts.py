@@ -14,7 +14,7 @@ import io
 
 import numpy as np
 
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.inference.backend import InferenceError
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.core.whole_lines import WholeLines
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 
@@ -172,8 +172,8 @@ def _answer(record: dict[str, Any]) -> Generation | None:
     if "error" in record:
         return None
     versions = [version for version, count in record["versions"] for _ in range(count)]
-    data, *shape = record.get("experts") or [""]
-    experts = ExpertRows(base64.b64decode(data), *shape) if data else None
+    data, width, size = record.get("experts") or ("", 0, 0)
+    experts = ExpertRows(base64.b64decode(data), width, size) if data else None
     return Generation(record["ids"], record["logprobs"], versions, record["finish"], experts)
 
 

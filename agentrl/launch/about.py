@@ -20,6 +20,7 @@ import psutil
 
 from agentrl import __version__
 from agentrl.core.redacted import redacted_command, redacted_text
+from agentrl.host.cores import usable_cores
 from agentrl.host.process import write_json
 
 FILE = "about.json"
@@ -86,7 +87,7 @@ def machine() -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "gpus": gpus,
     }

@@ -8,13 +8,13 @@ memory); there are no side effects. In the sections that the run reads, no ``aut
 it.
 """
 
-import os
 from typing import Any
 
 from agentrl.config.device import detect_device
 from agentrl.config.recipe import Recipe
 from agentrl.config.supervised import SUPERVISED
 from agentrl.host.compute_dtype import resolved_dtype
+from agentrl.host.cores import usable_cores
 from agentrl.inference.backend import Transport
 from agentrl.inference.kinds.kind import server_kind
 from agentrl.launch.model_shape import ModelShape
@@ -41,7 +41,7 @@ def resolve(recipe: Recipe, shape: ModelShape | None) -> Recipe:
     """
     device = recipe.launch.device if recipe.launch.device != "auto" else detect_device()
     trainer, read = recipe.trainer, _sections(recipe)
-    cores = len(os.sched_getaffinity(0))  # of this process: a job may have a part of the machine
+    cores = usable_cores()  # of this process: a job may have a part of the machine
     threads = trainer.threads or max(1, cores // trainer.nproc)
     changes: dict[str, dict[str, Any]] = {
         "launch": {"device": device},

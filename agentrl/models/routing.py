@@ -82,7 +82,7 @@ class Routers:
         """Yields a list that holds, after each forward pass within the context, int16 ``[tokens, width]`` experts."""
         found: list[Tensor] = []
         self._given = None
-        self._taken = [None] * len(self)
+        self._taken = list[Tensor | None]([None]) * len(self)
 
         def collect(*_: Any) -> None:
             found.append(self._collect())
@@ -97,7 +97,7 @@ class Routers:
     def _collect(self) -> Tensor:
         assert self._taken is not None
         parts = [part for part in self._taken if part is not None]
-        self._taken = [None] * len(self)
+        self._taken = list[Tensor | None]([None]) * len(self)
         return torch.cat(parts, dim=1).to(torch.int16)
 
     def give(self, experts: Tensor | None) -> None:

@@ -111,7 +111,7 @@ def _clock() -> str:
 
 @lru_cache(1)  # episodes begin in crowds
 def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
 
 
 @dataclass(frozen=True)

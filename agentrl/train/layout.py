@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from agentrl.core.expert_rows import UNKNOWN
+from agentrl.core.experts import UNKNOWN
 from agentrl.models.pixels import Pixels
 from agentrl.models.probe import masks_of, packed_inputs
 from agentrl.models.tree_mask import Reach

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.core.expert_rows import UNKNOWN, wide
+from agentrl.core.experts import UNKNOWN, wide
 from agentrl.train.branches import Branch, TokenColumns, experts_of, input_length, token_ids, tokens_of
 
 LEAST_SHARED = 1 / 32  # least shared fraction of a branch that joins a row under sparse attention

@@ -191,7 +191,7 @@ def test_drift_is_told_where_there_is_any(template: ChatTemplate) -> None:
     assert re.search(r"drift: the template would render \d+% of these ids differently \(the same text in other", text)
     special = [*template.encode("a<|im_start|>b"), template.eos_id]  # left out of the message's text
     _, text, _ = talk(template, lambda ids, params: answer(special), ["x"], tokens=True)
-    assert "(special tokens differ)" in text
+    assert "(the answer's special tokens are left out)" in text
     _, text, _ = talk(template, says(template, "user"), ["x"], tokens=True)
     assert "drift" not in text
 

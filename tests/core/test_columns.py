@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.core.columns import COLUMNS, Columns, concatenate, split
 from agentrl.core.episode import NOT_SAMPLED, Episode, Node, StopReason, Trajectory
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 
 floats = st.floats(-20, 0, width=32)
 rewards = st.none() | st.floats(-5, 5)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.engine.engine import Engine
 from agentrl.engine.generate_api import parse_generate
 from agentrl.engine.make_runner import make_runner

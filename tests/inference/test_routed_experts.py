@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 from agentrl.inference.kinds.sglang import SGLangBackend
 from agentrl.inference.kinds.vllm import VLLMBackend

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.core.expert_rows import ExpertRows
+from agentrl.core.experts import ExpertRows
 from agentrl.inference import traffic
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.replayed import NOT_SENT, RecordedSampler

@@ -50,7 +50,7 @@ def test_without_a_terminal_plain_lines_come_every_ten_seconds() -> None:
     run(Console(file=out, width=80), 40, 1.0)
     lines = out.getvalue().splitlines()
     assert len(lines) == 4 and "\x1b" not in out.getvalue()
-    assert lines[1] == "20/40  1.0/s  accuracy 50.0% [29.9, 70.1]  cost 0.25  0:00:20 left"
+    assert lines[1] == "20/40  1.0/s  accuracy 50.0% [29.3, 70.7]  cost 0.25  0:00:20 left"
 
 
 def test_the_rate_is_of_what_was_asked_and_not_of_what_was_judged_before() -> None:

@@ -20,6 +20,7 @@ from agentrl.config.load import load_recipe
 from agentrl.host.process import write_json
 from agentrl.launch import commands
 from agentrl.launch import run as run_module
+from agentrl.launch.live_watch import LiveWatch
 from agentrl.launch.resolve import resolve
 from agentrl.launch.results import ExitReason, RunStopped
 from agentrl.launch.run import RunError, claim_run_dir
@@ -239,7 +240,7 @@ def test_the_controller_may_ask_the_hub_for_data(tmp_path, monkeypatch):
     recipe = load_recipe("arithmetic_grpo", ["inference.urls=[http://127.0.0.1:1]"], device="cpu")
     view = types.SimpleNamespace(state=lambda text: None)
     with pytest.raises(Stopped):
-        run_module._train(recipe, tmp_path, tmp_path, Recorder(), view, resume=False)
+        run_module._train(recipe, tmp_path, tmp_path, Recorder(), view, LiveWatch(tmp_path), resume=False)
     assert "HF_HUB_OFFLINE" not in given["controller"] and given["trainer"]["HF_HUB_OFFLINE"] == "1"
 
 
@@ -260,7 +261,7 @@ def test_a_model_that_cannot_be_trained_ends_the_run_while_its_servers_load(tmp_
     view = types.SimpleNamespace(state=lambda text: None)
     try:
         with pytest.raises(ChildRefused, match=r"^GPT2LMHeadModel cannot be"):
-            run_module._train(chosen, model, run_dir, supervisor, view, resume=False)
+            run_module._train(chosen, model, run_dir, supervisor, view, LiveWatch(run_dir), resume=False)
     finally:
         supervisor.stop()
 

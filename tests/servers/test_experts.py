@@ -44,6 +44,7 @@ async def served(kind: str, mixture: Path, folder: Path, *, replays: bool) -> As
             "valid_dataset": {"name": "arithmetic"},
             "env": {"id": "arithmetic"},
             "inference": inference,
+            "sampling": {"max_new_tokens": 64},
             "launch": {"device": "cpu"},
             "trainer": {"replay_routing": replays},
         }

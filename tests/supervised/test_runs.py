@@ -77,7 +77,7 @@ def test_sft_exports_a_model_that_grpo_takes(finished: dict[str, str], runs: Pat
     assert model.config.use_cache and model.dtype == torch.float32
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], return_tensors="pt", return_dict=True)
     assert model.generate(**ids, max_new_tokens=2).shape[1] == ids["input_ids"].shape[1] + 2
-    planned = run("recipe", "run", "gsm8k_grpo", f"model.name={folder}", "--dry-run")
+    planned = run("recipe", "run", "gsm8k_grpo", f"model.name={folder}", "inference.context_length=1024", "--dry-run")
     assert planned.returncode == 0 and f"local folder {folder}" in planned.stdout, planned.stdout
 
 

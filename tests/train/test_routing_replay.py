@@ -22,7 +22,7 @@ from agentrl.config.load import load_recipe
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, StopReason
-from agentrl.core.expert_rows import ExpertRows, narrow, wide
+from agentrl.core.experts import ExpertRows, narrow, wide
 from agentrl.engine.engine import Engine
 from agentrl.engine.make_runner import make_runner
 from agentrl.engine.model import load_model as load_served
