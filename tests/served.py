@@ -28,6 +28,7 @@ def served(folder: Path, slots: int = 8) -> Iterator[str]:
     )
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen()  # who is told the address may connect at once
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
     thread.start()
     try:

@@ -114,6 +114,7 @@ async def one_worker(
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # the command handles signals
     socket = config.bind_socket()
+    socket.listen()  # who is told the address may connect at once
     serving = asyncio.create_task(server.serve([socket]))
     write_json(folder / CONTROLLER, {"url": f"http://127.0.0.1:{socket.getsockname()[1]}"})
     child = supervisor.start("worker-0", commands.rollout_worker(model, folder, 0), env={**os.environ})

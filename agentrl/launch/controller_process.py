@@ -182,6 +182,7 @@ async def serve(
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # this process handles signals
     socket = config.bind_socket()
+    socket.listen()  # who is told the address may connect at once
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()[:2]
     stopping = asyncio.Event()

@@ -63,6 +63,7 @@ def client(engine: Engine, tiny: Path) -> Iterator[httpx.Client]:
     )
     server = uvicorn.Server(config)
     socket = config.bind_socket()
+    socket.listen()  # who is told the address may connect at once
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
     thread.start()
     with httpx.Client(base_url=f"http://127.0.0.1:{socket.getsockname()[1]}", timeout=SECONDS) as opened:

@@ -21,6 +21,7 @@ async def app(scope, receive, send):
 if __name__ == "__main__":
     config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
     listener = config.bind_socket()
+    listener.listen()
     print(listener.getsockname()[1], flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 """

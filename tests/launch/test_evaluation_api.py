@@ -60,8 +60,9 @@ class Api:
         self.running += 1
         try:
             self.requests.append(body)
+            number = len(self.requests)  # its own: others come while it waits
             await asyncio.sleep(self.seconds)
-            return self.reply(len(self.requests), body) or answer()
+            return self.reply(number, body) or answer()
         finally:
             self.running -= 1
 
