@@ -35,7 +35,8 @@ class Moments:
     """Running sums of one metric.
 
     Args:
-        share: Whether values within 0 and 1 are taken for shares; those of a count or a duration are not.
+        share: Whether values within 0 and 1 are taken for shares; those of a count or a duration are not, and have no
+            bound below 0.
 
     Attributes:
         tasks: Number of tasks.
@@ -118,4 +119,6 @@ class Moments:
         else:
             half = student_half(self._squares / (self.tasks - 1), self.tasks)
             low, high = self.mean - half, self.mean + half
+            if not self._share and self._flat[0] >= 0:
+                low = max(low, 0.0)
         return Estimate(self.mean, low, high, if_wrong, if_right)

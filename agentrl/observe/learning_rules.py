@@ -11,11 +11,12 @@ from agentrl.observe.finding import RECENT, Finding, Record, newest, recent, ste
 
 FEW_SIGNALS, MANY_CUT, LOW_ENTROPY = 0.2, 0.5, 0.02
 AS_MUCH = 0.5  # share of the reward of answers that ended; cut ones that earn less are hurt by the limit
+NEXT_TO_NOTHING = 0.1  # the same share: cut answers that earn more are judged over SHORT_RUN steps, for few have ended
 SOLVED = 0.5  # share of all groups that every answer solves, from which groups with equal rewards are a success
 CREEP = 1.5  # factor by which answers may grow longer without a growing reward
 SHRUNK = 1 / 3  # length of now as a share of the run's first
 LONG_ENOUGH = 15  # tokens of a first answer from which it can collapse
-SHORT_RUN = 10  # steps before a change of length is judged
+SHORT_RUN = 10  # steps before a change of length is judged, or a reward that few answers had
 OF_THE_GAIN = 0.25  # share of the reward's gain that success has to gain, where it is part of the reward
 CLEAR = 3.0  # standard errors from which the reward's gain is no noise
 GAINED = 0.05  # of the reward: a smaller gain is not judged
@@ -68,8 +69,7 @@ def truncation(steps: Sequence[Record]) -> Finding | None:
     answers, episodes = recent(steps, "tokens/truncated") or 0.0, recent(steps, "rollout/ended_length") or 0.0
     share = max(answers, episodes)
     right = recent(steps, f"metrics/{SUCCESS}") or 0.0
-    cut, finished = recent(steps, "rollout/reward_truncated"), recent(steps, "rollout/reward_finished")
-    if cut is not None and finished is not None and 0 < AS_MUCH * finished <= cut:
+    if not _hurt_by_the_limit(steps):
         return None
     if share <= MANY_CUT or right + share - 1 > right / 2:  # at least so many answers are both
         return None
@@ -80,6 +80,17 @@ def truncation(steps: Sequence[Record]) -> Finding | None:
         "Raise the limit, penalise overlong answers (agentrl.rewards), or set trainer.mask_truncated=true. Harmless if "
         "the reward depends only on the beginning.",
     )
+
+
+def _hurt_by_the_limit(steps: Sequence[Record]) -> bool:
+    """Says whether answers that are cut earn less than those that end; also where that was not measured."""
+    keys = "rollout/reward_truncated", "rollout/reward_finished"
+    cut, finished = (recent(steps, key) for key in keys)
+    if cut is None or finished is None or cut <= 0:
+        return True
+    if cut > NEXT_TO_NOTHING * finished:
+        cut, finished = (recent(steps, key, SHORT_RUN) for key in keys)
+    return cut is not None and finished is not None and cut < AS_MUCH * finished
 
 
 def creep(steps: Sequence[Record]) -> Finding | None:

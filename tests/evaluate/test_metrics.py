@@ -5,6 +5,7 @@ import pytest
 from agentrl.core.episode import Episode, StopReason
 from agentrl.evaluate.intervals import proportion_interval
 from agentrl.evaluate.metrics import summarize
+from agentrl.evaluate.moments import Moments
 
 
 def episode(task: int, accuracy: float | None, stop: StopReason = StopReason.TERMINATED) -> Episode:
@@ -123,3 +124,13 @@ def test_a_single_task_gives_no_made_up_bounds():
 
 def test_no_episodes_are_no_numbers():
     assert summarize([]).as_metrics() == {"eval/n": 0.0, "eval/invalid": 0.0, "eval/abandoned": 0.0}
+
+
+def test_a_count_or_a_duration_has_no_bound_below_0() -> None:
+    """Eight answers of which one is very long; a reward of the same values may be negative."""
+    effort, reward = Moments(share=False), Moments()
+    for value in (40.0, 45.0, 38.0, 52.0, 41.0, 47.0, 512.0, 44.0):
+        effort.add_single(value)
+        reward.add_single(value)
+    assert effort.estimate().low == 0.0 and reward.estimate().low < 0.0
+    assert effort.estimate().high == reward.estimate().high

@@ -195,11 +195,16 @@ def test_tasks_that_are_solved_are_no_fault() -> None:
     early = {**start, "tokens/truncated": 0.89, "rollout/ended_length": 0.89}  # the first steps of ``arithmetic_grpo``
     earned = {"rollout/reward_truncated": 0.128, "rollout/reward_finished": 0.131}
     assert diagnose([{**early, **earned}] * 3) == [], "answers that were cut earn as much as those that ended"
-    for harmful in (
-        {"rollout/reward_truncated": 0.05},
-        {"rollout/reward_truncated": 0.0, "rollout/reward_finished": 0.0},
+    for harmful, enough in (
+        ({"rollout/reward_truncated": 0.05}, 10),
+        ({"rollout/reward_truncated": 0.01}, 3),
+        ({"rollout/reward_truncated": 0.0, "rollout/reward_finished": 0.0}, 3),
     ):
-        assert [one.kind for one in diagnose([{**early, **earned, **harmful}] * 3)] == ["truncation"]
+        steps = [{**early, **earned, **harmful}] * enough
+        assert [one.kind for one in diagnose(steps)] == ["truncation"] and diagnose(steps[:-1]) == []
+    few = ((0.119, 0.15), (0.128, 0.538), (0.232, 0.408))  # one answer in eight had ended: chance
+    named = [{"rollout/reward_truncated": cut_ones, "rollout/reward_finished": ended} for cut_ones, ended in few]
+    assert diagnose([{**early, **one} for one in named]) == []
     unsolved = {**HEALTHY, **SOLVED, "rollout/all_solved": 0.05, "rollout/none_solved": 0.9}
     found = {finding.kind: finding for finding in diagnose([unsolved] * 20)}
     assert set(found) == {"signal", "entropy"} and "in 90% no answer is right" in found["signal"].symptom
