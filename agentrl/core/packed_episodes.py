@@ -8,14 +8,17 @@ A part is a zip file with the methods LZMA and bzip2, which Python's ``zipfile``
 
 - ``episodes.jsonl``: the records, one a line. A node has ``tokens``, the number of its tokens, in the place of
   ``token_ids``, ``loss_mask``, ``logprobs``, ``versions`` and ``teacher_logprobs``, and ``teacher`` where it had these.
+  Texts of a message that its ids say are empty, and ``texts`` has their places (:mod:`agentrl.core.packed_texts`).
+- ``pieces.json``: the bytes of these ids; parts of earlier versions have none.
 - ``token_ids.npy``: the ids of all nodes with ``tokens``, one after the other.
 - ``loss_mask.npy``: their loss masks, eight in a byte (``numpy.unpackbits``).
 - ``versions.npy``: versions of the tokens whose mask is 1; those of others are -1.
-- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 13 highest bits of a
-  float32, rounded.
+- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 16 highest bits of a
+  float32, rounded, which is a bfloat16.
 - ``places.npy``: the byte of the file at which each line began.
 
-The zip's comment is JSON: ``bytes`` of the file, number of ``episodes``, and ``head``, its first bytes in hexadecimal.
+The zip's comment is JSON: ``bytes`` of the file, number of ``episodes``, ``head``, its first bytes in hexadecimal, and
+``shift``, the bits of a float32 that logprobs leave out (19 where it is missing: parts of earlier versions).
 """
 
 import bz2
@@ -23,7 +26,6 @@ import io
 import json
 import lzma
 import re
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +36,17 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from agentrl.core.packed_texts import LeftOut, Pieces, PutBack
+
 SUFFIX = ".zip"
-PRECISION = 2.0**-5  # of logprobs: four bits behind the first one, rounded
+PRECISION = 2.0**-8  # of logprobs: seven bits behind the first one, rounded
 HEAD = 200  # bytes that tell one file from another
 _TRIED = 1 << 20  # bytes with which the methods of packing are compared
-_SHIFT = 19  # bits of a float32 that are left out
+_SHIFT = 16  # bits of a float32 that are left out
+_EARLIER_SHIFT = 19
 _LONG_INTEGER = re.compile(rb"(?<![.0-9])[0-9]{20}")
+_PIECES = "pieces.json"
+_ADDED = frozenset({"tokens", "teacher", "texts"})  # keys of a packed node
 _COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions")
 
 
@@ -71,21 +78,25 @@ class PackedLine:
     data: bytes
 
 
-def pack(data: bytes) -> bytes:
+def pack(data: bytes, pieces: Pieces | None = None) -> bytes:
     """Packs whole lines.
 
     Args:
         data: Bytes of an episodes file, up to a line's end.
+        pieces: Bytes of an id of the run's tokenizer; without it, texts are kept beside the ids that say them.
     """
     lines = data.splitlines(keepends=True) if b"\r" not in data else _split(data)
     places = np.cumsum([0, *(len(line) for line in lines)])[:-1]
-    packed = _Columns()
+    texts = None if pieces is None else LeftOut(pieces)
+    packed = _Columns(texts)
     records = b"".join(packed.line(line) for line in lines)
-    comment = {"bytes": len(data), "episodes": len(lines), "head": data[:HEAD].hex()}
+    comment = {"bytes": len(data), "episodes": len(lines), "head": data[:HEAD].hex(), "shift": _SHIFT}
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         archive.comment = json.dumps(comment).encode()
         archive.writestr("episodes.jsonl", records, _smaller(records))
+        if texts is not None:
+            archive.writestr(_PIECES, table := texts.table(), _smaller(table))
         for name, values in (packed.arrays() | {"places": places}).items():
             buffer = io.BytesIO()
             np.save(buffer, values)
@@ -106,7 +117,8 @@ def _split(data: bytes) -> list[bytes]:
 class _Columns:
     """Collects the tokens of nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: LeftOut | None) -> None:
+        self._texts = texts
         self.ids: list[int] = []
         self.mask: list[int] = []
         self.versions: list[int] = []
@@ -124,6 +136,8 @@ class _Columns:
         return orjson.dumps(record) + b"\n"
 
     def _take(self, node: dict[str, Any]) -> None:
+        if self._texts is not None:
+            self._texts.take(node)
         chosen = [at for at, mask in enumerate(node["loss_mask"]) if mask]
         self.ids += node["token_ids"]
         self.mask += node["loss_mask"]
@@ -153,6 +167,8 @@ def _fits(node: Any) -> bool:
     """Whether a node's tokens can be packed without a loss but that of precision."""
     if not isinstance(node, dict) or any(not isinstance(node.get(name), list) for name in _COLUMNS):
         return False
+    if not _ADDED.isdisjoint(node):
+        return False
     ids, mask, logprobs, versions = (node[name] for name in _COLUMNS)
     teacher = node.get("teacher_logprobs", [])
     if len({len(ids), len(mask), len(logprobs), len(versions)}) != 1 or len(teacher) not in (0, len(ids)):
@@ -168,12 +184,12 @@ def _short(values: Sequence[float]) -> NDArray[np.uint16]:
     return ((bits.astype(np.uint64) + (1 << (_SHIFT - 1))) >> _SHIFT).astype(np.uint16)
 
 
-def _long(codes: NDArray[np.uint16]) -> list[float]:
-    return (codes.astype(np.uint32) << np.uint32(_SHIFT)).view(np.float32).astype(float).tolist()
+def _long(codes: NDArray[np.uint16], shift: int) -> list[float]:
+    return (codes.astype(np.uint32) << np.uint32(shift)).view(np.float32).astype(float).tolist()
 
 
 def comment_of(file: Path) -> dict[str, Any]:
-    """Returns what a packed part says of itself: ``bytes``, ``episodes`` and ``head``."""
+    """Returns what a packed part says of itself: ``bytes``, ``episodes``, ``head`` and ``shift``."""
     with zipfile.ZipFile(file) as archive:
         return json.loads(archive.comment)
 
@@ -184,7 +200,9 @@ def unpack(file: Path) -> list[PackedLine]:
         records = archive.read("episodes.jsonl")
         names = ("token_ids", "loss_mask", "versions", "logprobs", "teacher", "places")
         arrays = {name: np.load(io.BytesIO(archive.read(f"{name}.npy"))) for name in names}
-    unpacked = _Unpacked(arrays)
+        table = archive.read(_PIECES) if _PIECES in archive.namelist() else b"{}"
+        shift = json.loads(archive.comment).get("shift", _EARLIER_SHIFT)
+    unpacked = _Unpacked(arrays, PutBack(table), shift)
     lines = _split(records)
     return [PackedLine(int(at), unpacked.line(line)) for at, line in zip(arrays["places"], lines, strict=True)]
 
@@ -192,12 +210,13 @@ def unpack(file: Path) -> list[PackedLine]:
 class _Unpacked:
     """Gives nodes their tokens back, in order."""
 
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, arrays: dict[str, NDArray[Any]], texts: PutBack, shift: int) -> None:
+        self._texts = texts
         self._ids = arrays["token_ids"].tolist()
         self._mask = np.unpackbits(arrays["loss_mask"])[: len(self._ids)].tolist()
         self._versions = iter(arrays["versions"].tolist())
-        self._logprobs = iter(_long(arrays["logprobs"]))
-        self._teacher = iter(_long(arrays["teacher"]))
+        self._logprobs = iter(_long(arrays["logprobs"], shift))
+        self._teacher = iter(_long(arrays["teacher"], shift))
         self._at = 0
 
     def line(self, line: bytes) -> bytes:
@@ -218,6 +237,8 @@ class _Unpacked:
         node["versions"] = [next(self._versions) if one else -1 for one in mask]
         scored = node.pop("teacher", False)
         node["teacher_logprobs"] = [next(self._teacher) if one else 0.0 for one in mask] if scored else []
+        if "texts" in node:
+            self._texts.give(node)
 
 
 def parts_folder(file: Path) -> Path:
@@ -263,10 +284,14 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
         yield from (line for line in lines if line.endswith(b"\n"))
 
 
-def pack_parts(file: Path) -> int:
+def pack_parts(file: Path, pieces: Pieces | None = None) -> int:
     """Packs the plain earlier parts of an episodes file; returns their number.
 
     A part is replaced in one step: a process that is killed leaves it plain or packed, and both are read.
+
+    Args:
+        file: ``episodes.jsonl`` or ``eval-episodes.jsonl`` of a run.
+        pieces: Bytes of an id of the run's tokenizer, see :func:`pack`.
     """
     count = 0
     for part in earlier_parts(file):
@@ -274,12 +299,8 @@ def pack_parts(file: Path) -> int:
             part.with_suffix(".jsonl").unlink(missing_ok=True)  # left by a process that was killed
             continue
         partial = part.with_suffix(".partial")
-        partial.write_bytes(pack(part.read_bytes()))
+        partial.write_bytes(pack(part.read_bytes(), pieces))
         partial.replace(part.with_suffix(SUFFIX))
         part.unlink()
         count += 1
     return count
-
-
-if __name__ == "__main__":
-    pack_parts(Path(sys.argv[1]))

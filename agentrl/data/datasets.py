@@ -18,6 +18,7 @@ from agentrl.config.supervised import NO_ENV
 from agentrl.core.episode import Task
 from agentrl.core.registry import load, nearest, registered
 from agentrl.core.task_source import NoTasksError
+from agentrl.data.json_lines import JsonLines
 from agentrl.data.tables import Mapped, Rows, check_columns, is_table, load_rows
 from agentrl.envkit.make import discard, make
 
@@ -81,21 +82,24 @@ def load_tasks(
         DataError: The dataset is unknown, not found, empty, lacks a column, or its loader does not take these
             arguments.
     """
-    lines, source = _own_lines(config, env) if config.name == "env" and env is not None else _named_lines(config)
-    if not isinstance(lines, LazyRows):
+    needed = _needed(env) if for_env and config.name != "env" else ()
+    if config.name == "env" and env is not None:
+        lines, source = _own_lines(config, env)
+    else:
+        lines, source = _named_lines(config, [config.columns.get(name, name) for name in needed])
+    if not isinstance(lines, LAZY):
         lines = [_checked(line, config) for line in lines]
     if not len(lines):
         raise DataError(f"dataset {config.name!r}, split {config.split!r}, has no tasks ({source})")
     section = "train_dataset" if not isinstance(config, ValidDatasetConfig) else "valid_dataset"
-    needed = _needed(env) if for_env and config.name != "env" else ()
     check_columns(lines, config.columns, needed, section)
-    texts = needed if isinstance(lines, LazyRows) else ()
+    texts = needed if isinstance(lines, LAZY) else ()
     rows = Mapped(lines, config.columns, texts) if config.columns or texts else lines
     order = array("q", range(len(rows)))
     if config.shuffle:
         random.Random(seed if config.split == "train" else _FIXED_SEED).shuffle(order)
     tasks: Sequence[Task] = TableTasks(rows, config.split, order)
-    if not isinstance(lines, LazyRows):
+    if not isinstance(lines, LAZY):
         tasks = list(tasks)
     if config.limit is not None and config.limit < len(tasks):
         source = f"{source}; the first {config.limit} of {len(tasks)} {config.split} tasks"
@@ -105,8 +109,8 @@ def load_tasks(
     return LoadedTasks(tasks, source)
 
 
-LazyRows = Rows
-"""Rows that are not held in memory."""
+LAZY = (Rows, JsonLines)
+"""Rows that are made when they are asked for."""
 
 
 def _needed(env: ComponentConfig | None) -> Sequence[str]:
@@ -114,11 +118,11 @@ def _needed(env: ComponentConfig | None) -> Sequence[str]:
     return () if env is None or env.id == NO_ENV else tuple(getattr(load("env", env.id), "columns", ()))
 
 
-def _named_lines(config: DatasetConfig) -> tuple[Iterable[Any], str]:
+def _named_lines(config: DatasetConfig, texts: Sequence[str]) -> tuple[Iterable[Any], str]:
     registered_or_file = config.name in registered("dataset") or ":" in config.name or config.path is not None
     if not registered_or_file and (is_table(config.name) or config.name.count("/") == 1):
         try:
-            return load_rows(config.name, config.split, config.kwargs)
+            return load_rows(config.name, config.split, config.kwargs, texts)
         except DataError as error:
             meant = nearest(config.name, registered("dataset"))
             raise DataError(f"{error}{meant}") if meant else error from error

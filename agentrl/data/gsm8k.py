@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.config.errors import DataError
 from agentrl.core.extras import install_hint
 from agentrl.data.hub import endpoint, unreachable
-from agentrl.data.plain import json_lines
+from agentrl.data.json_lines import json_lines
 
 HUB_ID = "openai/gsm8k"
 VARIABLE = "AGENTRL_GSM8K"

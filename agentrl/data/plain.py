@@ -1,22 +1,20 @@
 """Loads rows of JSON-lines files or of a hub dataset unchanged.
 
-Guarantees: a line that is not a JSON object is refused with its file and number; half of a surrogate pair in a line,
-which UTF-8 cannot hold, becomes U+FFFD. The returned sentence names the source. A hub dataset's tables give all
-messages, calls and tools of a column the same keys, with ``None`` in those that a row did not have; in the columns of
-conversations these are taken out again.
+Guarantees: the returned sentence names the source. A hub dataset's tables give all messages, calls and tools of a
+column the same keys, with ``None`` in those that a row did not have; in the columns of conversations these are taken
+out again. Dates and decimal numbers of a table's own types become their texts, as a record of JSON holds them.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl.config.errors import DataError
 from agentrl.core.extras import install_hint
-from agentrl.core.valid_text import valid_data
 from agentrl.data.hub import endpoint, unreachable
+from agentrl.data.json_lines import json_lines
 
 CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")  # columns of messages or tools
 
@@ -34,39 +32,6 @@ def load_folder(split: str, path: str | None) -> tuple[list[dict[str, Any]], str
         state = "the folder is there, the file is not" if file.parent.is_dir() else "there is no such folder"
         raise DataError(f"no {file.resolve()} (path={path}; {state})")
     return [line for line, _ in json_lines(file)], f"{file.resolve()}"
-
-
-def json_lines(file: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the JSON object of each line of a file and the line's place as ``file:number``; empty lines are skipped.
-
-    Raises:
-        DataError: A line is not a JSON object.
-    """
-    for number, text in enumerate(file.read_bytes().split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        place = f"{file}:{number}"
-        try:
-            line = _loaded(text)
-        except ValueError as error:
-            raise DataError(f"{place} is not JSON: {error}") from error
-        if not isinstance(line, dict):
-            raise DataError(f"{place} is no JSON object: {str(line)[:80]}")
-        yield line, place
-
-
-def _loaded(text: bytes) -> Any:
-    """Parses a line; one with halves of surrogate pairs with Python's own parser, because orjson refuses these."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        if b"\\ud" not in text.lower():
-            raise
-    return valid_data(json.loads(text, parse_constant=_refuse_constant))
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def load_hub(
@@ -118,7 +83,11 @@ def load_table(split: str, id: str, config: str | None = None, **more: Any) -> A
 
 def as_written(row: Any) -> dict[str, Any]:
     """Returns a table's row without the ``None`` that the table put into its messages and tools."""
-    return {name: _filled_out(value) if name in CONVERSATIONS else value for name, value in dict(row).items()}
+    return {name: _filled_out(value) if name in CONVERSATIONS else _plain(value) for name, value in dict(row).items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date | time) else str(value) if isinstance(value, Decimal) else value
 
 
 def _filled_out(value: Any) -> Any:

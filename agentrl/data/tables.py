@@ -1,8 +1,10 @@
-"""Loads tasks from tables through ``datasets``: a JSONL, CSV or parquet file, a folder of them, or a hub dataset.
+"""Loads tasks from tables: a JSONL, CSV or parquet file, a folder of them, or a hub dataset.
 
-Guarantees: rows are read from the table's memory-mapped file when they are used, in the order of the table; messages,
-calls and tools are as they were written (:mod:`agentrl.data.plain`). A file is one table, whatever split is asked for;
-a folder's files are told apart by the name of the split in theirs, as ``datasets`` does.
+Guarantees: rows are in the order of the table and made when they are used, those of ``datasets`` from its memory-mapped
+file; messages, calls and tools are as they were written (:mod:`agentrl.data.plain`). A file is one table, whatever
+split is asked for; a folder's files are told apart by the name of the split in theirs, as ``datasets`` does. What an
+environment reads as a text is the text of the file: ``007``, ``NA`` and ``2026-01-02`` are no numbers, gaps or dates
+(in a folder's shards of JSON alone, ``datasets`` decides).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +13,12 @@ from typing import Any, overload
 
 from agentrl.config.errors import DataError
 from agentrl.core.extras import install_hint
+from agentrl.data.json_lines import JsonLines
 from agentrl.data.plain import as_written, load_table
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 """Loaders of ``datasets`` by ending of a file's name."""
+NO_ROWS = "it has no rows"
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -54,13 +58,16 @@ def is_table(name: str) -> bool:
     return path.suffix.lower() in FORMATS or path.is_dir()
 
 
-def load_rows(name: str, split: str, kwargs: Mapping[str, Any]) -> tuple[Rows, str]:
+def load_rows(
+    name: str, split: str, kwargs: Mapping[str, Any], texts: Sequence[str] = ()
+) -> tuple[Rows | JsonLines, str]:
     """Loads the rows of a file or folder, or of a hub dataset.
 
     Args:
         name: Path of a file or folder, or ``owner/name`` on the hub.
         split: Name of the split.
         kwargs: Further arguments of ``datasets.load_dataset``; ``config`` names the configuration of a hub dataset.
+        texts: Columns that are read as texts.
 
     Returns:
         The rows, and a sentence about their source.
@@ -74,26 +81,47 @@ def load_rows(name: str, split: str, kwargs: Mapping[str, Any]) -> tuple[Rows, s
         return Rows(load_table(split, name, **found)), f"{name}: from the hub, through datasets"
     if not path.exists():
         raise DataError(f"dataset {name!r}: no such file, {path.resolve()}")
+    written = [path] if path.is_file() else [path / f"{split}{suffix}" for suffix in (".jsonl", ".json")]
+    for file in written if not kwargs else ():
+        if FORMATS[file.suffix.lower()] == "json" and file.is_file():
+            return _with_rows(JsonLines(file), name), f"{file.resolve()}"
     try:
         from datasets import load_dataset
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise DataError(f"dataset {name!r} needs the package 'datasets': {install_hint('train')}") from error
     try:
-        if path.is_dir():
-            return Rows(load_dataset(str(path), split=split, **kwargs)), f"{path.resolve()}"
-        more = {"sep": "\t", **kwargs} if path.suffix.lower() == ".tsv" else dict(kwargs)
-        table = load_dataset(FORMATS[path.suffix.lower()], data_files=str(path), split="train", **more)
+        more = {**_as_texts(path, texts), **kwargs}
+        if path.is_file():
+            more = {"path": FORMATS[path.suffix.lower()], "data_files": str(path), "split": "train", **more}
+        else:
+            more = {"path": str(path), "split": split, **more}
+        table = load_dataset(**more)
     except (OSError, ValueError, TypeError, StopIteration, DatasetsError) as error:  # an empty file ends an iterator
         raise DataError(f"dataset {name!r}: {_reason(error)}") from error
     return Rows(table), f"{path.resolve()}"
+
+
+def _with_rows(rows: JsonLines, name: str) -> JsonLines:
+    if not len(rows):
+        raise DataError(f"dataset {name!r}: {NO_ROWS}")
+    return rows
+
+
+def _as_texts(path: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Returns the arguments with which the columns of CSV files are read as texts; only an empty cell is a gap."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.suffix.lower() in FORMATS]
+    if not files or any(FORMATS[one.suffix.lower()] != "csv" for one in files):
+        return {}
+    separated = {"sep": "\t"} if all(one.suffix.lower() == ".tsv" for one in files) else {}
+    return {"converters": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""], **separated}
 
 
 def _reason(error: Exception) -> str:
     """Returns why a table cannot be read, in one line."""
     text = str(error.__cause__ or error).strip()
     if isinstance(error, StopIteration) or "corresponds to no data" in text:
-        return "it has no rows"
+        return NO_ROWS
     return text.splitlines()[0] if text else type(error).__name__
 
 

@@ -3,9 +3,9 @@
 Guarantees: refusals because of too many requests (429, 503), failures of the server (5xx), lost connections and
 time-outs are repeated, with growing random waits or as long as the API asks, until an episode has waited for
 ``patience`` seconds; an error that all other requests would meet (key, permission, model, address, quota) is not, and
-is kept in ``problem``, as is an API that never answered. An option that the model refuses is sent changed from then on.
-An error inside an answer with status 200 counts as the error that it is. The API's key is in no error's text, nor in an
-answer that repeats it.
+is kept in ``problem``, as is an API that never answered. An option that the model refuses is sent changed from then on,
+and a key of messages that it refuses (``reasoning_content``) is left out. An error inside an answer with status 200
+counts as the error that it is. The API's key is in no error's text, nor in an answer that repeats it.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from agentrl.inference.api_errors import (
     lost_connection,
     mend_of,
     pause_of,
+    refused_key,
     refused_option,
     status_of,
     without_key,
@@ -78,6 +79,7 @@ class ApiCalls:
         self._patience = patience
         self._gate = Gate(Concurrency(most))
         self._mends: dict[str, str | None] = {}
+        self._left_out: set[str] = set()  # keys of messages
         self._repeated: Counter[str] = Counter()
         self._answered = False
         self._explaining = asyncio.Lock()
@@ -98,6 +100,8 @@ class ApiCalls:
             instead = f"{other} was sent" if other else "the API's own was used"
             key = f"inference.options.{other}=..." if other else f"inference.options.{name}=null"
             found.append(f"the model refuses the option {name}: {instead} ({key} asks so at once)")
+        for key in sorted(self._left_out):
+            found.append(f"the API refuses {key} in the messages of the history: it was left out there")
         if self._models:
             named = ", ".join(f"{name}: {count}" for name, count in self._models.most_common())
             found.append(f"the API says which model answered ({named})")
@@ -165,16 +169,20 @@ class ApiCalls:
             self.problem = self.problem or printable(f"{' '.join(text.split())[:500]}; {NO_API}")
 
     async def _mended(self, arguments: dict[str, Any], waits: Waits, ticket: int) -> Any:
-        """Sends a request, again with a changed option as long as the model refuses one."""
+        """Sends a request, again with a changed option or less in its messages as long as the API refuses some."""
         while True:
             sent = self._changed(arguments)
             try:
                 return await self._sent(sent, waits, ticket)
             except APIError as error:
                 mend = mend_of(error, sent)
-                if mend is None:
+                key = refused_key(error, sent["messages"]) if mend is None else None
+                if mend is not None:
+                    self._mends.setdefault(*mend)
+                elif key is not None:
+                    self._left_out.add(key)
+                else:
                     raise
-                self._mends.setdefault(*mend)
 
     async def _sent(self, arguments: dict[str, Any], waits: Waits, ticket: int) -> Any:
         with waits.waiting():
@@ -214,6 +222,8 @@ class ApiCalls:
             other = self._instead(name)
             if other is not None and name in arguments:
                 sent.setdefault(other, arguments[name])
+        if self._left_out:
+            sent["messages"] = [_without(message, self._left_out) for message in sent["messages"]]
         return sent
 
     def _instead(self, name: str) -> str | None:
@@ -284,6 +294,10 @@ class ApiCalls:
         return ChatCompletion.model_validate(
             {"id": "filtered", "object": "chat.completion", "created": 0, "model": arguments["model"], **FILTERED}
         )
+
+
+def _without(message: Any, keys: Collection[str]) -> Any:
+    return {k: v for k, v in message.items() if k not in keys} if isinstance(message, Mapping) else message
 
 
 def _timed_out(error: BaseException) -> bool:

@@ -5,7 +5,8 @@ episode.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -20,9 +21,16 @@ SHORTEST_KEY = 8
 HIDDEN = "[API key]"
 _FATAL = frozenset({401, 403, 404})
 _NO_QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "insufficient credits", "credit balance is too low")
-_FILTERED = ("content_filter", "content management policy", "input was flagged", "flagged_input", "moderation")
+_FILTERED = (
+    *("content_filter", "content management policy", "responsibleaipolicyviolation"),  # Azure
+    *("input was flagged", "prompt was flagged", "flagged_input", "moderation", "access to this content for safety reasons"),  # OpenAI
+    *("content filtering policy", "content violates", "content exists risk"),  # Anthropic, xAI, DeepSeek
+    *("data_inspection_failed", "datainspectionfailed", "inappropriate content", "prohibited_content"),  # Alibaba, Google
+)
 _TOO_LONG = ("context_length_exceeded", "context length", "maximum model length", "prompt is too long")
 _NOT_TAKEN = ("unsupported", "not support", "unrecognized", "unknown", "not permitted", "deprecated", "not allowed")
+_READ = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function_call"})  # keys that all APIs read
+_ERRORS = ("error", "network_error")  # finish reasons of answers that the API's own provider did not end
 _MENDS = {  # option -> what to send instead
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_tokens",
@@ -54,7 +62,7 @@ def error_inside(answer: Any, *, proven: bool) -> AnsweredError | None:
     choices = getattr(answer, "choices", None)
     first = choices[0] if isinstance(choices, list) and choices else None
     given = getattr(answer if first is None else first, "error", None)
-    if given is None and getattr(first, "finish_reason", None) != "error":
+    if given is None and getattr(first, "finish_reason", None) not in _ERRORS:
         return None
     code = str(given.get("code")) if isinstance(given, dict) else ""
     if code.isdecimal() and 400 <= int(code) <= 599:
@@ -129,16 +137,34 @@ def mend_of(error: APIError, sent: Mapping[str, Any]) -> tuple[str, str | None] 
         Name of the option, and of another one that takes its value, ``None`` to leave it to the API; ``None`` if the
         refusal is of something else.
     """
-    if status_of(error) not in (400, 422):
-        return None
     text = _text(error)
-    if not any(words in text for words in (*_NOT_TAKEN, "extra inputs", "extra_forbidden")):
+    if not _is_not_taken(error):
         return None
     for name, other in _MENDS.items():
         named = error.param == name if error.param else any(f"{mark}{name}{mark}" in text for mark in ("'", '"', "`"))
         if name in sent and named:
             return name, other
     return None
+
+
+def refused_key(error: APIError, messages: Sequence[Any]) -> str | None:
+    """Returns the key of the request's messages that a refusal names; ``None`` if it names none.
+
+    Some APIs refuse in the history what they or others answer with, as ``reasoning_content``; others want it there.
+
+    Args:
+        error: The refusal.
+        messages: Messages of the request.
+    """
+    if not _is_not_taken(error):
+        return None
+    text = _text(error)
+    keys = {str(key) for message in messages if isinstance(message, Mapping) for key in message} - _READ
+    return next((key for key in sorted(keys) if re.search(rf"\b{re.escape(key.lower())}\b", text)), None)
+
+
+def _is_not_taken(error: APIError) -> bool:
+    return status_of(error) in (400, 422) and _says(error, (*_NOT_TAKEN, "extra inputs", "extra_forbidden"))
 
 
 def refused_option(error: APIError, sent: Mapping[str, Any]) -> str | None:

@@ -5,8 +5,10 @@ TensorBoard's events are written beside the caller. A line that a killed process
 file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
 """
 
+import hashlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -114,6 +116,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 class MetricsTail:
     """Follows a metrics file that a run is writing.
 
+    A run that resumes replaces the file by one without the steps that it repeats (:meth:`MetricsWriter.void_after`):
+    the records that both have are not given twice.
+
     Args:
         path: ``metrics.jsonl`` of a run; it may not exist yet.
         skip: Whether records that are in it already are skipped.
@@ -121,21 +126,37 @@ class MetricsTail:
 
     def __init__(self, path: Path, *, skip: bool = True) -> None:
         self._path = path
-        self._offset = path.stat().st_size if skip and path.is_file() else 0
+        self._file = self._offset = 0  # its number, and the end of what was read
+        self._seen: set[bytes] = set()  # digests of the lines
+        if skip:
+            for _ in self._lines():
+                pass
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yields the records that were completed since the last call; a line that is none is left out, and said."""
-        if not self._path.is_file():
+        for line in self._lines():
+            record = _record(line)
+            if record is None:
+                log.warning("%s has a damaged line before byte %d", self._path, self._offset)
+            else:
+                yield record
+
+    def _lines(self) -> Iterator[bytes]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
             return
-        with self._path.open("rb") as file:
+        with file:
+            state = os.fstat(file.fileno())
+            if state.st_ino != self._file or state.st_size < self._offset:
+                self._file, self._offset = state.st_ino, 0
             file.seek(self._offset)
             while (line := file.readline()).endswith(b"\n"):
                 self._offset = file.tell()
-                record = _record(line)
-                if record is None:
-                    log.warning("%s has a damaged line before byte %d", self._path, self._offset)
-                else:
-                    yield record
+                digest = hashlib.blake2b(line, digest_size=8).digest()
+                if digest not in self._seen:
+                    self._seen.add(digest)
+                    yield line
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

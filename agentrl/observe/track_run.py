@@ -2,7 +2,8 @@
 
 Guarantees: a tracker that fails, hangs or is slow costs the run nothing: it reads the run's files, and ends by itself
 when it was told to (SIGTERM) and all is sent, or with its parent. Each record is sent once, in order; a tracker that
-raised is left out from then on, which the log says.
+raised is left out from then on, which the log says. Of a run that resumes, nothing is sent before the steps that it
+repeats are taken out of its files.
 """
 
 import json
@@ -160,11 +161,23 @@ def main(parent_pid: int, run_dir: Path, names: Sequence[str]) -> None:
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's, which then sends SIGTERM
         die_with_parent(parent_pid)
+    before = _state(run_dir / METRICS_FILE)  # of a run that was resumed: with steps that it repeats
     follower = Follower(run_dir, started(names, run_dir))
     while not ended:
-        follower.send()
+        if _state(run_dir / METRICS_FILE) != before:
+            before = None
+            follower.send()
         time.sleep(POLL_SECONDS)
     follower.close()
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Returns a file's number and size; ``None`` without one."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Guarantees: a line is in the file as a whole or not at all (:mod:`agentrl.core.whole_lines`). When the file has reached
 a size, it becomes the next part in the folder of its name, in one step, and a process of low priority packs it
-(:mod:`agentrl.core.packed_episodes`); the run never waits for that. A part that is not packed when the run ends, or
+(:mod:`agentrl.rollout.packer`); the run never waits for that. A part that is not packed when the run ends, or
 whose packing was killed, stays plain, is read like the others, and is packed with the next one.
 """
 
@@ -52,7 +52,7 @@ class EpisodeLog:
             self._pack_after = None
         self._lines = WholeLines(self._path)
         if self._packing is None or self._packing.poll() is not None:
-            command = ["nice", "-n", NICENESS, sys.executable, "-m", "agentrl.core.packed_episodes", str(self._path)]
+            command = ["nice", "-n", NICENESS, sys.executable, "-m", "agentrl.rollout.packer", str(self._path)]
             self._packing = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ where none is found, tokens are shown by their ids and the reason is said.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from agentrl.config.errors import UserError
 from agentrl.core.episode import Trajectory
+from agentrl.core.packed_texts import Pieces
 from agentrl.core.trainer_logprobs import Gaps
+from agentrl.inference.local_tokenizer import local_tokenizer
+from agentrl.inference.token_bytes import TokenBytes
 from agentrl.observe.shown_text import quoted
 from agentrl.observe.token_view import Token, read_blocks
 
 MOST_TOKENS = 50_000  # of one answer to the page
-Pieces = Callable[[int], bytes]
 
 
 class Tokenizers:
@@ -36,58 +38,12 @@ class Tokenizers:
         """
         key = str(folder)
         if key not in self._found:
-            self._found[key] = _load(folder, config)
+            tokenizer, said = local_tokenizer(folder, config)
+            if tokenizer is None:
+                self._found[key] = None, frozenset(), f"texts of tokens are not shown: {said}"
+            else:
+                self._found[key] = TokenBytes(tokenizer), frozenset(tokenizer.all_special_ids), said
         return self._found[key]
-
-
-def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Pieces | None, frozenset[int], str]:
-    place, looked = _tokenizer_folder(folder, config)
-    if place is None:
-        return None, frozenset(), f"texts of tokens are not shown: no tokenizer on this machine ({looked})"
-    try:
-        from transformers import AutoTokenizer
-
-        from agentrl.inference.token_bytes import TokenBytes
-    except ModuleNotFoundError as error:
-        return None, frozenset(), f"texts of tokens are not shown: {error.name} is not installed"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
-    except (OSError, ValueError) as error:
-        return None, frozenset(), f"texts of tokens are not shown: {place} has no tokenizer that loads: {error}"
-    return TokenBytes(tokenizer), frozenset(tokenizer.all_special_ids), f"tokenizer of {place}"
-
-
-def _tokenizer_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:
-    """Looks in the run's folder, then for the recipe's model among what is on this machine."""
-    name = (config.get("model") or {}).get("name")
-    places = [folder / "model", *sorted(folder.glob("checkpoints/*/model"))]
-    if name:
-        places.append(Path(name).expanduser())
-    for place in places:
-        if (place / "tokenizer.json").is_file():
-            return place, ""
-    if not name:
-        return None, "the run's folder has no model/, and its config.json names none"
-    found = _on_this_machine(name)
-    return found, f"looked in {folder / 'model'} and for {name}"
-
-
-def _on_this_machine(name: str) -> Path | None:
-    """Finds the folder of a model that was resolved before: in Hugging Face's cache or in ours."""
-    from agentrl.host.cache_folder import cache_folder
-
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(name, "tokenizer.json") if name.count("/") <= 1 else None
-    except (ImportError, ValueError):
-        cached = None
-    if isinstance(cached, str):
-        return Path(cached).parent
-    ours = cache_folder() / "models"
-    begin = name.replace("/", "-")
-    found = sorted(ours.glob(f"{begin}*/tokenizer.json")) if ours.is_dir() else []
-    return found[-1].parent if found else None
 
 
 def ledger(

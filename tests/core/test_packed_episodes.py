@@ -1,5 +1,6 @@
 """Packed episodes: what comes out is what went in, and small."""
 
+import io
 import json
 import random
 import zipfile
@@ -92,7 +93,8 @@ def test_a_task_with_a_long_integer_stays_exact(tmp_path):
 def test_a_part_says_what_it_was_and_numpy_reads_it(tmp_path):
     lines = _lines(5)
     file = _packed(tmp_path, lines)
-    assert comment_of(file) == {"bytes": sum(map(len, lines)), "episodes": 5, "head": lines[0][:200].hex()}
+    comment = {"bytes": sum(map(len, lines)), "episodes": 5, "head": lines[0][:200].hex(), "shift": 16}
+    assert comment_of(file) == comment
     ids = [
         i
         for line in lines
@@ -128,6 +130,80 @@ def test_long_episodes_take_little_room():
     assert per_token < 4.5  # of made words: each costs 10 bits as an id and again as a text
 
 
+PIECES = [b"<|im_start|>", b"assistant", b"\n", b"The answer", b" is ", b"caf\xc3", b"\xa9", b" \xf0\x9f", b'{"a": ',
+          b"12345678", b"}", b"<|im_end|>", b" \xff", b"again and again"]  # fmt: skip
+
+
+def _spoken(ids: list[int], message: dict) -> bytes:
+    count = len(ids)
+    node = {"token_ids": ids, "loss_mask": [1] * count, "logprobs": [-1.0] * count, "versions": [2] * count,
+            "teacher_logprobs": []}  # fmt: skip
+    return orjson.dumps({"trajectories": {"a": {"nodes": [{"parent": None, "message": message, **node}]}}}) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("ids", "message", "left_out"),
+    [
+        ([0, 1, 2, 3, 4, 9, 11], {"role": "assistant", "content": "The answer is 12345678"}, 1),
+        ([3, 4, 5, 6, 13, 11], {"content": "The answer is café", "reasoning_content": "again and again"}, 2),
+        ([3, 4, 5, 7, 12, 13], {"content": "The answer is caf\ufffd \ufffd \ufffdagain and again"}, 1),
+        ([3, 4, 5], {"content": "The answer is caf\ufffd\ufffd"}, 0),  # another decoder's
+        ([3, 8, 9, 10], {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 12345678}'}}]}, 1),
+        ([13, 13], {"content": [{"type": "text", "text": "again and again"}, {"type": "image_url", "x": None}]}, 1),
+        ([3, 4], {"content": "The answer is of other ids"}, 0),
+        ([3, 99], {"content": "The answer is "}, 0),  # an id beyond the tokenizer's
+        ([3, 4], {"content": "is"}, 0),  # shorter than its place
+        ([3, 4], {"same_as": 0}, 0),
+        ([3, 4], "The answer is ", 0),
+    ],
+)
+def test_texts_that_the_ids_say_are_left_out_and_come_back(tmp_path, ids, message, left_out):
+    lines = [_spoken(ids, message), *_lines(2)]
+    file = tmp_path / "part.zip"
+    file.write_bytes(pack(b"".join(lines), PIECES.__getitem__))
+    with zipfile.ZipFile(file) as part:
+        (node,) = json.loads(part.read("episodes.jsonl").splitlines()[0])["trajectories"]["a"]["nodes"]
+    assert len(node.get("texts", ())) == left_out
+    for line, plain in zip(unpack(file), lines, strict=True):
+        _compare(orjson.loads(line.data), orjson.loads(plain))
+    assert list(orjson.loads(unpack(file)[0].data)["trajectories"]["a"]["nodes"][0]) == [
+        "parent", "message", *("token_ids", "loss_mask", "logprobs", "versions", "teacher_logprobs"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["tokens", "texts", "teacher"])
+def test_a_node_with_a_key_of_packed_ones_stays_as_it_is(tmp_path, key):
+    record = json.loads(_spoken([3, 4], {"content": "The answer is "}))
+    record["trajectories"]["a"]["nodes"][0][key] = [[["content"], 0, 3]]
+    file = tmp_path / "part.zip"
+    file.write_bytes(pack(orjson.dumps(record) + b"\n", PIECES.__getitem__))
+    assert orjson.loads(unpack(file)[0].data) == record
+
+
+def test_parts_of_earlier_versions_are_read(tmp_path):
+    """They have no pieces, and 13 bits of a logprob."""
+    lines = _lines(3)
+    file, old = tmp_path / "part.zip", tmp_path / "old.zip"
+    file.write_bytes(pack(b"".join(lines)))
+    with zipfile.ZipFile(file) as new, zipfile.ZipFile(old, "w") as written:
+        comment = json.loads(new.comment)
+        assert comment.pop("shift") == 16 and "pieces.json" not in new.namelist()
+        written.comment = json.dumps(comment).encode()
+        for name in new.namelist():
+            data = new.read(name)
+            if name == "logprobs.npy":
+                buffer = io.BytesIO()
+                np.save(buffer, np.load(io.BytesIO(data)) >> 3)
+                data = buffer.getvalue()
+            written.writestr(name, data)
+    for line, plain in zip(unpack(old), lines, strict=True):
+        got, given = (
+            [value for node in orjson.loads(one)["trajectories"]["assistant"]["nodes"] for value in node["logprobs"]]
+            for one in (line.data, plain)
+        )
+        assert np.allclose(got, given, rtol=2.0**-4)
+
+
 def test_parts_are_packed_in_order_and_read_as_one(tmp_path):
     lines = _lines(30)
     file = tmp_path / "episodes.jsonl"
@@ -158,17 +234,26 @@ def test_the_page_in_docs_reads_a_part_without_our_code(tmp_path, monkeypatch):
     import re
     from pathlib import Path
 
-    lines = _lines(3)
+    call = {"function": {"name": "f", "arguments": '{"a": 12345678}'}}
+    messages = [{"content": "The answer is café", "tool_calls": [call]}, {"content": "again and again"}]
+    record = json.loads(_spoken([3, 4, 5, 6, 8, 9, 10], messages[0]))
+    record["trajectories"]["a"]["nodes"].append(
+        json.loads(_spoken([12, 13], messages[1]))["trajectories"]["a"]["nodes"][0]
+    )
+    lines = [orjson.dumps(record) + b"\n"]
     (tmp_path / "runs" / "mine" / "episodes").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "episodes" / "000000.zip").write_bytes(pack(b"".join(lines)))
+    file = tmp_path / "runs" / "mine" / "episodes" / "000000.zip"
+    file.write_bytes(pack(b"".join(lines), PIECES.__getitem__))
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).resolve().parents[2] / "docs" / "viewing.md").read_text()
     block = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "zipfile" in text)
     found: dict = {}
     exec(block, found)
-    nodes = [node for line in lines for node in json.loads(line)["trajectories"]["assistant"]["nodes"]]
+    nodes = [node for line in lines for node in json.loads(line)["trajectories"]["a"]["nodes"]]
     sampled = [value for node in nodes for value, mask in zip(node["logprobs"], node["loss_mask"], strict=True) if mask]
     assert found["ids"].tolist() == [one for node in nodes for one in node["token_ids"]]
     assert found["mask"].tolist() == [one for node in nodes for one in node["loss_mask"]]
     assert np.allclose(found["logprobs"], sampled, rtol=PRECISION)
-    assert len(found["records"]) == 3 and len(found["versions"]) == len(sampled)
+    assert len(found["versions"]) == len(sampled)
+    read = [node["message"] for node in found["records"][0]["trajectories"]["a"]["nodes"]]
+    assert read == messages

@@ -1,6 +1,8 @@
 """Tasks come from tables: every format gives the same rows, columns are checked first, and names are mapped."""
 
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,62 @@ def test_what_is_not_there_or_broken_is_refused_in_a_line(folder: Path) -> None:
 def test_the_mapping_is_a_key_of_the_command() -> None:
     recipe = load_recipe("arithmetic_grpo", ["valid_dataset.columns.question=prompt", "valid_dataset.name=x.csv"])
     assert recipe.valid_dataset.columns == {"question": "prompt"}
+
+
+ODD = ("007", "NA", "null", "2026-01-02", "1,000", "5", "12345678901234567890123", "1e5", "True")
+
+
+@pytest.mark.parametrize("name", ["odd.csv", "odd.tsv", "csv", "odd.jsonl", "odd.json", "jsonl"])
+@pytest.mark.parametrize("texts", [ODD, ODD[:1], ODD[3:4], ODD[5:6], ODD[8:]])
+def test_what_an_environment_reads_as_a_text_is_that_of_the_file(
+    name: str, texts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """huggingface/datasets#4467: 'null' became None; so did 'NA', and 007 became 7, a date a timestamp."""
+    rows = [{"question": f"{at}?", "answer": text} for at, text in enumerate(texts)]
+    for folder in ("csv", "jsonl"):
+        (tmp_path / folder).mkdir()
+    mark = "\ufeff"  # as Windows' editors write it
+    table = "question,answer\r\n" + "".join(f'{row["question"]},"{row["answer"]}"\r\n' for row in rows)
+    (tmp_path / "odd.csv").write_text(mark + table, newline="")
+    (tmp_path / "csv" / "test.csv").write_text(table, newline="")
+    tabs = "question\tanswer\n" + "".join(f"{row['question']}\t{row['answer']}\n" for row in rows)
+    (tmp_path / "odd.tsv").write_text(tabs)
+    lines = "\r\n\r\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "odd.jsonl").write_text(mark + lines, newline="")
+    (tmp_path / "jsonl" / "test.jsonl").write_text(lines)
+    (tmp_path / "odd.json").write_text(json.dumps(rows, indent=1))
+    found = load_tasks(ValidDatasetConfig(name=str(tmp_path / name)), seed=0, env=ARITHMETIC).tasks
+    assert {task.id: task.data for task in found} == {f"test/{at}": row for at, row in enumerate(rows)}
+
+
+def test_numbers_of_json_stay_whole_and_an_empty_cell_is_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"question": "a", "answer": 7, "n": 3}\n{"question": "b", "answer": 5.5}\n'
+        '{"question": "c", "answer": 12345678901234567890123, "n": 12345678901234567890123}'
+    )
+    (tmp_path / "a.csv").write_text("question,answer,n\na,7,3\nb,,\n")
+    lines, table = (
+        {
+            task.data["question"]: task.data
+            for task in load_tasks(ValidDatasetConfig(name=str(tmp_path / name)), seed=0, env=ARITHMETIC).tasks
+        }
+        for name in ("a.jsonl", "a.csv")
+    )
+    assert [lines[name]["answer"] for name in "abc"] == ["7", "5.5", "12345678901234567890123"]
+    assert lines["a"]["n"] == 3 and lines["c"]["n"] == 12345678901234567890123
+    assert table["a"]["answer"] == "7" and table["b"] == {"question": "b", "answer": None, "n": None}
+
+
+def test_dates_and_decimals_of_a_parquet_file_are_texts(tmp_path: Path) -> None:
+    row = {"question": "a", "answer": Decimal("1.50"), "day": date(2026, 1, 2), "at": datetime(2026, 1, 2, 3)}
+    Dataset.from_list([row]).to_parquet(tmp_path / "a.parquet")
+    (task,) = load_tasks(ValidDatasetConfig(name=str(tmp_path / "a.parquet")), seed=0, env=ARITHMETIC).tasks
+    assert task.data == {"question": "a", "answer": "1.50", "day": "2026-01-02", "at": "2026-01-02T03:00:00"}
+
+
+def test_a_file_that_changes_meanwhile_changes_no_task(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "2"}\n')
+    found = load_tasks(ValidDatasetConfig(name=str(file)), seed=0, env=ARITHMETIC).tasks
+    file.write_text("other")
+    assert sorted(task.data["answer"] for task in found) == ["1", "2"]

@@ -69,6 +69,21 @@ def test_a_growing_metrics_file_is_read_line_by_whole_line(tmp_path: Path) -> No
         assert list(tail.new()) == [{"step": 2}]
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_file_that_a_resume_cuts_gives_no_record_twice_and_none_is_lost(tmp_path: Path, skip: bool) -> None:
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    for step in range(9):
+        writer.write(step, {"reward/mean_drawn": step / 7})
+    tail = MetricsTail(tmp_path / "metrics.jsonl", skip=skip)
+    assert [one["step"] for one in tail.new()] == ([] if skip else list(range(9)))
+    writer.void_after(4)
+    writer.write(5, {"a": 1.0})
+    assert [one["step"] for one in tail.new()] == [5]
+    for step in range(6, 20):
+        writer.write(step, {"a": 1.0})
+    assert [one["step"] for one in tail.new()] == list(range(6, 20))
+
+
 def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_path, caplog):
     writer = MetricsWriter(tmp_path, tensorboard=False, clock=lambda: 1.0)
     disk = FullDisk(writer._file)

@@ -86,27 +86,40 @@ def test_one_that_cannot_be_started_is_left_out(run_dir, monkeypatch, caplog):
     assert "no account" in caplog.text
 
 
-def test_the_process_sends_the_rest_when_it_is_told_to_end(run_dir, tmp_path):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_process_sends_the_rest_when_it_is_told_to_end(run_dir, tmp_path, resumed):
+    """Of a run that resumes, it waits until the steps that come again are taken out."""
     program = f"""
 import sys
 from pathlib import Path
 from agentrl.observe import track_run, trackers
+from agentrl.observe.sinks import MetricsWriter
 class File:
-    def __init__(self, name, folder, settings): self.file = open({str(tmp_path / "sent")!r}, "w", buffering=1)
+    def __init__(self, name, folder, settings):
+        self.file = open({str(tmp_path / "sent")!r}, "w", buffering=1)
+        if {resumed}:
+            MetricsWriter(folder, tensorboard=False).void_after(0)
     def metrics(self, step, values): self.file.write(f"{{step}}\\n")
     def episodes(self, step, rows): pass
     def close(self): self.file.write("closed\\n")
 trackers.TRACKERS["wandb"] = File
 track_run.main({os.getpid()}, Path({str(run_dir)!r}), ["wandb"])
 """
+    if not resumed:
+        written = (run_dir / "metrics.jsonl").read_bytes()
+        (run_dir / "metrics.jsonl").unlink()
     process = subprocess.Popen([sys.executable, "-c", program])
     sent = tmp_path / "sent"
-    while process.poll() is None and (not sent.is_file() or "2" not in sent.read_text()):
+    if not resumed:
+        while process.poll() is None and not sent.is_file():
+            os.sched_yield()
+        (run_dir / "metrics.jsonl").write_bytes(written)
+    while process.poll() is None and (not sent.is_file() or ("0" if resumed else "2") not in sent.read_text()):
         os.sched_yield()
     append(run_dir / "metrics.jsonl", {"step": 3, "a": 1.0})
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
-    assert sent.read_text().split() == ["0", "1", "2", "3", "closed"]
+    assert sent.read_text().split() == (["0", "3", "closed"] if resumed else ["0", "1", "2", "3", "closed"])
 
 
 NAMES = {"step": 1, "reward/mean_drawn": 0.25, "mismatch/kl/age_2+": 0.5, "eval/pass@4": 0.75}
@@ -170,3 +183,48 @@ def test_swanlab_gets_all_offline(offline):
     data = b"".join(file.read_bytes() for file in files)
     for text in (b"reward/mean_drawn", b"episodes"):
         assert text in data
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "swanlab"])
+def test_a_run_that_goes_on_is_sent_whole_once_more(offline, run_dir, name):
+    """wandb/wandb#4624, SwanHubX/SwanLab#1318: of a resumed run one of the two parts was lost."""
+    config = {f"key {at}@": {"inner": "v" * 9000 if at == 7 else at, "none": None, "list": [1]} for at in range(80)}
+    (run_dir / "config.json").write_text(json.dumps(config))  # more keys, letters and text than MLflow takes at once
+    offline(name)
+    append(run_dir / "metrics.jsonl", {**NAMES, "step": 12, "reward/mean_drawn": None, "reward/largest": 1e308})
+    folder = offline(name)
+    log = folder.parent / "sent.txt"
+    assert not log.exists()
+    steps = SENT[name](folder)
+    assert len(steps) == 2 and steps[1] == {*steps[0], 12}, steps
+
+
+def _wandb_steps(folder):
+    from wandb.proto import wandb_internal_pb2 as messages
+    from wandb.sdk.internal.datastore import DataStore
+
+    found = []
+    for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda one: one.stat().st_mtime):
+        store, steps = DataStore(), set()
+        store.open_for_scan(str(file))
+        while data := store.scan_data():
+            record = messages.Record()
+            record.ParseFromString(data)
+            items = record.history.item if record.WhichOneof("record_type") == "history" else ()
+            steps |= {int(json.loads(one.value_json)) for one in items if "step" in (one.key, *one.nested_key)}
+        found.append(steps)
+    return found
+
+
+def _mlflow_steps(folder):
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("agentrl").experiment_id
+    runs = client.search_runs([experiment], order_by=["attributes.start_time ASC"])
+    assert all(len(run.data.params) == 240 for run in runs)
+    history = [client.get_metric_history(run.info.run_id, "eval/pass-4") for run in runs]
+    return [{one.step for one in metrics} for metrics in history]
+
+
+SENT = {"wandb": _wandb_steps, "mlflow": _mlflow_steps}

@@ -1,6 +1,8 @@
 """Episodes of a long run are packed beside it, and read as if they were not."""
 
+import json
 import random
+import zipfile
 
 import orjson
 import pytest
@@ -40,6 +42,28 @@ def test_a_run_that_goes_on_adds_further_parts(tmp_path, lines):
         log.close()
     assert [part.stem for part in earlier_parts(tmp_path / "episodes.jsonl")] == ["000000", "000001"]
     assert [one.seed for one in read_episodes(tmp_path / "episodes.jsonl")] == list(range(24))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_texts_that_the_runs_tokenizer_says_are_written_once(tmp_path, tiny_model, there):
+    from transformers import AutoTokenizer
+
+    name = str(tiny_model) if there else str(tmp_path / "gone")
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"name": name}}))
+    said = "Both numbers: 12 + 30 = 42, so the café's answer is 42."
+    ids = AutoTokenizer.from_pretrained(str(tiny_model)).encode(said, add_special_tokens=False)
+    record = made_episode(0, random.Random(0))
+    node = record["trajectories"]["assistant"]["nodes"][1]
+    node["message"]["content"] = said
+    node |= {"token_ids": ids, "loss_mask": [1] * len(ids), "versions": [0] * len(ids), "logprobs": [-1.0] * len(ids)}
+    log = EpisodeLog(tmp_path / "episodes.jsonl", 10)
+    log.add(orjson.dumps(record) + b"\n")
+    log.close()
+    (part,) = earlier_parts(tmp_path / "episodes.jsonl")
+    with zipfile.ZipFile(part) as packed:
+        assert (said.encode() not in packed.read("episodes.jsonl")) == there
+    (found,) = read_episodes(tmp_path / "episodes.jsonl")
+    assert found.trajectories["assistant"].nodes[1].message["content"] == said
 
 
 def test_without_a_size_nothing_is_packed(tmp_path, lines):

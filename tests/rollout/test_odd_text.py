@@ -13,7 +13,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Episode, Node, StopReason, Task, Trajectory
 from agentrl.core.message_shape import in_shape
 from agentrl.core.workflow import LLM, Outcome
-from agentrl.data.plain import json_lines
+from agentrl.data.json_lines import json_lines
 from agentrl.envkit.agent_env import AgentEnvWorkflow
 from agentrl.evaluate.metrics import summarize
 from agentrl.inference.http import _encoded

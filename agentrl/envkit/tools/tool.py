@@ -108,7 +108,7 @@ class Tool:
         """Parse and validate arguments that the model wrote.
 
         Args:
-            arguments: A JSON object as text. Empty text means ``{}`` if the tool has no parameters.
+            arguments: A JSON object as text. Empty text means ``{}`` if the tool needs none.
 
         Returns:
             Keyword arguments for :meth:`call`; omitted arguments keep the function's defaults.
@@ -117,7 +117,7 @@ class Tool:
             UnparsableArgumentsError: ``arguments`` is not a JSON object, or has a duplicate key.
             ToolArgumentError: The arguments do not fit the tool's parameters.
         """
-        if not arguments.strip() and not self.parameters["properties"]:
+        if not arguments.strip() and not self.parameters.get("required"):
             return {}
         if not arguments.strip():
             raise UnparsableArgumentsError(f"{self.name}: no arguments came, want a JSON object ({self.usage()})")

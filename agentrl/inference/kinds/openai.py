@@ -34,6 +34,10 @@ _SAMPLING = (
     *("response_format", "reasoning_effort", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body"),
 )  # options of a call that are recorded with its answer
 _SPARE = 4  # connections beside those of the answers: the list of models
+_FINISHES = {  # finish reasons of other APIs, in small letters -> OpenAI's
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit"), "length"),
+    **dict.fromkeys(("safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive"), "content_filter"),
+}
 REFUSED = "refusal"  # finish reason of an answer that the API calls a refusal
 
 
@@ -107,7 +111,8 @@ class OpenAISession(OpenAINames):
         usage = _usage(answer)
         for choice, is_refusal in zip(answer.choices, refused, strict=True):
             message = choice.message.model_dump(exclude_none=True)
-            finish = REFUSED if is_refusal else str(choice.finish_reason or "stop")  # some servers leave it out
+            choice.finish_reason = _finish(choice.finish_reason)
+            finish = REFUSED if is_refusal else choice.finish_reason
             self.last_sampled = self._record.add_answer(parent, message, finish, _set_by_call(options), usage)
             usage = None  # the numbers are of the whole call
         if stream is True:
@@ -131,6 +136,14 @@ class OpenAISession(OpenAINames):
         if not isinstance(given, int):  # none, or openai's own sign for none
             return {}
         return {"seed": stream_seed(self._seed, given, self._role, call)}
+
+
+def _finish(reason: Any) -> Any:
+    """Returns a finish reason by OpenAI's name, where it has one; some servers leave it out."""
+    name = str(reason or "stop")
+    if name.lower().startswith("content_filter"):  # Google puts its own reason behind
+        return "content_filter"
+    return _FINISHES.get(name.lower(), name)
 
 
 def _one_shape(message: Any, url: str) -> ChatCompletionMessage:
