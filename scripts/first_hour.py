@@ -10,6 +10,7 @@ step of a first hour (GPUs, servers of one's own, the tests) are left out.
 """
 
 import fcntl
+import math
 import os
 import pty
 import re
@@ -122,7 +123,8 @@ def main(checkout: Path, output: Path, pages: Sequence[str]) -> None:
         def run(command: str) -> None:
             typed = next((lines for name, lines in PLAYED.items() if name in command), [])
             shown, code, seconds = terminal.run(command, typed)
-            lines = [line for line in shown.splitlines()[1:] if not line.endswith(PROMPT.rstrip())]
+            echoed = math.ceil((len(PROMPT) + len(command)) / COLUMNS)  # lines of the command itself
+            lines = [line for line in shown.splitlines()[echoed:] if not line.endswith(PROMPT.rstrip())]
             body = "\n".join(lines).replace(str(Path.home()), "~")
             kept.write(f"\n$ {command}\n{body}\n[exit {code}, {seconds:.1f} s]\n")
             kept.flush()
