@@ -7,6 +7,7 @@ removed before the first line is added (:func:`drop_cut_line`).
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,23 @@ class WholeLines:
             return False
         self._size += len(line)
         return True
+
+    def add_all(self, lines: Sequence[bytes]) -> None:
+        """Append lines with one call of the system, or one by one where there is no room for all."""
+        if len(lines) == 1 or not self._together(b"".join(lines)):
+            for line in lines:
+                self.add(line)
+
+    def _together(self, lines: bytes) -> bool:
+        """Appends lines; returns whether they are in the file, of which nothing is otherwise."""
+        try:
+            if self._file.write(lines) == len(lines):
+                self._size += len(lines)
+                return True
+        except OSError:
+            pass  # said by the first line that is left out
+        self._file.truncate(self._size)
+        return False
 
     def close(self) -> None:
         """Close the file, and say how many lines are not in it."""

@@ -1,9 +1,10 @@
 """Record of the requests that episodes sent to their servers, and of the answers: ``traffic.jsonl`` of a run.
 
-Guarantees: one line for each request that ended, written at once, with everything that the session got: ids, logprobs,
-versions, finish reason, or the error. A prompt stands as the number of leading ids that it shares with the episode's
-previous request and its answer, and the rest, so a conversation is stored once; reading gives the whole prompt. A full
-disk leaves whole lines out and fails no episode; a line that was not written to its end is skipped.
+Guarantees: one line for each request that ended, with everything that the session got: ids, logprobs, versions, finish
+reason, or the error; the log's writer makes and writes it (:mod:`agentrl.core.writer_thread`). A prompt stands as the
+number of leading ids that it shares with the episode's previous request and its answer, and the rest, so a conversation
+is stored once; reading gives the whole prompt. A full disk leaves whole lines out and fails no episode; a line that was
+not written to its end is skipped.
 
 A request is found by the seeds of its episode and of itself, which no two requests of an episode share
 (:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests. Worker
@@ -13,7 +14,7 @@ processes write files of their own beside it; they are read as one.
 import base64
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -23,9 +24,11 @@ import orjson
 
 from agentrl.core.experts import ExpertRows
 from agentrl.core.whole_lines import WholeLines
+from agentrl.core.writer_thread import AtOnce, Writer
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams
 
 FILE = "traffic.jsonl"
+BYTES = 16  # of a token that waits to be written, about
 WORKER_FILE = "traffic-worker-{}.jsonl"
 
 
@@ -49,9 +52,11 @@ class TrafficLog:
 
     Args:
         path: File to append to.
+        writer: Makes and writes the lines, of which it has none left when the file is closed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: Writer | None = None) -> None:
+        self.writer = writer or AtOnce()
         self._lines = WholeLines(path)
         self._runs = 0
 
@@ -90,13 +95,20 @@ class EpisodeTraffic:
         """Records a request that ended.
 
         Args:
-            prompt: ``[tokens]`` ids that were sent.
+            prompt: ``[tokens]`` ids that were sent; they may not change any more, nor may the outcome.
             params: Sampling parameters of the request.
             outcome: The answer, or the error.
         """
+        tokens = len(prompt) + (len(outcome.token_ids) if isinstance(outcome, Generation) else 1)
+        self.log.writer.add(self._write_all, (prompt, params.seed, outcome, round(time.time(), 3)), BYTES * tokens)
+
+    def _write_all(self, ended: Sequence["_Ended"]) -> None:
+        for one in ended:
+            self._write(*one)
+
+    def _write(self, prompt: list[int], request: int | None, outcome: Generation | InferenceError, at: float) -> None:
         shared = common_prefix(self._said, prompt)
-        record: dict[str, Any] = {"episode": self.seed, "run": self.number, "request": params.seed}
-        record["at"] = round(time.time(), 3)
+        record: dict[str, Any] = {"episode": self.seed, "run": self.number, "request": request, "at": at}
         record |= {"shared": shared, "prompt": prompt[shared:]}
         if self.evaluation:
             record["evaluation"] = True
@@ -112,6 +124,9 @@ class EpisodeTraffic:
             record["error"] = str(outcome)
         if self.log.write(record):  # else the next line says what it shares with the one before
             self._said = said
+
+
+_Ended = tuple[list[int], int | None, Generation | InferenceError, float]  # prompt, seed of the request, outcome, time
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:

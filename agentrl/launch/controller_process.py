@@ -24,6 +24,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
 from agentrl.config.teacher import as_teacher
+from agentrl.core.writer_thread import WriterThread
 from agentrl.data.datasets import LoadedTasks, load_tasks
 from agentrl.evaluate.evaluator import Evaluator
 from agentrl.evaluate.versions import version_metrics
@@ -100,17 +101,19 @@ async def serve(
     urls, teacher_urls = servers["servers"], servers["teacher"]
     client = make_client(recipe, model, [] if external else urls)
     router = client.router
+    lines = WriterThread("logs")
     if recipe.logging.record:
-        client.traffic = TrafficLog(run_dir / TRAFFIC_FILE)
+        client.traffic = TrafficLog(run_dir / TRAFFIC_FILE, lines)
     pack_after = recipe.logging.pack_after  # MB
     journal = Journal(
         run_dir,
         episodes=recipe.logging.episodes,
         pack_after=None if pack_after is None else pack_after * 1_000_000,
+        writer=lines,
     )
     journal.own()
-    writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard)
-    failed = FailedEpisodes(run_dir)
+    writer = MetricsWriter(run_dir, tensorboard=recipe.logging.tensorboard, writer=lines)
+    failed = FailedEpisodes(run_dir, lines)
     workers = make_workers(recipe, router, run_dir / "processes") if recipe.rollout.workers else None
     evaluator = Evaluator(recipe, workflow, client, journal, held_out, workers)
     lease = recipe.weights.lease_seconds
@@ -130,7 +133,8 @@ async def serve(
             summary = await evaluator.run(version)
         found = version_metrics(evaluator.ended, version)
         try:
-            write_json(run_dir / f"eval-{version:06d}.json", evaluator.as_json(summary) | found)
+            whole = evaluator.as_json(summary) | found
+            await asyncio.to_thread(write_json, run_dir / f"eval-{version:06d}.json", whole)
         except OSError as error:  # a full disk: its numbers are in metrics.jsonl too
             log.warning("the evaluation of version %d could not be written: %s", version, error)
         return summary.as_metrics() | found
@@ -215,11 +219,14 @@ async def serve(
         await router.close()
         if teacher is not None:
             await teacher.close()
-        journal.close()
-        if client.traffic is not None:
-            client.traffic.close()
-        failed.close()
-        writer.close()
+        try:
+            lines.close()
+        finally:
+            journal.close()
+            if client.traffic is not None:
+                client.traffic.close()
+            failed.close()
+            writer.close()
 
 
 async def _servers(file: Path, limit: float) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run
 from agentrl.config.recipe import Recipe
+from agentrl.core.writer_thread import WriterThread
 from agentrl.host.entry import STOPPED, begin, refuse, run_arguments
 from agentrl.host.garbage import collect_rarely
 from agentrl.host.process import write_json
@@ -42,8 +43,9 @@ async def work(recipe: Recipe, run_dir: Path, model: Path, index: int) -> int:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     runs, client = _prepared(recipe, model)
+    lines = WriterThread("logs")
     if recipe.logging.record:
-        client.traffic = TrafficLog(run_dir / WORKER_FILE.format(index))
+        client.traffic = TrafficLog(run_dir / WORKER_FILE.format(index), lines)
     write_json(run_dir / "processes" / READY.format(index), {"pid": os.getpid()})
     collect_rarely()
     stopped = asyncio.create_task(stopping.wait())
@@ -61,6 +63,7 @@ async def work(recipe: Recipe, run_dir: Path, model: Path, index: int) -> int:
         serving.cancel()
         await asyncio.gather(stopped, serving, return_exceptions=True)
         await client.close()
+        lines.close()
         if client.traffic is not None:
             client.traffic.close()
 

@@ -1,7 +1,8 @@
 """Writes and reads metrics: one JSON line per record, and TensorBoard events.
 
-Guarantees: once ``write`` returns, the record is in the JSON file, or waits for room on a full disk, said once;
-TensorBoard's events are written beside the caller. A line that a killed process left incomplete is dropped when the
+Guarantees: a record is in the JSON file when its writer has written it (:mod:`agentrl.core.writer_thread`; without one
+once ``write`` returns), or waits for room on a full disk, said once; none is left out. TensorBoard's events are always
+written beside the caller. A line that a killed process left incomplete is dropped when the
 file is opened again; a number that is not finite is written as null, which JSON cannot express otherwise.
 """
 
@@ -10,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import orjson
 
 from agentrl.core.extras import install_hint
 from agentrl.core.whole_lines import drop_cut_line
+from agentrl.core.writer_thread import AtOnce, Writer
 from agentrl.observe.event_writer import EventWriter
 
 log = logging.getLogger(__name__)
@@ -32,12 +34,20 @@ class MetricsWriter:
         run_dir: Folder of the run; created when missing.
         tensorboard: Whether to also write TensorBoard events, under ``tensorboard/``.
         clock: Returns seconds since the epoch, for the ``time`` of a record.
+        writer: Writes the JSON lines, of which it has none left when the file is closed.
 
     Raises:
         ModuleNotFoundError: ``tensorboard`` is true and tensorboardX is not installed.
     """
 
-    def __init__(self, run_dir: Path, tensorboard: bool, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        tensorboard: bool,
+        clock: Callable[[], float] = time.time,
+        writer: Writer | None = None,
+    ) -> None:
+        self._writer = writer or AtOnce()
         run_dir.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._path = run_dir / METRICS_FILE
@@ -54,12 +64,12 @@ class MetricsWriter:
             metrics: Maps metric names to numbers.
         """
         now = self._clock()
-        self._put(orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
+        self._writer.add(self._put, orjson.dumps({"step": step, "time": now, **metrics}) + b"\n")
         if self._events is not None:
             self._events.add(step, metrics, now)
 
-    def _put(self, line: bytes) -> None:
-        waited, self._waiting = bool(self._waiting), self._waiting + line
+    def _put(self, lines: Sequence[bytes]) -> None:
+        waited, self._waiting = bool(self._waiting), self._waiting + b"".join(lines)
         try:
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]

@@ -9,6 +9,7 @@ whose packing was killed, stays plain, is read like the others, and is packed wi
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.core.packed_episodes import earlier_parts, parts_folder
@@ -33,12 +34,11 @@ class EpisodeLog:
         self._lines = WholeLines(path)
         self._packing: subprocess.Popen[bytes] | None = None
 
-    def add(self, line: bytes) -> bool:
-        """Append a line, which ends with a line end; returns whether it is in the file."""
-        written = self._lines.add(line)
+    def add_all(self, lines: Sequence[bytes]) -> None:
+        """Append lines, each of which ends with a line end."""
+        self._lines.add_all(lines)
         if self._pack_after is not None and self._path.stat().st_size >= self._pack_after:
             self._begin_anew()
-        return written
 
     def _begin_anew(self) -> None:
         folder = parts_folder(self._path)

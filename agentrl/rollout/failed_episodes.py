@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.core.episode import Episode, StopReason
 from agentrl.core.whole_lines import WholeLines
+from agentrl.core.writer_thread import AtOnce, Writer
 from agentrl.rollout.failure_kinds import kind_of
 
 FILE = "failed-episodes.jsonl"
@@ -25,9 +26,11 @@ class FailedEpisodes:
 
     Args:
         run_dir: Folder of the run; ``None`` writes nothing.
+        writer: Writes the lines, of which it has none left when the file is closed.
     """
 
-    def __init__(self, run_dir: Path | None) -> None:
+    def __init__(self, run_dir: Path | None, writer: Writer | None = None) -> None:
+        self._writer = writer or AtOnce()
         self._path = None if run_dir is None else run_dir / FILE
         self._lines: WholeLines | None = None
         self._counts = Counter[str]()
@@ -55,7 +58,8 @@ class FailedEpisodes:
             said |= {"started": episode.started, "version": episode.version, "error": episode.error}
         if self._lines is None:
             self._lines = WholeLines(self._path)
-        self._lines.add(json.dumps(said).encode() + b"\n")
+        line = json.dumps(said).encode() + b"\n"
+        self._writer.add(self._lines.add_all, line, len(line))
 
     def close(self) -> None:
         """Close the file."""

@@ -28,6 +28,7 @@ from pydantic_core import PydanticSerializationError
 from agentrl.core.episode import Episode, StopReason
 from agentrl.core.packed_episodes import all_lines
 from agentrl.core.sent_episode import SentEpisode
+from agentrl.core.writer_thread import AtOnce, Writer
 from agentrl.rollout.episode_log import EpisodeLog
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal_lines import FILE, JournalError, Position, read_journal, seal
@@ -46,12 +47,16 @@ class Journal:
         run_dir: Folder of the run, ``runs/<name>``.
         episodes: Whether to also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
         pack_after: Size in bytes at which these become packed parts; ``None`` for never.
+        writer: Writes the episodes, of which it has none left when the journal is closed.
     """
 
-    def __init__(self, run_dir: Path, *, episodes: bool, pack_after: int | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, *, episodes: bool, pack_after: int | None = None, writer: Writer | None = None
+    ) -> None:
         self._run_dir = run_dir
         self._with_episodes = episodes
         self._pack_after = pack_after
+        self._writer = writer or AtOnce()
         self._episodes: dict[str, EpisodeLog] = {}
         self._file: BinaryIO | None = None
         self._end = Position()
@@ -101,8 +106,8 @@ class Journal:
     async def cut(self, step: int) -> Position:
         """Record that a checkpoint after ``step`` steps is taken here, and wait until all records are on the disk.
 
-        The disk is waited for in a thread: a busy one takes seconds, and episodes go on meanwhile. What is appended
-        meanwhile stands behind the position.
+        What the journal's writer was given before is in its files then, too. The disk is waited for in a thread: a busy
+        one takes seconds, and episodes go on meanwhile. What is appended meanwhile stands behind the position.
 
         Returns:
             The position after the record, for :meth:`resumed`.
@@ -117,6 +122,7 @@ class Journal:
 
         def wait() -> None:
             try:
+                self._writer.flush()
                 os.fsync(own)
             finally:
                 os.close(own)
@@ -159,7 +165,8 @@ class Journal:
         name = "episodes.jsonl" if evaluation_step is None else "eval-episodes.jsonl"
         if name not in self._episodes:
             self._episodes[name] = EpisodeLog(self._run_dir / name, self._pack_after)
-        self._episodes[name].add(("{" + extra + line[1:] + "\n").encode())
+        data = ("{" + extra + line[1:] + "\n").encode()
+        self._writer.add(self._episodes[name].add_all, data, len(data))
         return episode
 
     def _append(self, record: dict[str, Any]) -> None:

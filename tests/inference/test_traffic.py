@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.core.experts import ExpertRows
+from agentrl.core.writer_thread import WriterThread
 from agentrl.inference import traffic
 from agentrl.inference.backend import Generation, InferenceError, SamplingParams, ServerUnreachable
 from agentrl.inference.replayed import NOT_SENT, RecordedSampler
@@ -29,11 +30,13 @@ FIRST = replace(generation(4, 5, version=2), experts=EXPERTS)
 SECOND = Generation([9, 8, 7], [-1.0, -2.0, -0.1234567890123], [2, 2, 3], "length")
 
 
-def log_conversation(path: Path) -> None:
-    log = TrafficLog(path)
+def log_conversation(path: Path, writer: WriterThread | None = None) -> None:
+    log = TrafficLog(path, writer)
     one = log.episode(7, evaluation=False)
     one.add([1, 2, 3], params(10), FIRST)
     one.add([1, 2, 3, 4, 5, 6], params(11), SECOND)
+    if writer is not None:
+        writer.close()
     log.close()
 
 
@@ -113,6 +116,17 @@ def test_a_torn_last_line_is_skipped_and_removed(tmp_path: Path, kept: int) -> N
     assert list(read_traffic(path, [7])[7]) == [10]
     TrafficLog(path).close()
     assert path.read_bytes() == whole[:first]
+
+
+def test_a_thread_writes_the_same_lines(tmp_path: Path) -> None:
+    log_conversation(tmp_path / "at_once")
+    writer = WriterThread("logs")
+    log_conversation(tmp_path / "beside", writer)
+    without_time = [
+        [json.loads(line) | {"at": 0} for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("at_once", "beside")
+    ]
+    assert without_time[0] == without_time[1] and len(without_time[0]) == 2
 
 
 def test_a_full_disk_leaves_a_line_out_and_the_rest_is_read_right(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from agentrl.core.columns import Columns
 from agentrl.core.episode import Node, Task, Trajectory
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import RolloutWorkflow
+from agentrl.core.writer_thread import Writer
 from agentrl.data.datasets import LoadedTasks
 from agentrl.inference.client import EpisodeDoor, EpisodeLLM
 from agentrl.inference.router import Router
@@ -109,7 +110,14 @@ class InstantClient:
 class Instant:
     """A controller with a workflow, and a trainer that only takes batches and publishes versions."""
 
-    def __init__(self, folder: Path, workflow: RolloutWorkflow, *settings: str, tasks: list[Task] = TASKS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workflow: RolloutWorkflow,
+        *settings: str,
+        tasks: list[Task] = TASKS,
+        writer: Writer | None = None,
+    ) -> None:
         folder.mkdir(exist_ok=True)
         defaults = [
             "rollout.batch_size=2",
@@ -120,8 +128,8 @@ class Instant:
         recipe = load_recipe("arithmetic_grpo", [*defaults, *settings], device="cpu")
         self.folder, self.recipe = folder, recipe
         self.client = InstantClient()
-        self.journal = Journal(folder, episodes=True)
-        self.failed = FailedEpisodes(folder)
+        self.journal = Journal(folder, episodes=True, writer=writer)
+        self.failed = FailedEpisodes(folder, writer)
         self.written: list[dict[str, float]] = []
         self.batches: list[Columns] = []
         router = Router([FakeBackend(lambda ids, params: answer([5]))])

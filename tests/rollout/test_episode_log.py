@@ -22,7 +22,7 @@ def lines():
 def test_a_file_becomes_a_packed_part_at_its_size(tmp_path, lines):
     log = EpisodeLog(tmp_path / "episodes.jsonl", sum(map(len, lines[:10])))
     for line in lines:
-        assert log.add(line)
+        log.add_all([line])
     log.close()
     parts = earlier_parts(tmp_path / "episodes.jsonl")
     assert len(parts) == 2 and parts[0].suffix == ".zip"
@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_adds_further_parts(tmp_path, lines):
     for half in (lines[:12], lines[12:]):
         log = EpisodeLog(tmp_path / "episodes.jsonl", sum(map(len, lines[:11])))
         for line in half:
-            log.add(line)
+            log.add_all([line])
         log.close()
     assert [part.stem for part in earlier_parts(tmp_path / "episodes.jsonl")] == ["000000", "000001"]
     assert [one.seed for one in read_episodes(tmp_path / "episodes.jsonl")] == list(range(24))
@@ -69,7 +69,7 @@ def test_texts_that_the_runs_tokenizer_says_are_written_once(tmp_path, tiny_mode
 def test_without_a_size_nothing_is_packed(tmp_path, lines):
     log = EpisodeLog(tmp_path / "episodes.jsonl")
     for line in lines:
-        log.add(line)
+        log.add_all([line])
     log.close()
     assert (tmp_path / "episodes.jsonl").read_bytes() == b"".join(lines) and not (tmp_path / "episodes").exists()
 
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_file(tmp_path, lines, caplog):
     (tmp_path / "episodes").write_text("in the way")
     log = EpisodeLog(tmp_path / "episodes.jsonl", 10)
     for line in lines:
-        assert log.add(line)
+        log.add_all([line])
     log.close()
     assert (tmp_path / "episodes.jsonl").read_bytes() == b"".join(lines)
     assert caplog.text.count("is not packed") == 1
