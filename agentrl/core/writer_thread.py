@@ -104,13 +104,21 @@ class WriterThread:
         if self._thread is not None:
             self._queue.put((lambda _: done.set(), None, 0))
             if not done.wait(seconds):
-                raise TimeoutError(f"{self._waiting} bytes of logs were not written within {seconds:g} s")
+                raise TimeoutError(f"{self._waiting} bytes were not written within {seconds:g} s")
         self._raise()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write what waits, and end the thread; raises as :meth:`flush` does, and may be called twice."""
+        """Write what waits, and end the thread; may be called twice.
+
+        What is not written in time is said: it is lost if the process ends.
+
+        Raises:
+            Exception: An item could not be written.
+        """
         try:
             self.flush(seconds)
+        except TimeoutError as error:
+            log.warning("%s: %s", self._name, error)
         finally:
             self._queue.put((None, None, 0))
             self._thread = None

@@ -350,14 +350,15 @@ def main(argv: list[str] | None = None) -> int:
     begin(args.parent_pid)
     recipe = recipe_of_run(args.run_dir)
     work = serve(recipe, args.run_dir, args.model, args.servers_file, args.ready_file, resume=args.resume)
+    code = 1  # also of an error that nobody foresaw
     try:
         code = bounded_run(work, Limits.of(recipe.rollout).teardown)
     except UserError as error:
         code = refuse(error)
     except InferenceError as error:
         print(error, file=sys.stderr)
-        code = 1
-    end_within(END_SECONDS, code)
+    finally:
+        end_within(END_SECONDS, code)
     return code
 
 

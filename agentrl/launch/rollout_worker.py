@@ -107,14 +107,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     begin(args.parent_pid)
     recipe = recipe_of_run(args.run_dir)
+    code = 1  # also of an error that nobody foresaw
     try:
         code = bounded_run(work(recipe, args.run_dir, args.model, args.index), Limits.of(recipe.rollout).teardown)
     except UserError as error:
         code = refuse(error)
     except (ControllerGone, WorkerRefused) as error:
         print(error, file=sys.stderr)
-        code = 1
-    end_within(END_SECONDS, code)
+    finally:
+        end_within(END_SECONDS, code)
     return code
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from agentrl.core.extras import install_hint
 from agentrl.core.whole_lines import drop_cut_line
 from agentrl.core.writer_thread import AtOnce, Writer
 from agentrl.observe.event_writer import EventWriter
@@ -54,7 +53,7 @@ class MetricsWriter:
         self._file = self._path.open("ab", buffering=0)
         drop_cut_line(self._path)
         self._waiting = b""  # lines that the disk had no room for
-        self._events = EventWriter(_summary_writer(run_dir / EVENTS_FOLDER)) if tensorboard else None
+        self._events = EventWriter(run_dir / EVENTS_FOLDER) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one record.
@@ -175,14 +174,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"TensorBoard events need tensorboardX: {install_hint('train')}, or set logging.tensorboard=false",
-            name=error.name,
-        ) from error
-    return SummaryWriter(str(folder))

@@ -15,7 +15,8 @@ class Disk:
     """Takes lines once it is let."""
 
     def __init__(self) -> None:
-        self.let, self.asked, self.calls = threading.Event(), threading.Event(), list[list[str]]()
+        self.let, self.asked, self.wrote = threading.Event(), threading.Event(), threading.Event()
+        self.calls: list[list[str]] = []
 
     def first(self, lines: Sequence[str]) -> None:
         self._take("first", lines)
@@ -27,6 +28,7 @@ class Disk:
         self.asked.set()
         assert self.let.wait(SECONDS)
         self.calls.append([name, *lines])
+        self.wrote.set()
 
 
 def test_what_waits_is_written_in_order_and_that_of_one_target_together() -> None:
@@ -42,14 +44,16 @@ def test_what_waits_is_written_in_order_and_that_of_one_target_together() -> Non
     writer.close()
 
 
-def test_a_flush_waits_for_what_was_added_before_and_no_longer_than_asked() -> None:
+def test_a_flush_waits_for_what_was_added_before_and_no_longer_than_asked(caplog: pytest.LogCaptureFixture) -> None:
     disk, writer = Disk(), WriterThread("logs")
     writer.flush(SECONDS)  # nothing was added
     writer.add(disk.first, "0", 7)
-    with pytest.raises(TimeoutError, match=r"7 bytes of logs were not written within 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"7 bytes were not written within 0.01 s"):
         writer.flush(0.01)
+    writer.close(0.01)
+    assert caplog.messages == ["logs: 7 bytes were not written within 0.01 s"]
     disk.let.set()
-    writer.close()
+    assert disk.wrote.wait(SECONDS)
     assert disk.calls == [["first", "0"]]
     writer.close()
 

@@ -102,3 +102,37 @@ def test_results_errors_and_threads_come_through() -> None:
     assert bounded_run(work(1), 1.0) == 2
     with pytest.raises(LookupError, match="as it is"):
         bounded_run(fails(), 1.0)
+
+FORGOTTEN = """
+import atexit, sys, time
+from agentrl.config.load import load_recipe
+from agentrl.launch import {module} as process
+
+def unforeseen(*arguments):
+    raise RuntimeError("nobody foresaw this")
+
+atexit.register(time.sleep, 3600)
+process.END_SECONDS = 0.1
+process.begin = lambda parent: None
+process.recipe_of_run = lambda folder: load_recipe("arithmetic_grpo", device="cpu")
+process.{work} = lambda *arguments, **options: None
+process.bounded_run = unforeseen
+process.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "work", "arguments"),
+    [
+        ("controller_process", "serve", ["--servers-file", "s", "--ready-file", "r"]),
+        ("rollout_worker", "work", ["--index", "0"]),
+    ],
+)
+def test_an_error_that_nobody_foresaw_ends_a_process_whose_exit_handler_hangs(
+    module: str, work: str, arguments: list[str]
+) -> None:
+    """As tensorboardX's did, whose queue had lost its places: the run waited for the controller for ever."""
+    script = FORGOTTEN.format(module=module, work=work)
+    command = [sys.executable, "-c", script, "--run-dir", "runs/a", "--model", "m", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and "nobody foresaw this" in ended.stderr
