@@ -148,7 +148,11 @@ def _spoken(ids: list[int], message: dict) -> bytes:
         ([3, 4, 5, 6, 13, 11], {"content": "The answer is café", "reasoning_content": "again and again"}, 2),
         ([3, 4, 5, 7, 12, 13], {"content": "The answer is caf\ufffd \ufffd \ufffdagain and again"}, 1),
         ([3, 4, 5], {"content": "The answer is caf\ufffd\ufffd"}, 0),  # another decoder's
-        ([3, 8, 9, 10], {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 12345678}'}}]}, 1),
+        (
+            [3, 8, 9, 10],
+            {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 12345678}'}}]},
+            1,
+        ),
         ([13, 13], {"content": [{"type": "text", "text": "again and again"}, {"type": "image_url", "x": None}]}, 1),
         ([3, 4], {"content": "The answer is of other ids"}, 0),
         ([3, 99], {"content": "The answer is "}, 0),  # an id beyond the tokenizer's

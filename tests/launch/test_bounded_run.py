@@ -103,6 +103,7 @@ def test_results_errors_and_threads_come_through() -> None:
     with pytest.raises(LookupError, match="as it is"):
         bounded_run(fails(), 1.0)
 
+
 FORGOTTEN = """
 import atexit, sys, time
 from agentrl.config.load import load_recipe
