@@ -123,7 +123,7 @@ def main(checkout: Path, output: Path, pages: Sequence[str]) -> None:
         def run(command: str) -> None:
             typed = next((lines for name, lines in PLAYED.items() if name in command), [])
             shown, code, seconds = terminal.run(command, typed)
-            echoed = math.ceil((len(PROMPT) + len(command)) / COLUMNS)  # lines of the command itself
+            echoed = math.ceil(len(command) / COLUMNS)  # lines of the command itself; the prompt was wiped
             lines = [line for line in shown.splitlines()[echoed:] if not line.endswith(PROMPT.rstrip())]
             body = "\n".join(lines).replace(str(Path.home()), "~")
             kept.write(f"\n$ {command}\n{body}\n[exit {code}, {seconds:.1f} s]\n")
