@@ -10,8 +10,6 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from agentrl.bench.async_sides import Used, crowd, instant, realtime, recipe_of
-from agentrl.bench.report import default_model
-from agentrl.bench.session_crowd import SessionCrowd
 from agentrl.host.garbage import collect_rarely
 from agentrl.sim.choice import Case
 from agentrl.sim.figures import Figures
@@ -42,15 +40,13 @@ def run(repeats: int = 3, steps: int = STEPS, long: int = 100_000) -> dict[str, 
         step with a server and a trainer that sleep. ``cpu_per_1k``: CPU seconds of 1,000 instant episodes;
         ``cpu_per_1k_episodes``: the same with ``episodes.jsonl``; ``cpu_growth``, ``rss_growth``: CPU of an episode
         and memory after 100,000 episodes, over those after 1,000. ``crowd_cost``: CPU of 4,096 episodes of 50 turns
-        at once, over one after the other, with simulated sessions; ``crowd_cost_sessions``: the same with real chat
-        sessions, and ``session_turn_microseconds``: CPU of a turn of these, one episode after the other.
+        at once, over one after the other, with simulated sessions: ``agentrl bench sessions`` takes real ones.
     """
     collect_rarely()  # as the controller's process does
     found = simulated(steps)
     found |= asyncio.run(_real(repeats))
     found |= growth(long)
     found |= crowds(repeats)
-    found |= asyncio.run(session_crowds(default_model()))
     return found
 
 
@@ -129,28 +125,3 @@ def crowds(repeats: int, episodes: int = 4096, turns: int = 50) -> dict[str, lis
         costs.append(asyncio.run(crowd(episodes, turns, at_once=True)) / alone)
         each.append(1e6 * alone / (episodes * turns))
     return {"crowd_cost": costs, "turn_microseconds": [fmean(each)]}
-
-
-async def session_crowds(
-    model: str, episodes: int = 4096, turns: int = 50, alone: int = 64, repeats: int = 1
-) -> dict[str, list[float]]:
-    """Measures the CPU of a crowd of episodes with real chat sessions, over that of some one after the other.
-
-    These run before and after the crowd, whose minutes the machine's speed may not outlast.
-
-    Args:
-        model: Model folder, for its tokenizer and its chat template.
-        episodes: Episodes at once.
-        turns: Answers of an episode.
-        alone: Episodes one after the other, each time.
-        repeats: Number of crowds.
-    """
-    sessions, costs, each = SessionCrowd(model, turns), [], []
-    await sessions.in_turn(alone // 8 + 1)  # warms up
-    for _ in range(repeats):
-        before = await sessions.in_turn(alone)
-        crowd_seconds = await sessions.at_once(episodes)
-        one = fmean([before, await sessions.in_turn(alone)])
-        costs.append(crowd_seconds / one)
-        each.append(1e6 * one / turns)
-    return {"crowd_cost_sessions": costs, "session_turn_microseconds": each}

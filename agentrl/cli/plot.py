@@ -24,6 +24,9 @@ def plot(
     ] = None,
     smooth: Annotated[int, typer.Option("--smooth", min=1, help="Steps of a moving average.")] = 1,
     apart: Annotated[bool, typer.Option("--side-by-side", help="A column for each run, with a common scale.")] = False,
+    minutes: Annotated[
+        bool, typer.Option("--minutes", help="Draw over minutes of wall time since the first record, not over steps.")
+    ] = False,
     names: Annotated[bool, typer.Option("--list", help="Print the metrics that the runs have, and end.")] = False,
     run_dir: Annotated[Path, typer.Option("--run-dir", help="Folder of all runs.")] = Path("runs"),
 ) -> None:
@@ -40,7 +43,7 @@ def plot(
         return
     files = output or [Path("curves.png"), Path("curves.svg")]
     metrics = chosen(curves, metric or [])
-    draw(curves, metrics, files, smooth=smooth, apart=apart)
+    draw(curves, metrics, files, smooth=smooth, apart=apart, minutes=minutes)
     typer.echo(f"{', '.join(map(str, files))}: {', '.join(metrics)} of {', '.join(curve.name for curve in curves)}")
 
 

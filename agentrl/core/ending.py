@@ -13,6 +13,8 @@ asks this module, so they agree. The decision is made for each role:
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from agentrl.core.columns import FINISH_REASONS, Columns
 from agentrl.core.episode import Episode, StopReason, Trajectory
 from agentrl.core.sent_episode import SentEpisode
@@ -22,6 +24,8 @@ LIMITS = frozenset({StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReaso
 
 CUT_ANSWERS = frozenset({"length", "abort"})
 """Finish reasons of answers that ended before the policy ended them."""
+
+_CUT_CODES = [FINISH_REASONS.index(name) for name in sorted(CUT_ANSWERS)]
 
 SUCCESS = "accuracy"
 """The metric that says whether an episode solved its task."""
@@ -106,6 +110,8 @@ def trajectory_ends(columns: Columns) -> tuple[list[bool], list[list[int]]]:
 def cut_episodes(columns: Columns) -> list[bool]:
     """Returns for each episode whether it was cut, as :func:`episode_cut` does."""
     cut = [record.stop_reason in LIMITS for record in columns.episodes]
+    if not np.isin(columns.finish, _CUT_CODES).any():  # no answer was cut
+        return cut
     for found, one in zip(columns.trajectories(), trajectory_ends(columns)[0], strict=True):
         cut[found.episode] |= one
     return cut

@@ -2,7 +2,8 @@
 
 Guarantees: the picture depends on the runs' metrics alone; runs that differ in their seed only are one curve, the mean
 over the seeds at each step that all of them have, with a band from the least to the largest seed. A step without a
-number is a gap; a metric that no run has is refused with those that there are. Ticks are whole steps.
+number is a gap; a metric that no run has is refused with those that there are. Ticks are whole steps. Over minutes of
+wall time, seeds are interpolated between their records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,22 +47,44 @@ class Curve:
         """Whether a seed's run has the metric."""
         return any(metric in record for records in self.seeds for record in records)
 
-    def band(self, metric: str, smooth: int = 1) -> tuple[list[float], list[float], list[float], list[float]]:
+    def band(
+        self, metric: str, smooth: int = 1, *, minutes: bool = False
+    ) -> tuple[list[float], list[float], list[float], list[float]]:
         """Returns steps, means, least and largest values, at the steps that all seeds with the metric have.
 
         Args:
             metric: Name of the metric.
             smooth: Steps of the moving average of each seed.
+            minutes: Whether to return minutes since the run's first record instead of steps: those of all seeds, as
+                far as all were measured.
         """
         found = []
         for records in self.seeds:
-            points = [(record["step"], record[metric]) for record in records if metric in record]
+            points = [
+                (place(records, record, minutes=minutes), record[metric]) for record in records if metric in record
+            ]
             values = moving_average([value for _, value in points], smooth)
-            found.append(dict(zip((step for step, _ in points), values, strict=True)))
+            found.append(dict(zip((at for at, _ in points), values, strict=True)))
         found = [points for points in found if points]
-        steps = sorted(set.intersection(*(set(points) for points in found))) if found else []
-        rows = [[points[step] for points in found] for step in steps]
-        return steps, [fmean(row) for row in rows], [min(row) for row in rows], [max(row) for row in rows]
+        if minutes and len(found) > 1:
+            found = _interpolated(found)
+        places = sorted(set.intersection(*(set(points) for points in found))) if found else []
+        rows = [[points[at] for points in found] for at in places]
+        return places, [fmean(row) for row in rows], [min(row) for row in rows], [max(row) for row in rows]
+
+
+def place(records: Sequence[Record], record: Record, *, minutes: bool) -> float:
+    """Returns where a run's record stands on the axis: its step, or the minutes since the run's first record."""
+    return (record["time"] - records[0]["time"]) / 60 if minutes else record["step"]
+
+
+def _interpolated(seeds: Sequence[Mapping[float, float]]) -> list[dict[float, float]]:
+    """Returns the values of each seed at the places of all, from the last first place to the first last one."""
+    import numpy as np
+
+    low, high = max(map(min, seeds)), min(map(max, seeds))
+    grid = sorted({at for points in seeds for at in points if low <= at <= high})
+    return [dict(zip(grid, np.interp(grid, *zip(*sorted(one.items()), strict=True)), strict=True)) for one in seeds]
 
 
 def metric_names(curves: Sequence[Curve]) -> list[str]:
@@ -89,7 +112,13 @@ def chosen(curves: Sequence[Curve], wanted: Sequence[str]) -> list[str]:
 
 
 def draw(
-    curves: Sequence[Curve], metrics: Sequence[str], files: Sequence[Path], *, smooth: int = 1, apart: bool = False
+    curves: Sequence[Curve],
+    metrics: Sequence[str],
+    files: Sequence[Path],
+    *,
+    smooth: int = 1,
+    apart: bool = False,
+    minutes: bool = False,
 ) -> None:
     """Draws the picture into each file, PNG or SVG by its name.
 
@@ -99,6 +128,7 @@ def draw(
         files: Files to write.
         smooth: Steps of the moving average.
         apart: Whether each curve has a column of its own, with a common scale, instead of all in one panel.
+        minutes: Whether the axis is the time since each run's first record, instead of its steps.
 
     Raises:
         UserError: A file has another ending, or cannot be written.
@@ -106,7 +136,7 @@ def draw(
     for file in files:
         if file.suffix.lower() not in FORMATS:
             raise UserError(f"{file} is neither PNG nor SVG: end its name with {' or '.join(FORMATS)}")
-    figure = figure_of(curves, metrics, smooth=smooth, apart=apart)
+    figure = figure_of(curves, metrics, smooth=smooth, apart=apart, minutes=minutes)
     import matplotlib
 
     for file in files:
@@ -119,7 +149,9 @@ def draw(
             raise UserError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def figure_of(curves: Sequence[Curve], metrics: Sequence[str], *, smooth: int = 1, apart: bool = False) -> Any:
+def figure_of(
+    curves: Sequence[Curve], metrics: Sequence[str], *, smooth: int = 1, apart: bool = False, minutes: bool = False
+) -> Any:
     """Returns the picture as a figure of matplotlib; arguments as in :func:`draw`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -132,14 +164,18 @@ def figure_of(curves: Sequence[Curve], metrics: Sequence[str], *, smooth: int = 
     for row, metric in zip(axes, metrics, strict=True):
         for axis, shown in zip(row, columns, strict=True):
             for curve in shown:
-                _plot(axis, curve, metric, colour[curve.name], smooth)
+                _plot(axis, curve, metric, colour[curve.name], smooth, minutes=minutes)
             axis.grid(alpha=0.25)
             axis.margins(y=0.08)
             axis.spines[["top", "right"]].set_visible(False)
         row[0].set_title(metric, fontsize=11, loc="left")
         row[0].set_ylabel(described(metric)["unit"] or "")
     for at, shown in enumerate(columns):
-        _whole_steps(axes[-1][at])
+        if minutes:
+            axes[-1][at].set_xlabel("minutes since the first record")
+            axes[-1][at].margins(x=0.02)
+        else:
+            _whole_steps(axes[-1][at])
         if apart:
             axes[0][at].set_title(_label(shown[0]), fontsize=11, loc="right")
     if not apart and any(axis.get_legend_handles_labels()[0] for axis in axes[:, 0]):
@@ -148,11 +184,11 @@ def figure_of(curves: Sequence[Curve], metrics: Sequence[str], *, smooth: int = 
     return figure
 
 
-def _plot(axis: Any, curve: Curve, metric: str, colour: str, smooth: int) -> None:
-    steps, means, least, largest = curve.band(metric, smooth)
+def _plot(axis: Any, curve: Curve, metric: str, colour: str, smooth: int, *, minutes: bool) -> None:
+    steps, means, least, largest = curve.band(metric, smooth, minutes=minutes)
     if not steps:
         return
-    whole, line = _with_gaps(list(zip(steps, means, strict=True)))
+    whole, line = (steps, means) if minutes else _with_gaps(list(zip(steps, means, strict=True)))
     few = len(steps) <= 20
     axis.plot(whole, line, color=colour, linewidth=1.7, marker="." if few else None, label=_label(curve))
     if len(curve.seeds) > 1:
@@ -160,7 +196,7 @@ def _plot(axis: Any, curve: Curve, metric: str, colour: str, smooth: int) -> Non
     elif any(f"{metric}_low" in record for record in curve.seeds[0]):
         found = [record for record in curve.seeds[0] if metric in record and f"{metric}_low" in record]
         axis.errorbar(
-            [record["step"] for record in found],
+            [place(curve.seeds[0], record, minutes=minutes) for record in found],
             [record[metric] for record in found],
             yerr=[
                 [max(0.0, record[metric] - record[f"{metric}_low"]) for record in found],

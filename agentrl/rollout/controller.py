@@ -188,7 +188,7 @@ class Controller:
             )
             counts = self._account.count(group.tally for group in groups)
             seen, baseline = self.recipe.reward, self.recipe.trainer.baseline
-            self._pending_metrics |= counts | batch_metrics(groups, step, seen, baseline)
+            self._pending_metrics |= counts | batch_metrics(groups, step, seen, baseline, columns)
             if self._tasks.curriculum is not None:
                 self._pending_metrics |= self._tasks.curriculum.metrics()
             self._settle(step, groups, draws)

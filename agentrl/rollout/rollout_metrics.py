@@ -24,7 +24,11 @@ ENDINGS = [reason for reason in StopReason if reason not in FAILURES]
 
 
 def batch_metrics(
-    groups: Sequence[Group], version: int, seen: RewardConfig, baseline: Baseline = "role"
+    groups: Sequence[Group],
+    version: int,
+    seen: RewardConfig,
+    baseline: Baseline = "role",
+    columns: Columns | None = None,
 ) -> dict[str, float]:
     """Computes the metrics of a batch trained at policy ``version``.
 
@@ -33,8 +37,9 @@ def batch_metrics(
         version: Policy version that the step starts from.
         seen: The trainer's reward transform.
         baseline: The recipe's ``trainer.baseline``.
+        columns: The groups' columns, if they were concatenated before.
     """
-    columns = concatenate([group.columns for group in groups])
+    columns = concatenate([group.columns for group in groups]) if columns is None else columns
     episodes = columns.episodes
     metrics: dict[str, float] = {"rollout/episodes": float(len(episodes))}
     if groups:

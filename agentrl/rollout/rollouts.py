@@ -236,16 +236,16 @@ class Rollouts:
 
         async def play(left: Cancelled) -> Episode:
             async with self.places.one(draw, index):
-                return await self._scored(self.flight.begins(draw, waiting), left)
+                order = self.flight.begins(draw, waiting)
+                return await (self.episodes.run(order, left) if self.score is None else self._scored(order, left))
 
         return await self.flight.run(draw, waiting, play, cancelled)
 
     async def _scored(self, order: EpisodeOrder, cancelled: Cancelled) -> Episode:
-        episode = await self.episodes.run(order, cancelled)
-        if self.score is None:
-            return episode
+        episode, score = await self.episodes.run(order, cancelled), self.score
+        assert score is not None
         try:
-            return await self.score(episode)
+            return await score(episode)
         except asyncio.CancelledError:
             cancelled(episode)
             raise

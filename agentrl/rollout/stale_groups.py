@@ -66,12 +66,11 @@ def age_metrics(bound: AgeBound, columns: Columns, dropped: Sequence[EpisodeSize
         share = share_masked([columns], bound.oldest)
         if share is not None:
             found["staleness/masked"] = share
-    trained = sizes_of(columns)
-    tokens, kept = sum(one.tokens for one in dropped), sum(one.tokens for one in trained)
+    tokens, kept = sum(one.tokens for one in dropped), len(columns.versions)
     found |= {"dropped/episodes": float(len(dropped)), "dropped/tokens": float(tokens)}
     if tokens + kept:
         found["dropped/tokens_share"] = tokens / (tokens + kept)
-    for kind, sizes in (("dropped", dropped), ("trained", trained if dropped else ())):
+    for kind, sizes in (("dropped", dropped), ("trained", sizes_of(columns) if dropped else ())):
         add_mean(found, f"{kind}/tokens_mean", [one.tokens for one in sizes])
         add_mean(found, f"{kind}/turns_mean", [one.turns for one in sizes])
         add_mean(found, f"{kind}/reward_mean", [one.reward for one in sizes if one.reward is not None])

@@ -1,8 +1,5 @@
 """The benchmark of the asynchronous core, in small: each part gives its figures."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 
 from agentrl.bench import bench_async
@@ -22,9 +19,3 @@ def test_each_part_gives_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grown.keys() == {"cpu_per_1k", "cpu_per_1k_episodes", "cpu_growth", "rss_growth"}
     assert all(value > 0 for (value,) in grown.values())
     assert bench_async.crowds(1, episodes=8, turns=3)["crowd_cost"][0] > 0
-
-
-def test_a_crowd_of_real_sessions_gives_its_figures(tiny_model: Path) -> None:
-    found = asyncio.run(bench_async.session_crowds(str(tiny_model), episodes=4, turns=3, alone=2))
-    assert found.keys() == {"crowd_cost_sessions", "session_turn_microseconds"}
-    assert all(value > 0 for (value,) in found.values())

@@ -30,6 +30,25 @@ def test_the_moving_average_is_of_each_seed():
     assert curve.band("a", smooth=2)[1] == [0.0, 1.0, 3.0]
 
 
+def test_over_minutes_each_run_begins_with_its_first_record():
+    slow = [{"step": float(step), "time": 1000.0 + 120 * step, "a": float(step)} for step in range(4)]
+    quick = [{"step": float(step), "time": 7000.0 + 60 * step, "a": float(step)} for step in range(4)]
+    assert Curve("slow", [slow]).band("a", minutes=True)[:2] == ([0.0, 2.0, 4.0, 6.0], [0.0, 1.0, 2.0, 3.0])
+    axis = figure_of([Curve("slow", [slow]), Curve("quick", [quick])], ["a"], minutes=True).axes[0]
+    assert [line.get_xdata().tolist() for line in axis.lines] == [[0.0, 2.0, 4.0, 6.0], [0.0, 1.0, 2.0, 3.0]]
+    assert "minutes" in axis.get_xlabel()
+    evaluated = [one | {"eval/a": 0.5, "eval/a_low": 0.4, "eval/a_high": 0.7} for one in slow]
+    bars = figure_of([Curve("slow", [evaluated])], ["eval/a"], minutes=True).axes[0].collections[0].get_segments()
+    assert [segment[0, 0] for segment in bars] == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_over_minutes_seeds_are_interpolated_as_far_as_all_were_measured():
+    slow = [{"step": float(step), "time": 120.0 * step, "a": float(step)} for step in range(1, 4)]
+    quick = [{"step": float(step), "time": 60.0 * step, "a": 2.0 * step} for step in range(4)]
+    curve = Curve("runs", [[{"step": 0.0, "time": 0.0}, *slow], quick])
+    assert curve.band("a", minutes=True) == ([2.0, 3.0], [2.5, 3.75], [1.0, 1.5], [4.0, 6.0])
+
+
 def test_a_step_without_a_number_is_a_gap():
     records = [one for one in _records([1.0] * 6) if one["step"] != 4]
     line = figure_of([Curve("run", [records])], ["a"]).axes[0].lines[0]
