@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from agentrl.bench.made_run import made_episode
-from agentrl.core.packed_episodes import PRECISION, all_lines, comment_of, earlier_parts, pack, pack_parts, unpack
+from agentrl.core.packed_episodes import PRECISION, all_lines, comment_of, earlier_parts, pack, pack_parts
+from agentrl.core.packed_part import PackedPart
 
 
 def _lines(count, tokens=60):
@@ -44,7 +45,7 @@ def test_every_record_comes_back(tmp_path):
     node["teacher_logprobs"] = [-0.5 * mask for mask in node["loss_mask"]]
     node["token_ids"][0] = 200_000  # of a large vocabulary
     lines[3] = orjson.dumps(record) + b"\n"
-    found = unpack(_packed(tmp_path, lines))
+    found = PackedPart(_packed(tmp_path, lines))
     assert [line.place for line in found] == [sum(map(len, lines[:at])) for at in range(20)]
     for line, plain in zip(found, lines, strict=True):
         _compare(orjson.loads(line.data), orjson.loads(plain))
@@ -63,20 +64,21 @@ def test_every_record_comes_back(tmp_path):
 )
 def test_tokens_of_another_kind_stay_as_they_are(tmp_path, odd):
     record = {"trajectories": {"a": {"nodes": [{"message": {"role": "user"}, **odd}]}}}
-    (line,) = unpack(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
+    (line,) = PackedPart(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
     assert orjson.loads(line.data) == record
 
 
 def test_lines_that_are_no_records_stay_as_they_are(tmp_path):
-    lines = [b"no json\n", b"[1]\n", *_lines(1), b'{"trajectories": {}}\n']
-    found = unpack(_packed(tmp_path, lines))
-    assert [line.data for line in found[:2]] == lines[:2] and len(found) == 4
+    odd = [b'{"trajectories": {}}\n', b'{"trajectories": {"a": 1, "b": {"nodes": 2}}}\n', b'{"trajectories": [1]}\n']
+    lines = [b"no json\n", b"[1]\n", *_lines(1), *odd]
+    found = PackedPart(_packed(tmp_path, lines))
+    assert [line.data for line in found[:2]] == lines[:2] and len(found) == 6
 
 
 def test_odd_texts_and_line_ends_stay_as_they_are(tmp_path):
     record = json.loads(_lines(1)[0])
     record["trajectories"]["assistant"]["nodes"][1]["message"]["content"] = "a\r\n\u2028\x85é\U0001f600"
-    (line,) = unpack(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
+    (line,) = PackedPart(_packed(tmp_path, [orjson.dumps(record) + b"\n"]))
     _compare(orjson.loads(line.data), record)
 
 
@@ -84,7 +86,8 @@ def test_a_task_with_a_long_integer_stays_exact(tmp_path):
     record = json.loads(_lines(1)[0]) | {"task": {"answer": 2**64 + 1}}
     record["trajectories"]["assistant"]["nodes"][1]["logprobs"][0] = -0.00012345678901234567
     line = json.dumps(record).encode() + b"\n"
-    assert [one.data for one in unpack(_packed(tmp_path, [line]))] == [line]
+    assert [one.data for one in PackedPart(_packed(tmp_path, [line]))] == [line]
+    record["trajectories"]["assistant"]["nodes"][1]["message"]["content"] = "3" * 30  # a text, and no integer
     short = json.dumps(record | {"task": {"answer": 1}}).encode() + b"\n"
     with zipfile.ZipFile(_packed(tmp_path, [short])) as part:
         assert b"token_ids" not in part.read("episodes.jsonl"), "the digits of a fraction are no integer"
@@ -148,7 +151,11 @@ def _spoken(ids: list[int], message: dict) -> bytes:
         ([3, 4, 5, 6, 13, 11], {"content": "The answer is café", "reasoning_content": "again and again"}, 2),
         ([3, 4, 5, 7, 12, 13], {"content": "The answer is caf\ufffd \ufffd \ufffdagain and again"}, 1),
         ([3, 4, 5], {"content": "The answer is caf\ufffd\ufffd"}, 0),  # another decoder's
-        ([3, 8, 9, 10], {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 12345678}'}}]}, 1),
+        (
+            [3, 8, 9, 10],
+            {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 12345678}'}}]},
+            1,
+        ),
         ([13, 13], {"content": [{"type": "text", "text": "again and again"}, {"type": "image_url", "x": None}]}, 1),
         ([3, 4], {"content": "The answer is of other ids"}, 0),
         ([3, 99], {"content": "The answer is "}, 0),  # an id beyond the tokenizer's
@@ -164,9 +171,9 @@ def test_texts_that_the_ids_say_are_left_out_and_come_back(tmp_path, ids, messag
     with zipfile.ZipFile(file) as part:
         (node,) = json.loads(part.read("episodes.jsonl").splitlines()[0])["trajectories"]["a"]["nodes"]
     assert len(node.get("texts", ())) == left_out
-    for line, plain in zip(unpack(file), lines, strict=True):
+    for line, plain in zip(PackedPart(file), lines, strict=True):
         _compare(orjson.loads(line.data), orjson.loads(plain))
-    assert list(orjson.loads(unpack(file)[0].data)["trajectories"]["a"]["nodes"][0]) == [
+    assert list(orjson.loads(PackedPart(file)[0].data)["trajectories"]["a"]["nodes"][0]) == [
         "parent", "message", *("token_ids", "loss_mask", "logprobs", "versions", "teacher_logprobs"),
     ]  # fmt: skip
 
@@ -177,7 +184,7 @@ def test_a_node_with_a_key_of_packed_ones_stays_as_it_is(tmp_path, key):
     record["trajectories"]["a"]["nodes"][0][key] = [[["content"], 0, 3]]
     file = tmp_path / "part.zip"
     file.write_bytes(pack(orjson.dumps(record) + b"\n", PIECES.__getitem__))
-    assert orjson.loads(unpack(file)[0].data) == record
+    assert orjson.loads(PackedPart(file)[0].data) == record
 
 
 def test_parts_of_earlier_versions_are_read(tmp_path):
@@ -196,7 +203,7 @@ def test_parts_of_earlier_versions_are_read(tmp_path):
                 np.save(buffer, np.load(io.BytesIO(data)) >> 3)
                 data = buffer.getvalue()
             written.writestr(name, data)
-    for line, plain in zip(unpack(old), lines, strict=True):
+    for line, plain in zip(PackedPart(old), lines, strict=True):
         got, given = (
             [value for node in orjson.loads(one)["trajectories"]["assistant"]["nodes"] for value in node["logprobs"]]
             for one in (line.data, plain)
