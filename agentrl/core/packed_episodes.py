@@ -10,11 +10,12 @@ A part is a zip file with the methods LZMA and bzip2, which Python's ``zipfile``
   ``token_ids``, ``loss_mask``, ``logprobs``, ``versions`` and ``teacher_logprobs``, and ``teacher`` where it had these.
   Texts of a message that its ids say are empty, and ``texts`` has their places (:mod:`agentrl.core.packed_texts`).
 - ``pieces.json``: the bytes of these ids; parts of earlier versions have none.
-- ``token_ids.npy``: the ids of all nodes with ``tokens``, one after the other.
+- ``token_ids.npy``: the ids of all nodes with ``tokens``, one after the other, each as its place in
+  ``vocabulary.npy``, which begins with the most frequent one; parts of earlier versions have the ids themselves.
 - ``loss_mask.npy``: their loss masks, eight in a byte (``numpy.unpackbits``).
 - ``versions.npy``: versions of the tokens whose mask is 1; those of others are -1.
-- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 16 highest bits of a
-  float32, rounded, which is a bfloat16.
+- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 15 highest bits of a
+  float32, rounded.
 - ``places.npy``: the byte of the file at which each line began.
 
 The zip's comment is JSON: ``bytes`` of the file, number of ``episodes``, ``head``, its first bytes in hexadecimal, and
@@ -38,10 +39,10 @@ from agentrl.core.packed_part import PIECES, PackedPart, nodes_of, record_of, sp
 from agentrl.core.packed_texts import LeftOut, Pieces
 
 SUFFIX = ".zip"
-PRECISION = 2.0**-8  # of logprobs: seven bits behind the first one, rounded
+PRECISION = 2.0**-7  # of logprobs: six bits behind the first one, rounded
 HEAD = 200  # bytes that tell one file from another
 _TRIED = 1 << 20  # bytes with which the methods of packing are compared
-_SHIFT = 16  # bits of a float32 that are left out
+_SHIFT = 17  # bits of a float32 that are left out
 _ADDED = frozenset({"tokens", "teacher", "texts"})  # keys of a packed node
 _COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions")
 
@@ -117,9 +118,13 @@ class _Columns:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the columns as they are stored."""
-        largest = max(self.ids, default=0)
+        vocabulary, places, counts = np.unique(np.array(self.ids, np.uint32), return_inverse=True, return_counts=True)
+        frequent = np.argsort(-counts, kind="stable")
+        rank = np.empty(len(frequent), np.uint16 if len(frequent) <= 1 << 16 else np.uint32)
+        rank[frequent] = np.arange(len(frequent))
         return {
-            "token_ids": np.array(self.ids, np.uint16 if largest < 1 << 16 else np.uint32),
+            "vocabulary": vocabulary[frequent],
+            "token_ids": rank[places],
             "loss_mask": np.packbits(np.array(self.mask, np.uint8)),
             "versions": np.array(self.versions, np.int32),
             "logprobs": _short(self.logprobs),

@@ -48,7 +48,11 @@ class PackedPart(Sequence[PackedLine]):
         with zipfile.ZipFile(file) as archive:
             self._lines = split_lines(archive.read("episodes.jsonl"))
             arrays = {name: np.load(io.BytesIO(archive.read(f"{name}.npy"))) for name in _ARRAYS}
-            self._texts = PutBack(archive.read(PIECES) if PIECES in archive.namelist() else b"{}")
+            names = set(archive.namelist())
+            self._texts = PutBack(archive.read(PIECES) if PIECES in names else b"{}")
+            if "vocabulary.npy" in names:
+                vocabulary = np.load(io.BytesIO(archive.read("vocabulary.npy")))
+                arrays["token_ids"] = vocabulary[arrays["token_ids"]]
             self._shift = json.loads(archive.comment).get("shift", _EARLIER_SHIFT)
         self.places: list[int] = arrays["places"].tolist()
         self._arrays = arrays

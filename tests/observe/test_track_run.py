@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -131,8 +132,11 @@ def offline(run_dir, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("WANDB_", "TRACKIO_", "MLFLOW_", "SWANLAB_")):
             monkeypatch.delenv(name)
-    monkeypatch.chdir(run_dir.parent)
     append(run_dir / "metrics.jsonl", {**NAMES, "step": 11})
+
+    place = run_dir.parent / "elsewhere"
+    place.mkdir()
+    monkeypatch.chdir(place)
 
     def send(name):
         pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[{name}]'")
@@ -140,6 +144,7 @@ def offline(run_dir, monkeypatch):
         command = [sys.executable, "-m", "agentrl.observe.track_run", "0", str(run_dir), name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
+        assert not list(place.iterdir()), "all is in the run's folder"
         return run_dir
 
     return send
@@ -240,4 +245,20 @@ def _mlflow_steps(folder):
     return [{one.step for one in metrics} for metrics in history]
 
 
-SENT = {"wandb": _wandb_steps, "mlflow": _mlflow_steps}
+def _trackio_steps(folder):
+    import sqlite3
+
+    with sqlite3.connect(next((folder / "trackio").glob("*.db"))) as db:
+        runs = [run for (run,) in db.execute("SELECT run_id FROM metrics GROUP BY run_id ORDER BY min(id)")]
+        found = [{step for (step,) in db.execute("SELECT step FROM metrics WHERE run_id = ?", (run,))} for run in runs]
+    db.close()
+    return found
+
+
+def _swanlab_steps(folder):
+    """In the runs' records (protobuf), a number's step is the field behind the name of its metric."""
+    files = sorted((folder / "swanlab").glob("run-*/run-*.swanlab"), key=lambda one: one.stat().st_mtime_ns)
+    return [{step[0] for step in re.findall(rb"eval/pass@4\x10(.)\x18", file.read_bytes())} for file in files]
+
+
+SENT = {"wandb": _wandb_steps, "mlflow": _mlflow_steps, "trackio": _trackio_steps, "swanlab": _swanlab_steps}
