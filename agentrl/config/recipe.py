@@ -314,7 +314,7 @@ class LoggingConfig(Section):
     pack_after: Positive | None = Field(
         default=64,
         description="Size of episodes.jsonl in MB at which it becomes a packed part in episodes/, of a tenth, with "
-        "logprobs to 3%; null keeps all as JSON lines.",
+        "logprobs to 0.8%; null keeps all as JSON lines.",
     )
     trainer_logprobs: int = Field(
         default=1,

@@ -10,11 +10,12 @@ A part is a zip file with the methods LZMA and bzip2, which Python's ``zipfile``
   ``token_ids``, ``loss_mask``, ``logprobs``, ``versions`` and ``teacher_logprobs``, and ``teacher`` where it had these.
   Texts of a message that its ids say are empty, and ``texts`` has their places (:mod:`agentrl.core.packed_texts`).
 - ``pieces.json``: the bytes of these ids; parts of earlier versions have none.
-- ``token_ids.npy``: the ids of all nodes with ``tokens``, one after the other.
+- ``token_ids.npy``: the ids of all nodes with ``tokens``, one after the other, each as its place in
+  ``vocabulary.npy``, which begins with the most frequent one; parts of earlier versions have the ids themselves.
 - ``loss_mask.npy``: their loss masks, eight in a byte (``numpy.unpackbits``).
 - ``versions.npy``: versions of the tokens whose mask is 1; those of others are -1.
-- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 16 highest bits of a
-  float32, rounded, which is a bfloat16.
+- ``logprobs.npy``, ``teacher.npy``: logprobs of the tokens whose mask is 1, 0.0 elsewhere: the 15 highest bits of a
+  float32, rounded.
 - ``places.npy``: the byte of the file at which each line began.
 
 The zip's comment is JSON: ``bytes`` of the file, number of ``episodes``, ``head``, its first bytes in hexadecimal, and
@@ -25,10 +26,8 @@ import bz2
 import io
 import json
 import lzma
-import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,46 +35,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from agentrl.core.packed_texts import LeftOut, Pieces, PutBack
+from agentrl.core.packed_part import PIECES, PackedPart, nodes_of, record_of, split_lines
+from agentrl.core.packed_texts import LeftOut, Pieces
 
 SUFFIX = ".zip"
-PRECISION = 2.0**-8  # of logprobs: seven bits behind the first one, rounded
+PRECISION = 2.0**-7  # of logprobs: six bits behind the first one, rounded
 HEAD = 200  # bytes that tell one file from another
 _TRIED = 1 << 20  # bytes with which the methods of packing are compared
-_SHIFT = 16  # bits of a float32 that are left out
-_EARLIER_SHIFT = 19
-_LONG_INTEGER = re.compile(rb"(?<![.0-9])[0-9]{20}")
-_PIECES = "pieces.json"
+_SHIFT = 17  # bits of a float32 that are left out
 _ADDED = frozenset({"tokens", "teacher", "texts"})  # keys of a packed node
 _COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions")
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Returns the record of a line; ``None`` for one that is kept as it is: no object, or with longer integers.
-
-    orjson reads integers beyond 64 bits as floats, and such a task would come back as another.
-    """
-    if _LONG_INTEGER.search(line):
-        return None
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _nodes(record: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the nodes of an episode's record, role by role."""
-    for trajectory in (record.get("trajectories") or {}).values():
-        yield from trajectory.get("nodes") or ()
-
-
-@dataclass(frozen=True)
-class PackedLine:
-    """A line of a packed part: the byte of the file at which it began, and the line with its end."""
-
-    place: int
-    data: bytes
 
 
 def pack(data: bytes, pieces: Pieces | None = None) -> bytes:
@@ -85,7 +54,7 @@ def pack(data: bytes, pieces: Pieces | None = None) -> bytes:
         data: Bytes of an episodes file, up to a line's end.
         pieces: Bytes of an id of the run's tokenizer; without it, texts are kept beside the ids that say them.
     """
-    lines = data.splitlines(keepends=True) if b"\r" not in data else _split(data)
+    lines = data.splitlines(keepends=True) if b"\r" not in data else split_lines(data)
     places = np.cumsum([0, *(len(line) for line in lines)])[:-1]
     texts = None if pieces is None else LeftOut(pieces)
     packed = _Columns(texts)
@@ -96,7 +65,7 @@ def pack(data: bytes, pieces: Pieces | None = None) -> bytes:
         archive.comment = json.dumps(comment).encode()
         archive.writestr("episodes.jsonl", records, _smaller(records))
         if texts is not None:
-            archive.writestr(_PIECES, table := texts.table(), _smaller(table))
+            archive.writestr(PIECES, table := texts.table(), _smaller(table))
         for name, values in (packed.arrays() | {"places": places}).items():
             buffer = io.BytesIO()
             np.save(buffer, values)
@@ -108,10 +77,6 @@ def _smaller(data: bytes) -> int:
     """Returns the method that packs the beginning of some data best: numbers and texts differ in it."""
     tried = data[:_TRIED]
     return zipfile.ZIP_BZIP2 if len(bz2.compress(tried)) < len(lzma.compress(tried)) else zipfile.ZIP_LZMA
-
-
-def _split(data: bytes) -> list[bytes]:
-    return [line + b"\n" for line in data.split(b"\n")[:-1]]
 
 
 class _Columns:
@@ -127,10 +92,10 @@ class _Columns:
 
     def line(self, line: bytes) -> bytes:
         """Returns a line without the tokens of its nodes, which are added to the columns."""
-        record = _record(line)
+        record = record_of(line)
         if record is None:
             return line
-        for node in _nodes(record):
+        for node in nodes_of(record):
             if _fits(node):
                 self._take(node)
         return orjson.dumps(record) + b"\n"
@@ -153,9 +118,13 @@ class _Columns:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the columns as they are stored."""
-        largest = max(self.ids, default=0)
+        vocabulary, places, counts = np.unique(np.array(self.ids, np.uint32), return_inverse=True, return_counts=True)
+        frequent = np.argsort(-counts, kind="stable")
+        rank = np.empty(len(frequent), np.uint16 if len(frequent) <= 1 << 16 else np.uint32)
+        rank[frequent] = np.arange(len(frequent))
         return {
-            "token_ids": np.array(self.ids, np.uint16 if largest < 1 << 16 else np.uint32),
+            "vocabulary": vocabulary[frequent],
+            "token_ids": rank[places],
             "loss_mask": np.packbits(np.array(self.mask, np.uint8)),
             "versions": np.array(self.versions, np.int32),
             "logprobs": _short(self.logprobs),
@@ -184,61 +153,10 @@ def _short(values: Sequence[float]) -> NDArray[np.uint16]:
     return ((bits.astype(np.uint64) + (1 << (_SHIFT - 1))) >> _SHIFT).astype(np.uint16)
 
 
-def _long(codes: NDArray[np.uint16], shift: int) -> list[float]:
-    return (codes.astype(np.uint32) << np.uint32(shift)).view(np.float32).astype(float).tolist()
-
-
 def comment_of(file: Path) -> dict[str, Any]:
     """Returns what a packed part says of itself: ``bytes``, ``episodes``, ``head`` and ``shift``."""
     with zipfile.ZipFile(file) as archive:
         return json.loads(archive.comment)
-
-
-def unpack(file: Path) -> list[PackedLine]:
-    """Returns the lines of a packed part."""
-    with zipfile.ZipFile(file) as archive:
-        records = archive.read("episodes.jsonl")
-        names = ("token_ids", "loss_mask", "versions", "logprobs", "teacher", "places")
-        arrays = {name: np.load(io.BytesIO(archive.read(f"{name}.npy"))) for name in names}
-        table = archive.read(_PIECES) if _PIECES in archive.namelist() else b"{}"
-        shift = json.loads(archive.comment).get("shift", _EARLIER_SHIFT)
-    unpacked = _Unpacked(arrays, PutBack(table), shift)
-    lines = _split(records)
-    return [PackedLine(int(at), unpacked.line(line)) for at, line in zip(arrays["places"], lines, strict=True)]
-
-
-class _Unpacked:
-    """Gives nodes their tokens back, in order."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]], texts: PutBack, shift: int) -> None:
-        self._texts = texts
-        self._ids = arrays["token_ids"].tolist()
-        self._mask = np.unpackbits(arrays["loss_mask"])[: len(self._ids)].tolist()
-        self._versions = iter(arrays["versions"].tolist())
-        self._logprobs = iter(_long(arrays["logprobs"], shift))
-        self._teacher = iter(_long(arrays["teacher"], shift))
-        self._at = 0
-
-    def line(self, line: bytes) -> bytes:
-        """Returns a line with its tokens."""
-        record = _record(line)
-        if record is None:
-            return line
-        for node in _nodes(record):
-            if isinstance(node, dict) and "tokens" in node and "token_ids" not in node:
-                self._give(node)
-        return orjson.dumps(record) + b"\n"
-
-    def _give(self, node: dict[str, Any]) -> None:
-        first, self._at = self._at, self._at + node.pop("tokens")
-        mask = self._mask[first : self._at]
-        node["token_ids"], node["loss_mask"] = self._ids[first : self._at], mask
-        node["logprobs"] = [next(self._logprobs) if one else 0.0 for one in mask]
-        node["versions"] = [next(self._versions) if one else -1 for one in mask]
-        scored = node.pop("teacher", False)
-        node["teacher_logprobs"] = [next(self._teacher) if one else 0.0 for one in mask] if scored else []
-        if "texts" in node:
-            self._texts.give(node)
 
 
 def parts_folder(file: Path) -> Path:
@@ -276,7 +194,7 @@ def part_lines(part: Path) -> Iterator[bytes]:
     if part.suffix != SUFFIX and part.is_file():
         yield from _whole_lines(part)
     else:
-        yield from (line.data for line in unpack(part.with_suffix(SUFFIX)))
+        yield from (line.data for line in PackedPart(part.with_suffix(SUFFIX)))
 
 
 def _whole_lines(file: Path) -> Iterator[bytes]:

@@ -23,20 +23,10 @@ _FATAL = frozenset({401, 403, 404})
 _NO_QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "insufficient credits", "credit balance is too low")
 _FILTERED = (
     *("content_filter", "content management policy", "responsibleaipolicyviolation"),  # Azure
-    *(
-        "input was flagged",
-        "prompt was flagged",
-        "flagged_input",
-        "moderation",
-        "access to this content for safety reasons",
-    ),  # OpenAI
-    *("content filtering policy", "content violates", "content exists risk"),  # Anthropic, xAI, DeepSeek
-    *(
-        "data_inspection_failed",
-        "datainspectionfailed",
-        "inappropriate content",
-        "prohibited_content",
-    ),  # Alibaba, Google
+    *("input was flagged", "prompt was flagged", "flagged_input", "moderation"),  # OpenAI, OpenRouter
+    *("access to this content for safety reasons", "content filtering policy"),  # OpenAI, Anthropic
+    *("content violates", "content exists risk", "prohibited_content"),  # xAI, DeepSeek, Google
+    *("data_inspection_failed", "datainspectionfailed", "inappropriate content"),  # Alibaba
 )
 _TOO_LONG = ("context_length_exceeded", "context length", "maximum model length", "prompt is too long")
 _NOT_TAKEN = ("unsupported", "not support", "unrecognized", "unknown", "not permitted", "deprecated", "not allowed")

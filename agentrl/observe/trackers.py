@@ -100,22 +100,28 @@ class MLflow:
 
     LETTERS = re.compile(r"[^\w\-. :/]")  # letters that a name may not have
     LONGEST = 6000  # characters of a parameter's value
+    LONGEST_NAME = 250
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
         import mlflow  # pyright: ignore[reportMissingImports] - an extra
 
         self._mlflow = mlflow
-        if "MLFLOW_TRACKING_URI" not in os.environ:
+        local = "MLFLOW_TRACKING_URI" not in os.environ  # the next call sets it
+        if local:
             mlflow.set_tracking_uri(f"sqlite:///{run_dir.resolve() / 'mlflow.db'}")
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if mlflow.get_experiment_by_name(experiment) is None:
-            local = "MLFLOW_TRACKING_URI" not in os.environ
             mlflow.create_experiment(
                 experiment, artifact_location=(run_dir.resolve() / "mlflow").as_uri() if local else None
             )
         mlflow.set_experiment(experiment)
         mlflow.start_run(run_name=name)
-        mlflow.log_params({key: str(value)[: self.LONGEST] for key, value in flat(settings).items()})
+        mlflow.log_params(
+            {
+                self.LETTERS.sub("-", key)[: self.LONGEST_NAME]: str(value)[: self.LONGEST]
+                for key, value in flat(settings).items()
+            }
+        )
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics of a step."""

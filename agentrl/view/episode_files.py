@@ -15,7 +15,8 @@ from typing import Any, Literal
 import orjson
 
 from agentrl.config.errors import UserError
-from agentrl.core.packed_episodes import HEAD, SUFFIX, PackedLine, comment_of, earlier_parts, unpack
+from agentrl.core.packed_episodes import HEAD, SUFFIX, comment_of, earlier_parts
+from agentrl.core.packed_part import PackedPart
 
 Kind = Literal["train", "eval"]
 FILES: dict[str, str] = {"train": "episodes.jsonl", "eval": "eval-episodes.jsonl"}
@@ -134,17 +135,17 @@ def _comment(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=_UNPACKED)
-def _unpacked(path: Path) -> list[PackedLine]:
-    return unpack(path)
+def _unpacked(path: Path) -> PackedPart:
+    return PackedPart(path)
 
 
 def _lines(part: Part, first: int, end: int) -> Iterator[Line]:
     if part.packed:
         lines = _unpacked(part.path)
-        ends = [*(line.place for line in lines[1:]), part.size]
-        for line, stop in zip(lines, ends, strict=True):
-            if first <= part.start + line.place < end:
-                yield Line(part.start + line.place, stop - line.place, line.data)
+        ends = [*lines.places[1:], part.size]
+        for number, (place, stop) in enumerate(zip(lines.places, ends, strict=True)):
+            if first <= part.start + place < end:
+                yield Line(part.start + place, stop - place, lines[number].data)
         return
     with part.path.open("rb") as file:
         place = max(first, part.start)
@@ -163,8 +164,8 @@ def _line_at(part: Part, at: int) -> bytes | None:
     """Returns the line that begins at a byte of a part; ``None`` if none does."""
     if part.packed:
         lines = _unpacked(part.path)
-        found = bisect.bisect_left(lines, at, key=lambda line: line.place)
-        return lines[found].data if found < len(lines) and lines[found].place == at else None
+        found = bisect.bisect_left(lines.places, at)
+        return lines[found].data if found < len(lines) and lines.places[found] == at else None
     with part.path.open("rb") as file:
         if at:
             file.seek(at - 1)

@@ -24,7 +24,7 @@ from agentrl.view.episode_row import EpisodeRow, row_of
 from agentrl.view.search_query import NUMBERS, TEXTS, Condition, metric_path
 from agentrl.view.search_query import parse as parse_query
 
-FORMAT = 4  # of the tables; another one is built anew
+FORMAT = 5  # of the tables; another one is built anew
 FIRST_CHUNK, CHUNK = 1 << 20, 2 << 20  # bytes read at once: the newest are there soon, and others wait shortly
 MOST_ROWS = 500  # of one page
 _JOURNAL = "journal.jsonl"

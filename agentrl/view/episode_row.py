@@ -1,8 +1,8 @@
 """Reads an episode's record into the row that the table shows, sorts and filters.
 
 Guarantees: pure; a record of an older version, or one that lacks keys, gives a row in which what it does not say is
-``None``; a number is counted from the record's own tokens and messages, never estimated. What has not the shape of an
-episode at all is no row.
+``None``; a number is counted from the record's own tokens and messages, or what an API told of them, never estimated.
+What has not the shape of an episode at all is no row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class EpisodeRow(NamedTuple):
         stop: Stop reason.
         failed: Whether it has no reward that counts.
         turns: Number of sampled messages.
-        tokens: Number of sampled tokens; ``None`` where the server returned no ids.
+        tokens: Number of sampled tokens, as the API told it where it returned no ids; ``None`` if it did not.
         context: Number of all tokens of all its messages.
         calls: Number of tool calls in sampled messages.
         seconds: Duration.
@@ -101,7 +101,7 @@ def row_of(record: Record) -> EpisodeRow | None:
         stop=stop,
         failed=reward is None or stop in FAILURES,
         turns=len(sampled),
-        tokens=ids if ids or not sampled else None,
+        tokens=ids if ids or not sampled else _told(record),
         context=sum(len(node.get("token_ids") or ()) for node in nodes),
         calls=sum(len((node.get("message") or {}).get("tool_calls") or ()) for node in sampled),
         seconds=_number(record.get("seconds")),
@@ -116,6 +116,21 @@ def row_of(record: Record) -> EpisodeRow | None:
         silent=" ".join(sorted(set(_silent(sampled)))),
         text="\n".join(_texts(record, nodes)).casefold(),
     )
+
+
+def _told(record: Record) -> int | None:
+    """Returns the number of sampled tokens that an API told; ``None`` unless it told that of each call."""
+    told = 0
+    for trajectory in (record.get("trajectories") or {}).values():
+        asked = set()  # prompts: of a call's several answers the first one has the number
+        for node in filter(is_sampled, trajectory.get("nodes") or ()):
+            usage = node.get("usage")
+            count = _whole(usage.get("completion")) if isinstance(usage, Mapping) else None
+            if count is None and node.get("parent") not in asked:
+                return None
+            asked.add(node.get("parent"))
+            told += count or 0
+    return told
 
 
 def is_episode(record: Record) -> bool:

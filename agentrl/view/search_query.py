@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.config.errors import UserError
-from agentrl.core.registry import nearest
+from agentrl.core.registry import closest, nearest
 from agentrl.evaluate.answers import Kind
 
 NUMBERS = {
@@ -40,9 +40,10 @@ STATES = {
 """Word after ``is:`` -> its SQL."""
 HELP = (
     "reward<0.5  length>=100  turns=3  version:10..20  age>1  accuracy=1  stop:length  tag:hard  task:train/17  "
-    'group:g4  is:failed  "an exact text"  -stop:length'
+    'group:g4  is:failed  text:apples  "an exact text"  -stop:length'
 )
 _TERM = re.compile(r'(?P<no>-?)(?:(?P<name>[\w./-]*?\w)(?P<op><=|>=|!=|[<>=:]))?(?P<value>"[^"]*"?|\S*)')
+_TYPO = 0.7  # likeness of a word before a colon to a field, from which on it is taken for one
 _RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?)\.\.(?P<high>.*)")
 
 
@@ -88,8 +89,10 @@ def parse(query: str, metrics: Collection[str] = ()) -> Condition:
         negated, name, op = bool(match["no"]), match["name"], match["op"]
         value = match["value"]
         text = value.strip('"') if value.startswith('"') else value
-        if name is None or (op == ":" and not _is_field(name, metrics)):  # "Note: this" is a text
-            whole = text if name is None else f"{name}{op}{text}"
+        if name is None or name == "text" or (op == ":" and not _is_field(name, metrics)):  # "Note: this" is a text
+            whole = text if name in (None, "text") else f"{name}{op}{text}"
+            if name not in (None, "text"):
+                _check_typo(name, whole, metrics)
             if negated and not whole:
                 whole, negated = "-", False
             found.add("instr(x.text, ?)", whole.casefold(), negated=negated)
@@ -107,6 +110,13 @@ def parse(query: str, metrics: Collection[str] = ()) -> Condition:
 
 def _is_field(name: str, metrics: Collection[str]) -> bool:
     return name == "is" or name in NUMBERS or name in TEXTS or name in metrics
+
+
+def _check_typo(name: str, whole: str, metrics: Collection[str]) -> None:
+    """Refuses what is nearly a field, which would find nothing as a text."""
+    meant = closest(name, [*NUMBERS, *TEXTS, "is", "text", *sorted(metrics)], _TYPO)
+    if meant is not None:
+        raise UserError(f'no field {name!r}, did you mean {meant!r}? For the text write "{whole}" in quotes')
 
 
 def _column(name: str, metrics: Collection[str]) -> tuple[str, tuple[Any, ...]]:

@@ -82,7 +82,7 @@ async def calculated(api: Api, folder: Path, *settings: str) -> tuple[int, str, 
 
 
 def called(arguments: Any = '{"expression": "1 + 1"}', **more: Any) -> web.Response:
-    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
+    call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": arguments}}
     return answer("tool_calls", content=None, tool_calls=[call], **more)
 
 

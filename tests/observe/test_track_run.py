@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
 
@@ -130,8 +132,11 @@ def offline(run_dir, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("WANDB_", "TRACKIO_", "MLFLOW_", "SWANLAB_")):
             monkeypatch.delenv(name)
-    monkeypatch.chdir(run_dir.parent)
     append(run_dir / "metrics.jsonl", {**NAMES, "step": 11})
+
+    place = run_dir.parent / "elsewhere"
+    place.mkdir()
+    monkeypatch.chdir(place)
 
     def send(name):
         pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[{name}]'")
@@ -139,6 +144,7 @@ def offline(run_dir, monkeypatch):
         command = [sys.executable, "-m", "agentrl.observe.track_run", "0", str(run_dir), name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
+        assert not list(place.iterdir()), "all is in the run's folder"
         return run_dir
 
     return send
@@ -193,27 +199,39 @@ def test_a_run_that_goes_on_is_sent_whole_once_more(offline, run_dir, name):
     offline(name)
     append(run_dir / "metrics.jsonl", {**NAMES, "step": 12, "reward/mean_drawn": None, "reward/largest": 1e308})
     folder = offline(name)
-    log = folder.parent / "sent.txt"
-    assert not log.exists()
     steps = SENT[name](folder)
     assert len(steps) == 2 and steps[1] == {*steps[0], 12}, steps
 
 
 def _wandb_steps(folder):
     from wandb.proto import wandb_internal_pb2 as messages
-    from wandb.sdk.internal.datastore import DataStore
 
     found = []
-    for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda one: one.stat().st_mtime):
-        store, steps = DataStore(), set()
-        store.open_for_scan(str(file))
-        while data := store.scan_data():
+    for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda one: one.stat().st_mtime_ns):
+        steps = set()
+        for data in _log_records(file.read_bytes()):
             record = messages.Record()
             record.ParseFromString(data)
             items = record.history.item if record.WhichOneof("record_type") == "history" else ()
             steps |= {int(json.loads(one.value_json)) for one in items if "step" in (one.key, *one.nested_key)}
         found.append(steps)
     return found
+
+
+def _log_records(data: bytes):
+    """Records of a log in LevelDB's format, behind wandb's own seven bytes."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            yield whole
+            whole = b""
 
 
 def _mlflow_steps(folder):
@@ -227,4 +245,20 @@ def _mlflow_steps(folder):
     return [{one.step for one in metrics} for metrics in history]
 
 
-SENT = {"wandb": _wandb_steps, "mlflow": _mlflow_steps}
+def _trackio_steps(folder):
+    import sqlite3
+
+    with sqlite3.connect(next((folder / "trackio").glob("*.db"))) as db:
+        runs = [run for (run,) in db.execute("SELECT run_id FROM metrics GROUP BY run_id ORDER BY min(id)")]
+        found = [{step for (step,) in db.execute("SELECT step FROM metrics WHERE run_id = ?", (run,))} for run in runs]
+    db.close()
+    return found
+
+
+def _swanlab_steps(folder):
+    """In the runs' records (protobuf), a number's step is the field behind the name of its metric."""
+    files = sorted((folder / "swanlab").glob("run-*/run-*.swanlab"), key=lambda one: one.stat().st_mtime_ns)
+    return [{step[0] for step in re.findall(rb"eval/pass@4\x10(.)\x18", file.read_bytes())} for file in files]
+
+
+SENT = {"wandb": _wandb_steps, "mlflow": _mlflow_steps, "trackio": _trackio_steps, "swanlab": _swanlab_steps}

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from agentrl.observe.examine_evaluation import examine_evaluation
 from agentrl.view.access import Keys
+from agentrl.view.episode_row import row_of
 from agentrl.view.findings import findings
 from agentrl.view.page_app import application
 from agentrl.view.shown_runs import ShownRun, shown_runs
@@ -96,6 +97,19 @@ def said(number: int, finish: str, **message: Any) -> dict[str, Any]:
     ]
     return {"group_id": f"eval0-{number}", "task_id": f"test/{number}", "index": 0, "reward": 0.0, "eval_step": 0,
             "stop_reason": "terminated", "trajectories": {"assistant": {"nodes": nodes}}}  # fmt: skip
+
+
+def test_answers_without_ids_are_as_long_as_the_api_says() -> None:
+    """Of a call's two answers the first one has the number; one call without it, and nothing is known."""
+    record = said(0, "stop", content="4")
+    nodes = record["trajectories"]["assistant"]["nodes"]
+    assert row_of(record).tokens is None
+    nodes[1]["usage"] = {"prompt": 30, "completion": 12}
+    nodes += [{**nodes[1], "usage": None}, {"parent": 1, "message": {"role": "user", "content": "?"}}]
+    nodes.append({**nodes[1], "parent": 3, "usage": {"prompt": 50, "completion": 5}})
+    assert row_of(record).tokens == 17
+    nodes[4]["usage"] = {"prompt": 50}
+    assert row_of(record).tokens is None
 
 
 RESULT = {

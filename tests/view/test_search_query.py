@@ -26,6 +26,8 @@ CASES = {
     "-is:failed version=1": lambda r: r["reward"] is not None and r["version"] == 1,
     '"100 + 100"': lambda r: _said(r, "100 + 100"),
     "CALCULATE carried": lambda r: _said(r, "calculate") and _said(r, "carried"),
+    "-text:carried text:CALCULATE": lambda r: not _said(r, "carried") and _said(r, "calculate"),
+    'text:"100 + 100"': lambda r: _said(r, "100 + 100"),
     "-carried": lambda r: not _said(r, "carried"),
     'task:"train/3"': lambda r: r["task_id"] == "train/3",
     "group:g2 index<4": lambda r: r["group_id"] == "g2" and r["index"] < 4,
@@ -49,6 +51,8 @@ def test_a_filter_lets_through_what_it_says(run, query):
         ("is:good", "is:good is unknown; want one of: failed, retried, trained"),
         ("reward:0..x", "reward is a number: 'x' is none"),
         ("tag:", "tag: needs a value"),
+        ("stpo:length", "no field 'stpo', did you mean 'stop'? For the text write \"stpo:length\" in quotes"),
+        ("rewards:1", "did you mean 'reward'?"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_would_be_right(run, query, said):
@@ -58,7 +62,8 @@ def test_what_cannot_be_read_is_refused_with_what_would_be_right(run, query, sai
 
 
 @pytest.mark.parametrize(
-    "query", ["'; DROP TABLE episodes; --", '" OR 1=1', "%", "note: this", "http://x", "(", "-", '"']
+    "query",
+    ["'; DROP TABLE episodes; --", '" OR 1=1', "%", "note: this", "http://x", '"stpo:x"', "(", "-", '"'],
 )
 def test_what_looks_like_code_is_a_text(run, query):
     assert run.index.page(query=query).total <= 65
