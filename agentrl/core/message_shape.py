@@ -5,8 +5,8 @@ one call or not there, and the arguments of a call are text; no key is ``None``.
 refusal becomes text, ``function_call`` and its result become a tool call and its result. Where images are taken, the
 content of a message with images is a list of parts, each a text or an image (:mod:`agentrl.core.images`), with
 neighboring texts joined; elsewhere images are refused as what a text model cannot read is everywhere (audio, files),
-with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD. A message in this shape
-comes out equal.
+with the role and the reason, and a video is refused everywhere. Half of a surrogate pair, which UTF-8 cannot hold,
+becomes U+FFFD. A message in this shape comes out equal.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from agentrl.core.images import PARTS, ImageError, data_url, image_part, is_pil
 from agentrl.core.valid_text import valid_data, valid_text
 
 TEXT_ONLY = "models here read text alone"
+_VIDEOS = ("video", "video_url", "input_video")  # types of a part that holds a video: transformers, APIs
 _MAY_BE_SILENT = ("assistant", "function")  # roles whose content may be null
 _TEXTS = {"text": "text", "refusal": "refusal"}  # type of a part -> its key
 _THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning"}  # parts that some APIs answer with
@@ -49,6 +50,7 @@ def in_shape(message: Any, *, images: bool = False) -> Message:
         if "content" in message and "refusal" not in message and all(isinstance(v, str) for v in message.values()):
             shaped = valid_data(dict(message))
             return shaped if shaped["role"] != "function" else _result(shaped)
+    _refuse_videos(message, images=images)
     found = _without_unset(_as_data(message))
     role, content, refusal = found.pop("role", None), found.pop("content", None), found.pop("refusal", "")
     if not isinstance(role, str):
@@ -148,6 +150,17 @@ def _joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} ({str(value)[:60]})"
+
+
+def _refuse_videos(message: Any, *, images: bool) -> None:
+    """Refuses a message with a video before anything opens its files."""
+    content = message.get("content") if isinstance(message, dict) else None
+    for part in content if isinstance(content, list | tuple) else ():
+        if isinstance(part, dict) and part.get("type") in _VIDEOS:
+            raise MessageError(
+                f"the {message['role']} message holds a video (a part of type {part['type']!r}), which no model gets "
+                f"here: {'send frames of it as images' if images else 'describe it in words'}"
+            )
 
 
 def _refuse_sound(message: Message) -> None:
