@@ -2,7 +2,6 @@
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,22 +91,3 @@ def test_an_assistant_shows_no_images() -> None:
 def test_where_no_images_are_taken_they_are_refused_as_before() -> None:
     with pytest.raises(MessageError, match="models here read text alone"):
         in_shape({"role": "user", "content": [{"type": "image", "image": picture()}]})
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "video", "video": Path("a.mp4")},
-        {"type": "video", "video": [picture(), picture()]},
-        {"type": "video_url", "video_url": {"url": "file:///a.mp4"}},
-        {"type": "input_video", "input_video": "data:video/mp4;base64,AAAA"},
-    ],
-)
-def test_a_video_is_refused_in_one_line_that_says_what_to_do(part: dict[str, Any]) -> None:
-    message = {"role": "user", "content": [{"type": "text", "text": "What happens?"}, part]}
-    kind = part["type"]
-    for images, instead in ((True, "send frames of it as images"), (False, "describe it in words")):
-        with pytest.raises(MessageError) as found:
-            in_shape(message, images=images)
-        holds = f"the user message holds a video (a part of type '{kind}')"
-        assert str(found.value) == f"{holds}, which no model gets here: {instead}"
